@@ -192,6 +192,11 @@ fn named_ports_towards_blocks() {
         found("port-name-absent", at),
         "a pod without that name"
     );
+    let beside = format!(
+        "{{to: [{{podSelector: {{matchLabels: {{app: web}}}}}}, {outside}], ports: [{{port: http}}]}}"
+    );
+    let at = "NetworkPolicy x/p: spec.egress[1].to[1]: 203.0.113.123/32";
+    assert_eq!(one(&egress(&beside)), found("port-name-towards-blocks", at), "a block beside pods");
     let ingress = "podSelector: {matchLabels: {app: web}}, ingress: [{from: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: http}]}]";
     assert_eq!(one(ingress), [], "the name is the selected pod's");
 }

@@ -186,6 +186,28 @@ fn a_closed_name_server_is_found() {
     assert!(!places(&trial).contains_key("dns-server-closed"), "{trial:#?}");
 }
 
+/// A Service without selector leads to a name server outside of the cluster: the fix names its address.
+#[test]
+fn a_name_server_outside_of_the_cluster() {
+    let objects = "{apiVersion: v1, kind: Namespace, metadata: {name: kube-system}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: kube-dns, namespace: kube-system}, spec: {clusterIP: 10.96.0.10, ports: [{name: dns, port: 53, protocol: UDP}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: client, namespace: x, labels: {app: client}}, spec: {nodeName: n1, containers: [{name: c}]}, status: {podIP: 10.0.0.1}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: s, namespace: kube-system, labels: {kubernetes.io/service-name: kube-dns}}, addressType: IPv4, ports: [{name: dns, port: 53, protocol: UDP}], endpoints: [{addresses: [\"172.16.9.9\"]}]}
+---
+";
+    let finds = |rules: &str| examine(&format!("{objects}{}", egress(rules))).1;
+    let web = "{to: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: 443}]}";
+    let report = finds(web);
+    assert_eq!(places(&report)["no-dns"].len(), 1);
+    let fix = "add an egress rule: - {to: [{ipBlock: {cidr: 172.16.9.9/32}}], ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]}";
+    assert_eq!(report.findings[0].fix, fix);
+    let ask = "{to: [{ipBlock: {cidr: 172.16.0.0/16}}], ports: [{port: 53, protocol: UDP}]}";
+    assert!(finds(&format!("{web}, {ask}")).findings.is_empty());
+}
+
 /// Checks node-local caches, name servers of clouds, pods that ask other servers, and servers run by the user.
 #[test]
 fn other_name_servers() {

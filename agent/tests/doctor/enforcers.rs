@@ -118,12 +118,22 @@ fn enforcers_by_image_and_command() {
             "kube-flannel-ds",
             "{name: f, image: 'flannel:v1'}, {name: a, image: 'registry.k8s.io/networking/kube-network-policies:v1'}",
         ),
+        (
+            "Terway",
+            "n",
+            "{name: a, image: 'acs/terway:v1', command: [/usr/bin/terwayd]}, {name: b, image: x, command: [policyinit.sh], env: [{name: FELIX_LOGSEVERITYSYS, value: info}]}",
+        ),
+        ("Calico", "n", "{name: a, image: 'quay.io/tigera/operator:v1.36'}"),
+        ("Calico", "n", "{name: a, image: 'docker.io/calico/typha:v3.29'}"),
         ("Romana", "romana-agent", "{name: a, image: 'quay.io/romana/agent:v2'}"),
     ] {
         let mut kinds = vec!["DaemonSet"];
         // The name of a pod alone identifies no enforcer.
         if name.len() < 4 {
             kinds.push("Pod");
+        }
+        if containers.contains("tigera") {
+            kinds.push("Deployment");
         }
         for kind in kinds {
             let (_, report) = examine(&format!("{CLUSTER}{}", running(kind, name, containers)));
@@ -136,6 +146,10 @@ fn enforcers_by_image_and_command() {
 
 #[test]
 fn what_enforces_nothing() {
+    let weave = "{name: weave, image: 'weaveworks/weave-kube:2.8.1', env: [{name: EXPECT_NPC, value: '0'}]}";
+    let (status, report) =
+        examine(&format!("{CLUSTER}{}", running("DaemonSet", "weave-net", weave)));
+    assert_eq!((status, report.findings.len()), (0, 0), "Weave Net without weave-npc: {report:#?}");
     for containers in [
         "{name: a, image: 'flannel/flannel:v1', command: [/opt/bin/flanneld]}",
         "{name: a, image: 'calico/node-driver-registrar:v3'}, {name: b, image: 'calico/csi:v3'}",

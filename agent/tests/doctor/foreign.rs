@@ -25,6 +25,9 @@ fn policies_of_other_apis() {
         ("networking.k8s.aws/v1alpha1", "ApplicationNetworkPolicy", true),
         ("networking.k8s.aws/v1alpha1", "ClusterNetworkPolicy", false),
         ("k8s.ovn.org/v1", "EgressFirewall", true),
+        // Of no known API.
+        ("networking.k8s/v1", "NetworkPolicy", true),
+        ("policy.example.com/v1alpha2", "ClusterNetworkPolicy", false),
     ] {
         let text = object(version, kind, namespaced);
         let (status, report) = examine(&format!("{CLUSTER}{text}"));

@@ -35,6 +35,10 @@ impl World {
                  {{nodeName: n1, containers: [{container}{{name: c}}]}}, status: {{podIP: 10.0.0.{number}}}}}\n---\n"
             ));
         }
+        // An injector adds its container before a pod runs.
+        if container.is_empty() && format!("{namespace}{annotations}").contains("linkerd") {
+            return objects.replace("podIP", "phase: Pending, message");
+        }
         objects.replace("10.0.0.0", "10.0.0.9")
     }
 
@@ -90,11 +94,20 @@ fn the_mesh_port_is_missed() {
                 "{{{FROM_Y}, ports: [{{port: 8080}}]}}, {{{FROM_Y}, ports: [{{port: {port}}}]}}"
             ),
             format!("{{{FROM_Z}, ports: [{{port: 8080}}]}}"),
+            format!("{{{FROM_Z}, ports: [{{port: 8080}}, {{port: {port}}}]}}"),
             format!("{{{FROM_Y}, ports: [{{port: 53, protocol: UDP}}]}}"),
+            format!(
+                "{{{FROM_Y}, ports: [{{port: 8080}}]}}, {{from: [{{ipBlock: {{cidr: 10.0.0.0/8}}}}], ports: [{{port: {port}}}]}}"
+            ),
             "{from: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: 8080}]}".to_owned(),
         ] {
             assert_eq!(ingress(&rules), [""; 0], "{port}: {rules}");
         }
+        // The mesh's port is open to others than members only.
+        let others = format!(
+            "{{{FROM_Y}, ports: [{{port: 8080}}]}}, {{{FROM_Z}, ports: [{{port: {port}}}]}}"
+        );
+        assert_eq!(ingress(&others), at("spec.ingress[0]"));
         let egress = |rules: &str| {
             let dns = "{ports: [{port: 53, protocol: UDP}]}";
             world.finds(&format!(
@@ -120,9 +133,37 @@ fn pods_that_are_in_no_mesh() {
     assert_eq!(none.finds(&rules), [""; 0]);
     let out = World { labels: "istio.io/dataplane-mode: none", ..AMBIENT };
     assert_eq!(out.finds(&rules), [""; 0]);
+    // Pods that run without the proxy, and those that an annotation leaves out.
+    let annotated = World {
+        namespace: "annotations: {linkerd.io/inject: enabled}",
+        labels: "",
+        annotations: "",
+        container: "{name: other}, ",
+    };
+    assert_eq!(annotated.finds(&rules), [""; 0]);
+    let disabled = World { annotations: "linkerd.io/inject: disabled", container: "", ..annotated };
+    assert_eq!(disabled.finds(&rules), [""; 0]);
     // Sidecars keep the application's port.
     let sidecars = World { container: "{name: istio-proxy}, ", ..none };
     assert_eq!(sidecars.finds(&rules), [""; 0]);
+}
+
+/// The mesh's proxy listens at its port, which no container lists.
+#[test]
+fn the_port_of_the_mesh_need_not_be_listed() {
+    let listed =
+        |objects: String| objects.replace("{name: c}", "{name: c, ports: [{containerPort: 8080}]}");
+    for (world, port) in [(AMBIENT, 15008), (LINKERD, 4143)] {
+        let of = |number: u16| {
+            let rules = format!(
+                "podSelector: {{}}, ingress: [{{{FROM_Y}, ports: [{{port: 8080}}, {{port: {port}}}, {{port: {number}}}]}}]"
+            );
+            let (_, report) =
+                examine(&format!("{}{}", listed(world.objects()), policy("p", &rules)));
+            places(&report).get("port-not-listed").map_or(0, Vec::len)
+        };
+        assert_eq!((of(8080), of(9)), (0, 1), "{port}");
+    }
 }
 
 /// A control plane with these labels, in a namespace `control`.

@@ -169,6 +169,16 @@ fn services_of_a_chart() {
         let found = places(&report).contains_key("port-of-the-service");
         assert_eq!(found, finds, "{target} {port}: {report:#?}");
     }
+    // Nothing translates the port of a headless Service.
+    let headless = service("8080").replace("spec: {selector", "spec: {clusterIP: None, selector");
+    let (_, report) = examine(&format!("{web}{headless}{}", rule("80")));
+    assert_eq!(
+        places(&report)["port-of-the-service"],
+        [
+            "NetworkPolicy x/p: spec.ingress[0].ports[0]: TCP 80, Service x/s, whose pods listen at 8080: it is headless, so clients connect to \
+             them"
+        ]
+    );
     // A rule for the Internet does not refer to the chart's own Service.
     let (_, report) =
         examine(&format!("{web}{}{}", service("8080"), egress("{ports: [{port: 80}]}")));

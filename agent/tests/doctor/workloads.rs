@@ -52,6 +52,10 @@ fn workloads_between_runs() {
         ("apps/v1", "DaemonSet"),
         ("batch/v1", "Job"),
         ("batch/v1", "CronJob"),
+        ("v1", "ReplicationController"),
+        ("argoproj.io/v1alpha1", "Rollout"),
+        ("apps.kruise.io/v1alpha1", "CloneSet"),
+        ("apps.openshift.io/v1", "DeploymentConfig"),
     ] {
         assert_eq!(finds(&template(version, kind, "")), NONE, "{kind}");
     }
@@ -74,6 +78,16 @@ fn pods_on_the_hosts_network_are_named_by_blocks() {
             "NetworkPolicy x/p: spec.ingress[0].from[0]: pods app=backup of namespaces of any labels; Pod y/backup-1 at 10.0.0.9/32"
         ]
     );
+    // A block beside the selector names the addresses.
+    for (block, status) in [("10.0.0.0/24", 0), ("10.0.1.0/24", 1)] {
+        let from = format!(
+            "podSelector: {{matchLabels: {{app: web}}}}, ingress: [{{from: [{{podSelector: {{matchLabels: {{app: backup}}}}}}, \
+             {{ipBlock: {{cidr: {block}}}}}]}}]"
+        );
+        let (found, report) =
+            examine(&format!("{CLUSTER}{}{}", pod("x", host[0], "Running"), policy("p", &from)));
+        assert_eq!(found, status, "{report:#?}");
+    }
     // One pod that is not on the host network suffices.
     let twin =
         pod("x", "", "Running").replace("backup-1", "backup-2").replace("10.0.0.9", "10.0.0.8");
@@ -95,8 +109,69 @@ fn peers_outside_of_a_chart() {
     );
     let node = "{apiVersion: v1, kind: Node, metadata: {name: n1}}\n---\n";
     assert_eq!(examine(&format!("{chart}{node}{from}")).0, 0, "labels of namespaces are unknown");
-    let node = format!("{node}{{apiVersion: v1, kind: Namespace, metadata: {{name: x}}}}\n---\n");
+    let namespace = |name: &str| {
+        format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}}}}}\n---\n")
+    };
+    let node = format!("{node}{}", namespace("x"));
+    assert_eq!(examine(&format!("{chart}{node}{from}")).0, 0, "the objects of one namespace");
+    let node = format!("{node}{}", namespace("kube-system"));
     assert_eq!(examine(&format!("{chart}{node}{from}")).0, 1, "of a cluster everything is known");
+}
+
+/// An export of one namespace lacks the pods of others, such as the name server's.
+#[test]
+fn peers_of_namespaces_that_are_not_among_the_objects() {
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: x, labels: {app: web}}, spec: {nodeName: n1, containers: \
+               [{name: c}]}, status: {podIP: 10.0.0.1}}\n---\n";
+    let namespace = "{apiVersion: v1, kind: Namespace, metadata: {name: x}}\n---\n";
+    let to = |selectors: &str| {
+        let spec = format!(
+            "podSelector: {{}}, policyTypes: [Egress], egress: [{{to: [{{{selectors}}}]}}]"
+        );
+        policy("p", &spec)
+    };
+    let named = |name: &str| {
+        format!("namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {name}}}}}")
+    };
+    for (selectors, status) in [
+        (named("kube-system"), 0),
+        (
+            format!(
+                "{}, podSelector: {{matchLabels: {{k8s-app: kube-dns}}}}",
+                named("kube-system")
+            ),
+            0,
+        ),
+        ("namespaceSelector: {matchLabels: {team: a}}".to_owned(), 0),
+        ("namespaceSelector: {}, podSelector: {matchLabels: {app: db}}".to_owned(), 0),
+        (format!("{}, podSelector: {{matchLabels: {{app: db}}}}", named("x")), 1),
+        ("podSelector: {matchLabels: {app: db}}".to_owned(), 1),
+    ] {
+        for namespace in ["", namespace] {
+            let dns = policy(
+                "dns",
+                "podSelector: {}, policyTypes: [Egress], egress: [{ports: [{port: 53, protocol: UDP}]}]",
+            );
+            let (found, report) = examine(&format!("{namespace}{pod}{dns}{}", to(&selectors)));
+            assert_eq!(found, status, "{selectors}: {report:#?}");
+        }
+    }
+}
+
+/// Rules for optional components, as in the policies of Strimzi and Argo CD.
+#[test]
+fn peers_beside_others_need_not_run() {
+    let finds = |peers: &str| {
+        let spec =
+            format!("podSelector: {{matchLabels: {{app: web}}}}, ingress: [{{from: [{peers}]}}]");
+        examine(&format!("{CLUSTER}{}", policy("p", &spec))).0
+    };
+    let absent = "{podSelector: {matchLabels: {app: exporter}}}";
+    assert_eq!(finds(absent), 1);
+    assert_eq!(finds(&format!("{{podSelector: {{matchLabels: {{app: silent}}}}}}, {absent}")), 0);
+    assert_eq!(finds(&format!("{{ipBlock: {{cidr: 203.0.113.0/24}}}}, {absent}")), 1);
+    let elsewhere = "{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: y}}}, {podSelector: {matchLabels: {app: client}}}";
+    assert_eq!(finds(elsewhere), 1, "two peers where one was meant");
 }
 
 /// The controller sets labels on the pods of a template, which the template lacks.

@@ -28,7 +28,7 @@ pub struct Details {
     pub(crate) namespace: Option<String>,
     /// Pods with any relevant field.
     pub(super) pods: BTreeMap<Key, PodDetails>,
-    /// Containers of DaemonSets, and of pods on the host's network.
+    /// Containers of DaemonSets, and of Deployments and pods on the host's network.
     pub(super) running: Vec<Running>,
     /// Pod templates of workloads.
     pub(super) templates: Vec<Template>,
@@ -63,12 +63,12 @@ pub(super) struct Called {
     pub(super) source: Option<Source>,
 }
 
-/// Containers with the same images and commands, of one DaemonSet or of pods of one namespace.
+/// Containers with the same images and commands, of one workload or of pods of one namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Running {
-    /// `DaemonSet` or `Pod`
+    /// `DaemonSet`, `Deployment` or `Pod`
     pub(super) kind: &'static str,
-    /// Key of the DaemonSet, or of the first pod.
+    /// Key of the workload, or of the first pod.
     pub(super) key: Key,
     pub(super) containers: Vec<Container>,
     /// Number of such pods.

@@ -32,7 +32,7 @@ impl Enforcer {
     /// Returns the image, command or other sign by which a container is the enforcer. `None` if there is no sign, or if
     /// the container's arguments switch policy off.
     fn is_container(&self, container: &Container) -> Option<String> {
-        let Container { name, image, words, variables } = container;
+        let Container { name, image, words, .. } = container;
         if words.iter().any(|word| self.off.contains(&word.as_str())) {
             return None;
         }
@@ -45,9 +45,13 @@ impl Enforcer {
         if self.containers.contains(&name.as_str()) {
             return Some(format!("container {name}"));
         }
-        let variable =
-            variables.iter().find(|it| self.variables.iter().any(|begin| it.starts_with(begin)));
-        variable.map(|variable| format!("variable {variable}"))
+        None
+    }
+
+    /// Returns the environment variable by which a container is the enforcer, or another one that contains it.
+    fn variable<'r>(&self, container: &'r Container) -> Option<&'r String> {
+        let mut variables = container.variables.iter();
+        variables.find(|it| self.variables.iter().any(|begin| it.starts_with(begin)))
     }
 
     /// Returns the sign in a DaemonSet or pod; the text is empty if only the DaemonSet's name is one.
@@ -62,6 +66,13 @@ impl Enforcer {
             running.kind == "DaemonSet" && self.daemon_sets.contains(&name) && !off()
         };
         by_container.or_else(|| by_name().then(String::new))
+    }
+
+    /// Returns the variable of a workload that no enforcer has another sign of: other enforcers contain Felix.
+    fn sign_by_variable(&self, running: &Running) -> Option<String> {
+        let variable = running.containers.iter().find_map(|it| self.variable(it))?;
+        let is_known = ENFORCERS.iter().any(|it| it.sign(running).is_some());
+        (!is_known).then(|| format!("variable {variable}"))
     }
 }
 
@@ -102,11 +113,16 @@ pub(super) fn in_cluster(
         let found: Vec<_> = details
             .running
             .iter()
-            .filter_map(|it| Some((enforcer.name, enforcer, it, enforcer.sign(it)?)))
+            .filter_map(|it| {
+                let sign = enforcer.sign(it).or_else(|| enforcer.sign_by_variable(it))?;
+                Some((enforcer.name, enforcer, it, sign))
+            })
             .collect();
-        // Pods count only if their DaemonSet is not among the objects.
-        let has_set = found.iter().any(|(_, _, running, _)| running.kind == "DaemonSet");
-        found.into_iter().filter(move |(_, _, running, _)| !has_set || running.kind == "DaemonSet")
+        // Pods count only if their workload is not among the objects, and Deployments if no DaemonSet is.
+        let is_here = |kind: &&str| found.iter().any(|(_, _, running, _)| running.kind == *kind);
+        let best = ["DaemonSet", "Deployment"].into_iter().find(is_here);
+        let is_counted = move |kind: &str| best.is_none_or(|best| best == kind);
+        found.into_iter().filter(move |(_, _, running, _)| is_counted(running.kind))
     })
 }
 

@@ -74,6 +74,8 @@ pub(crate) static FOREIGN_KINDS: [ForeignKind; 23] = [
     kind("nsx.vmware.com", ("SecurityPolicy", "securitypolicies"), true, NSX),
     kind("crd.nsx.vmware.com", ("SecurityPolicy", "securitypolicies"), true, NSX),
 ];
+/// Kinds of policies in groups that no known API has.
+static UNKNOWN: [ForeignKind; 2] = [kind("", NETWORK, true, &[]), kind("", CLUSTER, false, &[])];
 const AWS: &[&str] = &["AWS network policy agent"];
 const OVN: &[&str] = &["OVN-Kubernetes"];
 const SDN: &[&str] = &["OpenShift SDN"];
@@ -81,16 +83,21 @@ const NSX: &[&str] = &["NSX"];
 const MULTI: &str = "multi-networkpolicy";
 
 impl ForeignKind {
-    /// Returns the known kind of an API group.
+    /// Returns the kind of an API group, if it is that of a policy.
     #[must_use]
     pub(crate) fn of(group: &str, kind: &str) -> Option<&'static Self> {
-        FOREIGN_KINDS.iter().find(|it| (it.group, it.kind) == (group, kind))
+        let known = FOREIGN_KINDS.iter().find(|it| (it.group, it.kind) == (group, kind));
+        // The reader takes other groups for slips.
+        let is_unknown = group.contains('.') && !group.ends_with("k8s.io");
+        let others = || UNKNOWN.iter().find(|it| is_unknown && it.kind == kind);
+        known.or_else(others)
     }
 
     /// Returns the kind's name, with the group if the name is ambiguous.
     #[must_use]
     pub(crate) fn name(&self) -> String {
         match self.kind {
+            kind if self.group.is_empty() => format!("{kind} of an unknown API group"),
             "NetworkPolicy" | "ClusterNetworkPolicy" | "SecurityGroup" | "SecurityPolicy" => {
                 format!("{} of {}", self.kind, self.group)
             }

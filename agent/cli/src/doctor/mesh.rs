@@ -7,6 +7,7 @@ mod control_plane;
 
 use netpold_core::model::{Direction, Labels, Peer, PortMatch, PortRule, Protocol, Rule};
 
+use super::complete::is_stand_in;
 use super::details::Mesh;
 use super::finding::{Check, Findings, Severity};
 use super::objects::{Group, Named, Objects, pods_text};
@@ -65,11 +66,22 @@ fn lacks(
     members: &[&Group<'_>],
 ) -> Option<String> {
     let isolating = objects.isolating(group, direction);
+    let own = Some(group.namespace);
+    let is_member = |peer: &Peer| match peer {
+        Peer::Pods { namespaces, pods } => {
+            members.iter().any(|member| member.is_in(own, namespaces.as_ref(), pods))
+        }
+        // Blocks may hold the members' addresses.
+        Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_) => true,
+    };
     let mut rules = isolating.iter().flat_map(|(_, rules)| rules.iter());
-    if rules.any(|rule| allows(rule, number)) {
+    let is_open = |rule: &Rule| {
+        let peers = rule.peers.as_ref();
+        allows(rule, number) && peers.is_none_or(|peers| peers.iter().any(is_member))
+    };
+    if rules.any(is_open) {
         return None;
     }
-    let own = Some(group.namespace);
     let is_for_member = |rule: &Rule| match &rule.peers {
         // An unrestricted ingress peer may be a member; unrestricted egress is mostly for outside addresses.
         None => direction == Direction::Ingress,
@@ -117,6 +129,30 @@ fn mesh(objects: &Objects<'_>, group: &Group<'_>) -> Option<Mesh> {
         let mode = mode(group.labels).or_else(|| mode(&group.namespace_labels));
         (mode.as_deref() == Some("ambient")).then_some(Mesh::Ambient)
     };
-    let of_namespace = || objects.details.meshed.get(group.namespace).copied();
+    // The proxy of a pod that runs is among its containers.
+    let is_planned = || {
+        let mut addresses = group.pods.iter().flat_map(|pod| &pod.addresses);
+        addresses.all(|address| is_stand_in(*address))
+    };
+    let is_left_out =
+        || group.pods.iter().any(|pod| objects.pod(pod).is_some_and(|details| details.no_mesh));
+    let of_namespace = || {
+        let mesh = objects.details.meshed.get(group.namespace).copied();
+        mesh.filter(|_| is_planned() && !is_left_out())
+    };
     of_pods.or_else(labelled).or_else(of_namespace)
+}
+
+/// Returns whether a port is that of the mesh whose members these pods are: the proxy listens there, not a container.
+pub(super) fn is_port(
+    objects: &Objects<'_>,
+    pods: &[&Group<'_>],
+    (protocol, number): (Protocol, u16),
+) -> bool {
+    protocol == Protocol::Tcp
+        && pods.iter().any(|group| match mesh(objects, group) {
+            Some(Mesh::Ambient | Mesh::IstioHbone) => number == HBONE,
+            Some(Mesh::Linkerd) => number == LINKERD,
+            Some(Mesh::Istio) | None => false,
+        })
 }

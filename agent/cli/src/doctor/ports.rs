@@ -63,6 +63,7 @@ pub(super) fn examine(
     }
     for (number, ports) in ranges(rules) {
         if is_unlisted(objects, ports, &receivers)
+            && !super::mesh::is_port(objects, &receivers, (ports.0, ports.1))
             && !super::service_ports::is_of_a_service(objects, ports, rules, &receivers)
             && super::node_ports::of_a_node(objects, ports, rules, &receivers).is_none()
         {
@@ -112,6 +113,7 @@ fn names(
     subject: &[&Group<'_>],
     found: &mut Findings,
 ) {
+    blocks_without_pods(objects, place, (rule, rules), found);
     let pods = named_pods(objects, place, rule, subject);
     let peers = rule.peers.as_deref().unwrap_or_default();
     let is_block = |peer: &Peer| matches!(peer, Peer::Block(_));
@@ -146,6 +148,32 @@ fn names(
                     found.add_of(&NAME_OF_SOME, place.effect(), at(&format!(", not {without}")));
                 }
             }
+        }
+    }
+}
+
+/// Reports blocks without pods beside pods, in an egress rule with named ports alone.
+fn blocks_without_pods(
+    objects: &Objects<'_>,
+    place: &Place<'_>,
+    (rule, rules): (&Rule, &[PortRule]),
+    found: &mut Findings,
+) {
+    let peers = rule.peers.as_deref().unwrap_or_default();
+    let is_named = |port: &PortRule| matches!(port.port, PortMatch::Named(_));
+    let is_beside_pods = peers.iter().any(|peer| matches!(peer, Peer::Pods { .. }));
+    if place.direction == Direction::Ingress
+        || !is_beside_pods
+        || !rules.iter().all(is_named)
+        || !has_addresses(objects)
+    {
+        return;
+    }
+    for (number, peer) in peers.iter().enumerate() {
+        let Peer::Block(block) = peer else { continue };
+        let mut pods = objects.groups.iter().flat_map(|group| &group.pods);
+        if !pods.any(|pod| pod.addresses.iter().any(|it| block.contains(*it))) {
+            found.add(&NAME_OUTSIDE, place.at(&place.peer(number), &block.cidr.to_string()));
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Checks for policies that select no pod, and for peers that match none.
 
+use std::net::IpAddr;
+
 use netpold_core::labels::{NAMESPACE_NAME, set_by_controller};
 use netpold_core::model::{Labels, Peer, Pod, Requirement, Rule, Selector};
 
@@ -51,6 +53,8 @@ const NO_NODE: Check = Check {
     fix: "compare the selector with the nodes' labels: `kubectl get nodes --show-labels`",
 };
 
+/// Namespace of every cluster.
+const SYSTEM: &str = "kube-system";
 /// Most addresses named at one place.
 const NAMED: usize = 3;
 
@@ -167,6 +171,7 @@ pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found
                 };
                 match elsewhere(objects, own, namespaces, pods) {
                     Elsewhere::Between => {}
+                    Elsewhere::Hosts(hosts) if are_in_blocks(&hosts, rule) => {}
                     Elsewhere::Hosts(hosts) => {
                         let what = format!("{who}{}", hosts_text(&hosts));
                         found.add(&PEER_ON_HOSTS, at(&what));
@@ -176,7 +181,9 @@ pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found
                         let unlabelled = namespaces.and_then(|it| unlabelled(objects, it));
                         if unlabelled.is_some() {
                             check.severity = PEER_WITHOUT_PODS.severity;
-                        } else if may_have_pods(objects, own, namespaces) {
+                        } else if may_have_pods(objects, own, namespaces)
+                            || is_optional(objects, own, rule, (namespaces, pods))
+                        {
                             check.severity = Severity::Info;
                         }
                         let lead = unlabelled.unwrap_or_default();
@@ -209,14 +216,52 @@ fn unlabelled(objects: &Objects<'_>, selector: &Selector) -> Option<String> {
     })
 }
 
+/// Returns whether blocks of a rule contain every address of pods on the host's network: the rule does not rest on labels.
+fn are_in_blocks(hosts: &[&Pod], rule: &Rule) -> bool {
+    let mut addresses = hosts.iter().flat_map(|pod| &pod.addresses).peekable();
+    let is_in_block = |address: &IpAddr| {
+        rule.peers.iter().flatten().any(|peer| {
+            let Peer::Block(block) = peer else { return false };
+            block.contains(*address)
+        })
+    };
+    addresses.peek().is_some() && addresses.all(is_in_block)
+}
+
+/// Returns whether a peer is one of several for a component that need not run: another peer of the rule has pods, and no
+/// pod of any namespace has these labels. A pod elsewhere with them shows a namespaceSelector that is missing.
+fn is_optional(
+    objects: &Objects<'_>,
+    own: Option<&str>,
+    rule: &Rule,
+    (namespaces, pods): (Option<&Selector>, &Selector),
+) -> bool {
+    let has_pods = |peer: &Peer| {
+        let Peer::Pods { namespaces, pods } = peer else { return false };
+        objects.groups.iter().any(|group| group.is_in(own, namespaces.as_ref(), pods))
+    };
+    namespaces.is_none_or(|namespaces| namespaces.requirements.is_empty())
+        && rule.peers.iter().flatten().any(has_pods)
+        && !objects.groups.iter().any(|group| pods.matches(group.labels))
+}
+
 /// Returns whether pods of a peer may exist later or elsewhere: a namespace that the selector matches has no pods at
-/// present, or the labels of a namespace that it may match are not among the objects.
+/// present, or a namespace that it may match, or its labels, are not among the objects.
 fn may_have_pods(objects: &Objects<'_>, own: Option<&str>, namespaces: Option<&Selector>) -> bool {
     let cluster = objects.cluster;
     let has_pods = |name: &str| objects.groups.iter().any(|group| group.namespace == name);
     let Some(selector) = namespaces else {
         return own.is_some_and(|own| !has_pods(own));
     };
+    let is_here = |name: &String| cluster.namespaces().contains_key(name) || has_pods(name);
+    let may_be_absent = selector.requirements.iter().all(|requirement| {
+        let Requirement::In(key, names) = requirement else { return true };
+        key != NAMESPACE_NAME || !names.iter().all(is_here)
+    });
+    // Objects of some namespaces: every cluster has this one.
+    if may_be_absent && !is_here(&SYSTEM.to_owned()) {
+        return true;
+    }
     if cluster.namespaces().is_empty() {
         return selector.requirements.iter().any(|it| it.key() != NAMESPACE_NAME);
     }
@@ -232,7 +277,7 @@ fn hosts_text(hosts: &[&Pod]) -> String {
     let mut addresses: Vec<_> = hosts.iter().flat_map(|pod| &pod.addresses).collect();
     addresses.sort();
     addresses.dedup();
-    let block = |address: &&std::net::IpAddr| ipnet::IpNet::from(**address).to_string();
+    let block = |address: &&IpAddr| ipnet::IpNet::from(**address).to_string();
     let shown: Vec<String> = addresses.iter().take(NAMED).map(block).collect();
     let more = match addresses.len().saturating_sub(NAMED) {
         0 => String::new(),

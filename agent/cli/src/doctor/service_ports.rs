@@ -99,7 +99,15 @@ fn at_pods(
     led.into_iter().find_map(|(found, target)| {
         let is_allowed = rules.iter().any(|rule| covers(rule, protocol, target))
             || direction == Direction::Egress && reaches(objects, found, subject);
-        let text = || (found.service.key.clone(), format!("pods get it at {target}"));
+        let key = &found.service.key;
+        let details = objects.details.services.get(key);
+        let text = || match details.is_some_and(|service| service.is_headless) {
+            true => (
+                key.clone(),
+                format!("pods listen at {target}: it is headless, so clients connect to them"),
+            ),
+            false => (key.clone(), format!("pods get it at {target}")),
+        };
         (!is_allowed).then(text)
     })
 }

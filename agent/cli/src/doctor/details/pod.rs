@@ -8,6 +8,9 @@ use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
 use super::shapes::{self, Metadata, Object, Spec};
 use super::{Details, Running, Template};
 
+/// Linkerd's annotation of pods and namespaces.
+const INJECT: &str = "linkerd.io/inject";
+
 /// Most words kept of a command line; those of other enforcers are shorter.
 const WORDS: usize = 40;
 
@@ -21,6 +24,8 @@ pub(in crate::doctor) struct PodDetails {
     pub(in crate::doctor) ports: BTreeSet<(Protocol, u16)>,
     /// Mesh, from containers or annotations.
     pub(in crate::doctor) mesh: Option<Mesh>,
+    /// Whether an annotation keeps an injector's proxy out.
+    pub(in crate::doctor) no_mesh: bool,
     /// Whether `dnsPolicy` is `Default` or `None`: the pod does not ask the cluster's name server.
     pub(in crate::doctor) own_dns: bool,
     /// Whether `automountServiceAccountToken` is false: the pod does not talk to the API server.
@@ -94,8 +99,12 @@ impl Details {
             labels,
             host_network: template.spec.host_network == Some(true),
         });
-        if kind == "DaemonSet" {
-            self.add_running("DaemonSet", key, template.spec);
+        match kind {
+            "DaemonSet" => self.add_running("DaemonSet", key, template.spec),
+            "Deployment" if template.spec.host_network == Some(true) => {
+                self.add_running("Deployment", key, template.spec);
+            }
+            _ => {}
         }
     }
 
@@ -130,6 +139,7 @@ fn pod_details(metadata: &Metadata, spec: &Spec) -> PodDetails {
     PodDetails {
         ports: ports(spec),
         mesh: mesh(metadata, spec),
+        no_mesh: metadata.annotation(INJECT) == Some("disabled"),
         own_dns: matches!(spec.dns_policy.as_deref(), Some("Default" | "None")),
         no_token: spec.automount_service_account_token == Some(false),
         own_account: spec
@@ -185,6 +195,6 @@ fn mesh(metadata: &Metadata, spec: &Spec) -> Option<Mesh> {
 
 /// Reads Linkerd's annotation of pods and namespaces.
 pub(super) fn injected(metadata: &Metadata) -> Option<Mesh> {
-    let inject = metadata.annotation("linkerd.io/inject");
+    let inject = metadata.annotation(INJECT);
     matches!(inject, Some("enabled" | "ingress")).then_some(Mesh::Linkerd)
 }

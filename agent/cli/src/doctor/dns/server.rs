@@ -45,11 +45,7 @@ impl<'o> Server<'o> {
         let pods = backends.iter().filter_map(|(_, address, _)| objects.cluster.owner(*address));
         let pods: Vec<&Pod> = pods.map(|pod| &**pod).collect();
         let keys = pods.iter().map(|pod| &pod.key).collect();
-        let is_known = |key: &Key| {
-            let details = objects.details.services.get(key);
-            NAMES.contains(&(&key.namespace, &key.name)) || details.is_some_and(|it| it.is_dns)
-        };
-        let is_of_cluster = service.is_none_or(is_known);
+        let is_of_cluster = service.is_none_or(|key| is_cluster_dns(objects, key));
         Self { service, is_of_cluster, is_guess: false, backends, pods, keys }
     }
 
@@ -130,7 +126,18 @@ impl<'o> Server<'o> {
     }
 }
 
-/// Returns the name servers with a pod or node among the objects; those that pods ask by default come first.
+/// Returns whether a Service is the cluster's name server, by its name or a label.
+fn is_cluster_dns(objects: &Objects<'_>, key: &Key) -> bool {
+    let details = objects.details.services.get(key);
+    NAMES.contains(&(&key.namespace, &key.name)) || details.is_some_and(|it| it.is_dns)
+}
+
+/// Returns whether a Service has no selector: its endpoints are written by hand, and are no pods of this cluster.
+fn is_by_hand(objects: &Objects<'_>, key: &Key) -> bool {
+    objects.details.services.get(key).is_none_or(|service| service.selector.is_empty())
+}
+
+/// Returns the name servers with a pod or node among the objects, and the cluster's with endpoints written by hand; those that pods ask by default come first.
 pub(in crate::doctor) fn servers<'o>(objects: &Objects<'o>) -> Vec<Server<'o>> {
     let mut by_service: BTreeMap<&Key, BTreeSet<(Protocol, IpAddr, u16)>> = BTreeMap::new();
     for led in objects.leads.all() {
@@ -138,7 +145,11 @@ pub(in crate::doctor) fn servers<'o>(objects: &Objects<'o>) -> Vec<Server<'o>> {
         let is_dns =
             port.port == PORT || matches!(port.name.as_str(), "dns" | "dns-tcp" | "dns-udp");
         if is_dns && port.protocol != Protocol::Sctp {
-            let backends = led.backends.iter().filter(|(address, _)| objects.is_known(*address));
+            let is_counted = |address| {
+                objects.is_known(address)
+                    || is_cluster_dns(objects, key) && is_by_hand(objects, key)
+            };
+            let backends = led.backends.iter().filter(|(address, _)| is_counted(*address));
             let backends = backends.map(|(address, number)| (port.protocol, *address, *number));
             by_service.entry(key).or_default().extend(backends);
         }

@@ -62,8 +62,11 @@ pub static ENFORCERS: [Enforcer; 17] = [
             "mirrored-calico-node",
             "calico_node",
             "cnx-node",
+            "calico/typha",
+            "calico-typha",
+            "tigera/operator",
         ],
-        commands: &["calico-node", "calico-felix"],
+        commands: &["calico-node", "calico-felix", "calico-typha"],
         containers: &["calico-node"],
         variables: &["FELIX_"],
         fix: "remove it where it only enforces policy (Canal: `kubectl -n kube-system delete ds canal`, RKE2's \
@@ -164,7 +167,6 @@ pub static ENFORCERS: [Enforcer; 17] = [
     Enforcer {
         name: "Weave Net",
         chains: &["WEAVE-NPC"],
-        daemon_sets: &["weave-net"],
         images: &["weave-npc"],
         commands: &["weave-npc"],
         containers: &["weave-npc"],
@@ -218,7 +220,7 @@ pub static ENFORCERS: [Enforcer; 17] = [
     Enforcer {
         name: "Terway",
         daemon_sets: &["terway", "terway-eni", "terway-eniip"],
-        commands: &["policyinit.sh"],
+        commands: &["policyinit.sh", "terwayd"],
         off: &["--disable_network_policy=true"],
         fix: "set disable_network_policy: \"true\" in ConfigMap kube-system/eni-config, then replace the nodes",
         ..NO_SIGNS
