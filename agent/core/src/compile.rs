@@ -7,10 +7,12 @@
 //!
 //! A change follows the same lines and touches nothing else: a new direction policy of an endpoint adds and removes
 //! peer sets and prefixes, these change the membership of addresses, and some addresses change class ([`update`]).
-//! [`ordering`] decides which addresses flip before the endpoints and which after.
+//! [`ordering`] decides which addresses flip before the endpoints and which after. [`consumption`] chooses the policies
+//! to close if a table is full.
 
 mod compiled;
 mod compiler;
+mod consumption;
 mod image;
 mod ordering;
 mod report;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::cluster::{Cluster, Dirty};
+use crate::compile::consumption;
 use crate::compile::image::Image;
 use crate::compile::rules::{Late, Rules};
 use crate::compile::sets::Sets;
@@ -73,6 +74,13 @@ impl Compiled {
             let capacity = capacity.of(table);
             (needed > capacity).then_some(CompileError::Full { table, needed, capacity })
         })
+    }
+
+    /// Closes combinations of policies until this many elements of a full table are free; false if none uses it.
+    pub(super) fn leave_out(&mut self, table: Table, excess: u32) -> bool {
+        let all = (&self.rules, &self.sets, &self.tables);
+        let closing = consumption::choose(all, table, excess as usize);
+        self.rules.limits.leave_out(table, closing)
     }
 
     /// Used and available elements of every table.

@@ -229,7 +229,7 @@ impl Compiler {
         if *table == Table::Names {
             return false;
         }
-        self.compiled.rules.leave_out(*table, needed.saturating_sub(*capacity))
+        self.compiled.leave_out(*table, needed.saturating_sub(*capacity))
     }
 
     /// Work of all updates so far, in steps that depend on the cluster's state alone: prefixes, classes by row and

@@ -21,14 +21,13 @@ use crate::compile::sets::Sets;
 use crate::compile::sets::block_groups::PolicyId;
 use crate::compile::sets::registry::Registry;
 use crate::model::{Direction, Key, Pod};
-use crate::ops::Table;
 use crate::ports::AllowedPorts;
 use crate::ports::tries::{Trie, Tries};
 use build::Builder;
 use direction_policy::DirectionPolicy;
 use evaluate::Evaluator;
-pub(crate) use limits::Late;
 use limits::Limits;
+pub(crate) use limits::{Closing, Late};
 pub(crate) use policies::Before;
 use policies::DirectionPolicies;
 
@@ -92,9 +91,7 @@ impl Rules {
         dirty: &Dirty,
         mut concerned: BTreeSet<String>,
     ) -> BTreeSet<String> {
-        let direction_policies = &self.direction_policies;
-        let mut changed =
-            self.limits.reconsider(dirty, concerned.iter().cloned(), || direction_policies.sizes());
+        let mut changed = self.limits.reconsider(dirty, concerned.iter().cloned());
         concerned.extend(dirty.policies.iter().cloned());
         let mut here: BTreeMap<&str, Vec<Arc<Pod>>> = BTreeMap::new();
         let pods: Vec<Arc<Pod>> = if concerned.is_empty() {
@@ -113,12 +110,6 @@ impl Rules {
             }
         }
         changed
-    }
-
-    /// Closes the largest combinations of policies until this many elements of a table are free; false if there are
-    /// none to close.
-    pub(crate) fn leave_out(&mut self, table: Table, excess: u32) -> bool {
-        self.limits.leave_out(table, excess, self.direction_policies.sizes())
     }
 
     /// Marks the update for which combinations were left out as done.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::compile::sets::set::{NameId, SetId};
+use crate::compile::sets::set::{NameId, OWN_NODE, SetId};
 use crate::model::{Action, DomainName, Tier};
 use crate::ports::AllowedPorts;
 use crate::ports::blocks::BlockMap;
@@ -75,6 +75,14 @@ impl DirectionPolicy {
     /// A direction policy that isolates the pod and allows nothing.
     pub(crate) fn nothing() -> Arc<Self> {
         Arc::new(Self::default())
+    }
+
+    /// Whether it is the direction policy of closed combinations: it allows nothing but the own node.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.everyone.is_none()
+            && self.peers.keys().all(|id| *id == OWN_NODE)
+            && self.blocks.len() == 0
+            && self.tiers.is_none()
     }
 
     /// All grants.

@@ -3,8 +3,8 @@
 //!
 //! Two limits apply besides the budget of a single policy ([`crate::budget`]). All policies that isolate pods of one
 //! namespace on this node share a budget; the largest combinations are closed first. If a table cannot grow any
-//! further, the largest combinations of all namespaces are left out until the rest fits. A closed combination isolates
-//! the pods that it selects and allows nothing.
+//! further, the largest combinations of the namespaces that use most of it are left out until the rest fits
+//! ([`crate::compile::consumption`]). A closed combination isolates the pods that it selects and allows nothing.
 //!
 //! A third limit bounds the time of an update. Once [`Limits::defer`] was called, a large combination is not compiled
 //! here, nor are further ones once a namespace used up its share of the update. They wait for another compiler
@@ -34,13 +34,23 @@ impl Late {
                                              if the namespace's large policies change often";
 }
 
+/// Combinations to close for a full table.
+#[derive(Debug, Default)]
+pub(crate) struct Closing {
+    pub(crate) combinations: BTreeSet<Combination>,
+    /// Namespaces that use at least as much of the table as one of them.
+    pub(crate) large: BTreeSet<String>,
+}
+
 /// Closed combinations.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     /// Combinations over the budget of their namespace on this node.
     over: BTreeMap<String, BTreeSet<Combination>>,
-    /// Combinations left out for a full table, with their size.
-    left_out: BTreeMap<Combination, (usize, Table)>,
+    /// Combinations left out for a full table.
+    left_out: BTreeMap<Combination, Table>,
+    /// Namespaces that may make room for them: their own, and those that use as much of the table.
+    large: BTreeSet<String>,
     /// Set while large combinations are deferred; in these namespaces everything beyond modest size is.
     deferring: Option<BTreeSet<String>>,
     /// Units compiled in this update, by namespace.
@@ -70,10 +80,9 @@ impl Limits {
             );
             (combination, reason)
         });
-        let left_out = self.left_out.iter().map(|(combination, (size, table))| {
+        let left_out = self.left_out.iter().map(|(combination, table)| {
             let reason = format!(
-                "the table of {table} has no room for it, and with {size} peers, prefixes and sets \
-                 of ports it is among the largest"
+                "the table of {table} has no room for it, and its namespace is among those that use most of it"
             );
             (combination, reason)
         });
@@ -132,59 +141,37 @@ impl Limits {
         before.unwrap_or_default() != closed
     }
 
-    /// Clears `left_out` if a combination of at least that size may have changed. Returns the namespaces of the cleared
+    /// Clears `left_out` if a namespace that may make room for it changed. Returns the namespaces of the cleared
     /// combinations.
     pub(crate) fn reconsider(
         &mut self,
         dirty: &Dirty,
         mut concerned: impl Iterator<Item = String>,
-        sizes: impl FnOnce() -> BTreeMap<Combination, usize>,
     ) -> BTreeSet<String> {
-        let least = self.left_out.values().map(|(size, _)| *size).min();
-        let Some(least) = least.filter(|_| !self.is_new) else { return BTreeSet::new() };
-        let mut large: BTreeSet<String> = self.left_out.keys().map(namespace_of).collect();
-        let all = large.clone();
-        let sizes = sizes().into_iter();
-        large.extend(
-            sizes.filter(|(_, size)| *size >= least).map(|(of, _)| of.namespace().to_owned()),
-        );
-        if dirty.policies.iter().any(|of| large.contains(of))
-            || concerned.any(|of| large.contains(&of))
-        {
-            self.left_out.clear();
-            return all;
+        let large = &self.large;
+        let is_due = !self.is_new
+            && (dirty.policies.iter().any(|of| large.contains(of))
+                || concerned.any(|of| large.contains(&of)));
+        if !is_due {
+            return BTreeSet::new();
         }
-        BTreeSet::new()
+        self.large.clear();
+        let cleared = std::mem::take(&mut self.left_out).into_keys();
+        cleared.map(|combination| combination.namespace().to_owned()).collect()
     }
 
-    /// Leaves out the largest combinations until this many elements of a table are free; false if there are none.
-    pub(crate) fn leave_out(
-        &mut self,
-        table: Table,
-        excess: u32,
-        sizes: BTreeMap<Combination, usize>,
-    ) -> bool {
-        let mut sizes: Vec<(Combination, usize)> = sizes.into_iter().collect();
-        // Combinations of ClusterNetworkPolicies alone belong to no namespace and are never left out.
-        sizes.retain(|(combination, size)| {
-            *size > 1 && !combination.policies.is_empty() && !self.is_closed(combination)
-        });
-        sizes.sort_by(|one, other| (other.1, &one.0).cmp(&(one.1, &other.0)));
-        let mut freed = 0;
-        for (combination, size) in sizes {
-            if freed >= excess as usize {
-                break;
-            }
-            freed += size;
-            self.is_new = true;
-            self.left_out.insert(combination, (size, table));
+    /// Leaves out combinations for a full table; false if there are none.
+    pub(crate) fn leave_out(&mut self, table: Table, closing: Closing) -> bool {
+        let Closing { combinations, large } = closing;
+        if combinations.is_empty() {
+            return false;
         }
-        freed > 0
+        self.is_new = true;
+        self.large.extend(large);
+        self.large.extend(combinations.iter().map(|of| of.namespace().to_owned()));
+        self.left_out.extend(combinations.into_iter().map(|combination| (combination, table)));
+        true
     }
-}
-
-fn namespace_of(combination: &Combination) -> String {
-    combination.namespace().to_owned()
 }
 
 /// The combinations of a namespace beyond its budget.

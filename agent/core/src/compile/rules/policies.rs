@@ -1,6 +1,6 @@
 //! The direction policies in use and their inputs: pods with equal inputs share one direction policy.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -226,16 +226,12 @@ impl DirectionPolicies {
         })
     }
 
-    /// Size of the direction policies in use, summed by combination of policies.
-    pub(crate) fn sizes(&self) -> BTreeMap<Combination, usize> {
-        let mut sizes = BTreeMap::new();
-        for (made, direction_policy) in &self.made {
-            let size = direction_policy.peers.len()
-                + direction_policy.blocks.changes.0.len()
-                + direction_policy.blocks.len();
-            *sizes.entry(combination(made.direction, &made.policies)).or_default() += size;
-        }
-        sizes
+    /// The direction policies in use, with their combinations of policies.
+    pub(crate) fn combinations(
+        &self,
+    ) -> impl Iterator<Item = (Combination, &Arc<DirectionPolicy>)> {
+        let made = self.made.iter();
+        made.map(|(made, it)| (combination(made.direction, &made.policies), it))
     }
 
     /// Drops all direction policies.

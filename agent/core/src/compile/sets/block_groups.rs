@@ -258,6 +258,11 @@ impl BlockGroups {
         }
     }
 
+    /// The grants of a group's places: numbers of direction policies, and of their values.
+    pub(crate) fn key(&self, group: SetId) -> &[(PolicyId, u32)] {
+        self.groups.get(&group).map_or(&[], |group| &group.key)
+    }
+
     /// The first place of a group; independent of history.
     pub(crate) fn first(&self, id: SetId) -> Option<Prefix> {
         self.places.iter().find(|(_, place)| place.group == Some(id)).map(|(prefix, _)| prefix)

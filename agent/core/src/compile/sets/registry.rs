@@ -123,6 +123,11 @@ impl Registry {
         self.names.get(&id).map(|name| &name.name)
     }
 
+    /// The peer sets of a named port, one for each number.
+    pub(crate) fn sets_of_name(&self, id: NameId) -> impl Iterator<Item = SetId> + '_ {
+        self.names.get(&id).into_iter().flat_map(|name| name.numbers.values().copied())
+    }
+
     /// Drops peer sets and names without users.
     pub(crate) fn sweep(&mut self) {
         for id in std::mem::take(&mut self.idle_names) {

@@ -131,6 +131,21 @@ impl Rows {
         block.map_or(PORT_SET_NONE, |block| block[low(class)])
     }
 
+    /// The port sets in a row's columns.
+    pub(crate) fn port_sets(&self, row: u32) -> BTreeSet<u32> {
+        let blocks = self.rows.get(&row).into_iter().flat_map(|row| row.blocks.values());
+        blocks.flat_map(|block| block.iter().copied()).collect()
+    }
+
+    /// Numbers of a row's blocks; without the first one, which is part of the row.
+    pub(crate) fn blocks(&self, row: u32) -> impl Iterator<Item = u32> + '_ {
+        let row = self.rows.get(&row).into_iter();
+        row.flat_map(|row| {
+            let further = row.blocks.keys().filter(|high| **high != FIRST);
+            further.map(|high| row.words[usize::from(*high)])
+        })
+    }
+
     /// Fills columns of classes that no packet reads yet.
     pub(crate) fn set_columns(
         &mut self,
