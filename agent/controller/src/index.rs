@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netpold_api::crd::NodeReport;
+use netpold_core::budget;
 use netpold_core::cluster::is_subject;
 use netpold_core::model::{
     Change, ClusterPolicy, Enforcement, Key, Labels, NamespacedPods, Pod, Policy, PolicyVersion,
@@ -89,7 +90,8 @@ pub(super) struct KnownPolicy {
 
 impl From<Policy> for KnownPolicy {
     fn from(policy: Policy) -> Self {
-        let Policy { pod_selector, problems, version, enforcement, .. } = policy;
+        // As agents keep it: a huge selector is not stored, and selects every pod of the namespace.
+        let Policy { pod_selector, problems, version, enforcement, .. } = budget::kept(policy);
         let subject = NamespacedPods { namespaces: Selector::default(), pods: pod_selector };
         Self { version, subject, problems, on_trial: enforcement == Enforcement::Audit }
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use netpold_api::crd::{NodeReport, PolicyOnNode, PolicyReport};
+use netpold_core::budget::POLICY_UNITS;
 use netpold_core::model::{
     Change, ClusterPolicy, Enforcement, Key, Labels, NamespacedPods, Node, Pod, Policy,
     PolicyVersion, Requirement, Selector, Tier,
@@ -127,6 +128,26 @@ fn pod(key: Key, labels: Labels, node: &str) -> Pod {
 fn assert_said(world: &World, nodes: [i32; 3], accepted: &str, enforcing: &str) {
     let [desired, enforced, failed] = nodes;
     assert_eq!(world.said(), (desired, enforced, failed, accepted.into(), enforcing.into()));
+}
+
+/// Agents do not keep such a selector either: the policy isolates all pods of its namespace.
+#[test]
+fn a_pod_selector_over_the_budget_stands_for_every_pod_of_its_namespace() {
+    let mut world = World::new();
+    world.pod("n2", "b", "n2");
+    let nodes = |world: &World| {
+        let nodes = world.index.on_nodes(&key(), world.now).into_iter();
+        nodes.map(|on_node| on_node.node.to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(nodes(&world), ["n1", "n3"]);
+    let values = (0..=POLICY_UNITS).map(|n| format!("{n:06}")).collect();
+    let nobody = Selector { requirements: vec![Requirement::In("app".to_owned(), values)] };
+    let huge = Policy {
+        pod_selector: nobody,
+        ..objects::policy("x", "p", Selector::default(), Some(Vec::new()), None)
+    };
+    world.say(Change::Policy(huge));
+    assert_eq!(nodes(&world), ["n1", "n2", "n3"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! The limits count the contents of objects, not compile time, so the outcome depends on the objects alone. A policy
 //! beyond its budget isolates the pods it selects and grants nothing, like an invalid one; other policies are not
-//! affected.
+//! affected. It is not kept in full ([`kept`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,8 @@ use hashbrown::HashMap;
 use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, Selector};
 use crate::ports::blocks::exceeds_port_sets;
 
-/// Maximum number of rules, peers, exceptions, ports and label values in one direction of a policy, together.
+/// Maximum number of rules, peers, exceptions, ports and label values in one direction of a policy, together with the
+/// labels and values of its `podSelector`. A port name of an egress rule counts as [`NAMED_UNITS`].
 pub const POLICY_UNITS: u32 = 262_144;
 /// Maximum for all policies that isolate pods of one namespace on one node, both directions together. A policy counts
 /// once for each combination of policies in which it selects pods there.
@@ -25,6 +26,10 @@ pub const ORDINARY_UNITS: u64 = 4096;
 /// Units up to which compiling is cheap and never deferred.
 pub const MODEST_UNITS: u64 = 512;
 
+/// Units of a port name in an egress rule, which may have another number on each destination pod.
+const NAMED_UNITS: usize = 64;
+/// Labels and values up to which the `podSelector` of a policy beyond its budget is kept.
+const SELECTOR_VALUES: usize = ORDINARY_UNITS as usize;
 /// Selectors that may share a label before each of them counts as [`CROWDED_UNITS`].
 const CROWD: u32 = 16;
 /// Units of a selector that must be compared with many pods: a policy may have 1024 of them.
@@ -63,14 +68,19 @@ impl Weight {
             let ports = rule.ports.iter().flatten();
             ports.into_iter().any(|port| matches!(port.port, PortMatch::Named(_)))
         };
-        let names_ports = policy.ingress.iter().flatten().any(by_name);
         let excess = Direction::BOTH
             .into_iter()
             .zip(units)
-            .find_map(|(direction, units)| too_many_units(direction, units));
+            .find_map(|(direction, units)| too_many_units(policy, direction, units));
+        let names_ports = excess.is_none() && policy.ingress.iter().flatten().any(by_name);
         let may_exceed = |direction| may_exceed_port_sets(policy, direction);
         let is_exact = excess.is_some() || !Direction::BOTH.into_iter().any(may_exceed);
         Self { units, names_ports, excess, is_exact }
+    }
+
+    /// Whether the policy has too many units.
+    fn is_oversized(&self) -> bool {
+        self.units.iter().any(|units| *units > POLICY_UNITS)
     }
 
     /// Units that count in a direction: 1 for a policy beyond its budget, because it grants nothing.
@@ -85,12 +95,43 @@ pub fn units(policy: &Policy) -> u64 {
     Direction::BOTH.into_iter().map(|direction| u64::from(units_of(policy, direction))).sum()
 }
 
-fn too_many_units(direction: Direction, units: u32) -> Option<String> {
+/// The policy as it is kept in memory: one with too many units has no rules, and if its `podSelector` is large, it
+/// selects every pod of its namespace. So it isolates at least the pods that it selects, and grants nothing.
+#[must_use]
+pub fn kept(policy: Policy) -> Policy {
+    let weight = Weight::hasty(&policy);
+    kept_at(policy, &weight)
+}
+
+/// [`kept`] for a policy of this weight.
+pub(crate) fn kept_at(mut policy: Policy, weight: &Weight) -> Policy {
+    if weight.is_oversized() {
+        for rules in [&mut policy.ingress, &mut policy.egress].into_iter().flatten() {
+            *rules = Vec::new();
+        }
+        if has_large_selector(&policy) {
+            policy.pod_selector = Selector::default();
+        }
+    }
+    policy
+}
+
+fn has_large_selector(policy: &Policy) -> bool {
+    values(&policy.pod_selector) > SELECTOR_VALUES
+}
+
+fn too_many_units(policy: &Policy, direction: Direction, units: u32) -> Option<String> {
+    let pods = match has_large_selector(policy) {
+        true => {
+            "isolates every pod of its namespace, since its podSelector is too large to be kept,"
+        }
+        false => "isolates",
+    };
     (units > POLICY_UNITS).then(|| {
         format!(
-            "spec.{direction}: its rules, peers, exceptions and ports weigh {units}, the limit is \
-             {POLICY_UNITS}; over its budget, it isolates and grants nothing: split the policy or use \
-             fewer, wider rules"
+            "spec.{direction}: its podSelector, rules, peers, exceptions and ports weigh {units}, the limit is \
+             {POLICY_UNITS}; over its budget, it {pods} and grants nothing: split the policy or use fewer, wider \
+             rules"
         )
     })
 }
@@ -122,9 +163,9 @@ fn too_many_port_sets(policy: &Policy, direction: Direction) -> Option<String> {
     })
 }
 
-/// Units of one direction's rules.
+/// Units of one direction's rules, and of the pods that they are for; 0 if the policy does not isolate the direction.
 fn units_of(policy: &Policy, direction: Direction) -> u32 {
-    let rules = policy.rules(direction).unwrap_or_default();
+    let Some(rules) = policy.rules(direction) else { return 0 };
     let selectors: BTreeSet<(Option<&Selector>, &Selector)> = rules
         .iter()
         .flat_map(|rule| rule.peers.iter().flatten())
@@ -142,9 +183,14 @@ fn units_of(policy: &Policy, direction: Direction) -> u32 {
     };
     let rules = rules.iter().map(|rule| {
         let peers: usize = rule.peers.iter().flatten().map(peer).sum();
-        1 + peers + rule.ports.as_ref().map_or(0, Vec::len)
+        let ports = rule.ports.iter().flatten().map(|port| match port.port {
+            PortMatch::Named(_) if direction == Direction::Egress => NAMED_UNITS,
+            PortMatch::Named(_) | PortMatch::Range(..) | PortMatch::Any => 1,
+        });
+        1 + peers + ports.sum::<usize>()
     });
-    u32::try_from(rules.sum::<usize>() as u64 + crowded).unwrap_or(u32::MAX)
+    let units = values(&policy.pod_selector) + rules.sum::<usize>();
+    u32::try_from(units as u64 + crowded).unwrap_or(u32::MAX)
 }
 
 fn values(selector: &Selector) -> usize {
@@ -257,6 +303,54 @@ mod tests {
         }
         let few = weight(&|n| pods(vec![not(n % 100)]));
         assert_eq!(few.excess, None);
+    }
+
+    #[test]
+    fn pod_selectors_and_port_names_of_egress_weigh() {
+        let labels = (0..600).map(|n| format!("{n:04}")).collect();
+        let pod_selector = Selector { requirements: vec![Requirement::In("app".into(), labels)] };
+        let weight = Weight::of(&Policy { pod_selector, ..policy(Vec::new()) });
+        assert_eq!(weight.units, [601 + 2, 0], "of the isolated direction");
+        let port = |n: u32| PortRule {
+            protocol: Protocol::Tcp,
+            port: PortMatch::Named(format!("name{n}")),
+        };
+        let rules = || Some(vec![Rule { peers: None, ports: Some((0..24).map(port).collect()) }]);
+        let names = Policy { ingress: rules(), egress: rules(), ..Policy::default() };
+        let weight = Weight::of(&names);
+        assert_eq!(weight.units, [1 + 24, 1 + 24 * NAMED_UNITS as u32]);
+        assert!(weight.units(Direction::Egress) > MODEST_UNITS, "charged and deferred");
+    }
+
+    #[test]
+    fn policies_with_too_many_units_are_not_kept_in_full() {
+        let selector = |count: u32| Selector {
+            requirements: vec![Requirement::NotIn(
+                "app".into(),
+                (0..count).map(|n| format!("{n:06}")).collect(),
+            )],
+        };
+        let ports = |count: u32| {
+            let port = PortRule { protocol: Protocol::Tcp, port: PortMatch::Any };
+            vec![Rule { peers: None, ports: Some(vec![port; count as usize]) }]
+        };
+        let of = |labels: u32, count: u32| Policy {
+            pod_selector: selector(labels),
+            ingress: Some(ports(count)),
+            problems: vec!["a part".to_owned()],
+            ..Policy::default()
+        };
+        let closed = |pod_selector| Policy {
+            pod_selector,
+            ingress: Some(Vec::new()),
+            problems: vec!["a part".to_owned()],
+            ..Policy::default()
+        };
+        assert_eq!(kept(of(9, 9)), of(9, 9));
+        assert_eq!(kept(of(9, POLICY_UNITS)), closed(selector(9)), "its pods are known");
+        assert_eq!(kept(of(POLICY_UNITS, 1)), closed(Selector::default()), "every pod");
+        let excess = Weight::of(&of(POLICY_UNITS, 1)).excess.unwrap();
+        assert!(excess.contains("isolates every pod of its namespace"), "{excess}");
     }
 
     #[test]

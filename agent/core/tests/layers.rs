@@ -7,11 +7,12 @@ use std::fs;
 use std::path::Path;
 
 /// The layers, top to bottom; a module belongs to the entry with the longest matching prefix.
-const LAYERS: [&str; 28] = [
+const LAYERS: [&str; 29] = [
     "compile",
     "compile::compiler",
     "compile::compiled",
     "compile::update",
+    "compile::consumption",
     "compile::ordering",
     "compile::report",
     "compile::image",

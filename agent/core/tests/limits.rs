@@ -7,7 +7,9 @@ use netpold_core::budget::{POLICY_PORT_SETS, POLICY_UNITS};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::compile::{CompileError, Problem};
 use netpold_core::explain::{Cause, Explainer, Verdict};
-use netpold_core::model::{Change, Direction, IpBlock, Key, Peer, Policy, Rule, Selector};
+use netpold_core::model::{
+    Change, Direction, IpBlock, Key, Peer, Policy, Requirement, Rule, Selector,
+};
 use netpold_core::ops::{Capacity, Table};
 use netpold_core::probe::IpProtocol;
 use netpold_testkit::memory::MemoryTables;
@@ -168,6 +170,27 @@ fn too_many_rules_close_their_policy() {
     let mut rules = each_its_own(10);
     rules[0].ports = Some((0..=POLICY_UNITS).map(|n| tcp((n % 50_000) as u16)).collect());
     is_closed(large("tenant", rules), "weigh");
+}
+
+#[test]
+fn a_pod_selector_over_the_budget_isolates_its_namespace_and_takes_no_memory() {
+    let mut world = World::new(two_tenants());
+    let labels = (0..=POLICY_UNITS).map(|n| format!("{n:06}")).collect();
+    // It selects no pod of this node, but is not kept.
+    let requirements = vec![Requirement::In("app".into(), labels)];
+    let selector = Selector { requirements };
+    let excessive = policy("tenant", "large", selector, None, Some(each_its_own(10)));
+    world.apply([Change::Policy(excessive.clone())]);
+    let kept = &world.compiler.cluster().policies()[&excessive.key];
+    assert_eq!((&kept.pod_selector, &kept.egress), (&Selector::default(), &Some(Vec::new())));
+    assert!(!world.egress(TENANT, &host(3).to_string(), 3), "closed");
+    let said = problems(&world);
+    assert!(said.len() == 1 && said[0].contains("every pod of its namespace"), "{said:?}");
+    assert!(world.egress(VICTIM, "198.51.100.7", 443) && !world.egress(VICTIM, "9.9.9.9", 443));
+    // The same object again changes nothing.
+    assert_eq!(world.apply([Change::Policy(excessive)]), 0);
+    world.apply([Change::Policy(large("tenant", each_its_own(10)))]);
+    assert!(world.egress(TENANT, &host(3).to_string(), 3) && problems(&world).is_empty());
 }
 
 #[test]

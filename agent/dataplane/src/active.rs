@@ -15,7 +15,7 @@ use super::settings::ActiveSettings;
 use super::shared_maps::SharedMaps;
 use super::tables::TableError;
 use crate::conntrack::{Pass, Sighting, Sweeper, Tracked};
-use crate::import_conntrack::{KernelFlow, Wanted, kernel_flows};
+use crate::import_conntrack::{Imported, KernelFlow, Wanted, kernel_flows};
 
 /// The generation in force, if there is one.
 pub struct ActiveGeneration {
@@ -160,29 +160,35 @@ impl ActiveGeneration {
         self.settings.buckets().is_some_and(|in_force| self.growth.is_due(in_force))
     }
 
-    /// Imports flows of some endpoints from the kernel's own conntrack; returns their number.
+    /// Imports flows of some endpoints from the kernel's own conntrack.
     ///
     /// # Errors
     /// The kernel's conntrack cannot be read, or the flow tables cannot be mapped.
-    pub fn import_conntrack(&self, wanted: &Wanted) -> Result<u64, String> {
-        let mut found = Vec::new();
+    pub fn import_conntrack(&self, wanted: &Wanted) -> Result<Imported, String> {
+        let (mut found, mut visited) = (Vec::new(), 0);
         let is_wanted = |flow: &KernelFlow| wanted.sides(flow, 0).next().is_some();
-        kernel_flows(is_wanted, |flow| found.extend(Some(flow).filter(is_wanted)))
-            .map_err(|error| error.to_string())?;
+        let each = |flow| {
+            visited += 1;
+            found.extend(Some(flow).filter(is_wanted));
+        };
+        kernel_flows(is_wanted, each).map_err(|error| error.to_string())?;
+        let mut imported = Imported { visited, wanted: found.len() as u64, flows: 0 };
         // Mapping the flow tables takes milliseconds.
         if found.is_empty() {
-            return Ok(0);
+            return Ok(imported);
         }
         let tables = self.settings.flow_tables(self.generation());
-        let Some((tables, now)) = tables.map_err(|error| error.to_string())? else { return Ok(0) };
-        let mut flows = 0;
+        let Some((tables, now)) = tables.map_err(|error| error.to_string())? else {
+            return Ok(imported);
+        };
         for flow in &found {
             for side in wanted.sides(flow, now) {
                 let seen = tables.stamp(&side, flow.remaining, now);
-                flows += u64::from(tables.import(&Tracked { seen, ..side }, now).is_ok());
+                let is_in = tables.import(&Tracked { seen, ..side }, now).is_ok();
+                imported.flows += u64::from(is_in);
             }
         }
-        Ok(flows)
+        Ok(imported)
     }
 
     /// Runs the attached program on a probe's packet; returns whether the packet passes. Removes the conntrack entry of

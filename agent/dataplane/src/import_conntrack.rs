@@ -99,6 +99,25 @@ pub struct Wanted {
     pub own: BTreeSet<IpAddr>,
 }
 
+/// Result of a walk over the kernel's conntrack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Imported {
+    /// Number of the kernel's flows that were visited.
+    pub visited: u64,
+    /// Number of those in which a wanted endpoint takes part.
+    pub wanted: u64,
+    /// Number of imported entries.
+    pub flows: u64,
+}
+
+impl Imported {
+    /// Share of the wanted flows in the visited ones, from 0 to 1; 1 if none was visited.
+    #[must_use]
+    pub fn share(self) -> f64 {
+        if self.visited == 0 { 1.0 } else { self.wanted as f64 / self.visited as f64 }
+    }
+}
+
 impl Wanted {
     /// Returns the conntrack entries for a flow of the kernel, one for each endpoint that is a side of the flow.
     pub fn sides(&self, flow: &KernelFlow, now: u32) -> impl Iterator<Item = Tracked> {

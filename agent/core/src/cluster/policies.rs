@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::budget::Weight;
+use crate::budget::{Weight, kept_at};
 use crate::cluster::namespaces::in_namespace;
 use crate::model::{Key, Policy};
 
@@ -32,13 +32,13 @@ impl Policies {
         self.weights.get(policy)
     }
 
-    /// The policy and its weight; `None` if it equals the known policy of its key.
+    /// The policy as it is kept, and its weight; `None` if it equals the known policy of its key.
     pub(super) fn weighed(&self, new: Policy) -> Option<(Arc<Policy>, Weight)> {
         if self.by_key.get(&new.key).is_some_and(|known| **known == new) {
             return None;
         }
         let weight = if self.hasty { Weight::hasty(&new) } else { Weight::of(&new) };
-        Some((Arc::new(new), weight))
+        Some((Arc::new(kept_at(new, &weight)), weight))
     }
 
     /// Sets whether slow parts of weighing new policies are left to [`Policies::weigh_exactly`].

@@ -168,7 +168,15 @@ impl Compiler {
     /// Namespaces with deferred policies.
     #[must_use]
     pub fn late(&self) -> BTreeSet<String> {
-        self.compiled.tables.endpoints.late().map(|late| late.of.namespace().to_owned()).collect()
+        let late = self.compiled.tables.endpoints.late();
+        let late = late.map(|late| late.of.namespace().to_owned());
+        late.chain(self.compiled.rules.limits.postponed().cloned()).collect()
+    }
+
+    /// Namespaces with policies closed for a full table.
+    #[must_use]
+    pub fn left_out(&self) -> BTreeSet<String> {
+        self.compiled.rules.limits.left_out().map(str::to_owned).collect()
     }
 
     /// Namespaces with unused large policies that only new tables get rid of.

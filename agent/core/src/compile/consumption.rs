@@ -118,9 +118,8 @@ fn entries(prefix: Prefix, table: Table) -> impl Iterator<Item = Element> {
         let is_below = prefix.family == Family::V4 && prefix.len > len;
         is_below.then(|| prefix.truncate(len))
     };
-    let whole = |is_host| {
-        (prefix.family == Family::V6 && prefix.is_host() == is_host).then_some(prefix)
-    };
+    let whole =
+        |is_host| (prefix.family == Family::V6 && prefix.is_host() == is_host).then_some(prefix);
     let prefixes = match table {
         Table::TrieBlocks => [block(16), block(24)],
         Table::Hosts6 => [whole(true), None],
@@ -135,7 +134,10 @@ fn by_elements(of: BTreeMap<Combination, HashSet<Element>>, excess: usize) -> Cl
     let mut namespaces: BTreeMap<String, Consumer> = BTreeMap::new();
     for (combination, elements) in of.into_iter().filter(|(_, elements)| !elements.is_empty()) {
         elements.iter().for_each(|element| *users.entry(*element).or_default() += 1);
-        namespaces.entry(combination.namespace().to_owned()).or_default().add(combination, elements);
+        namespaces
+            .entry(combination.namespace().to_owned())
+            .or_default()
+            .add(combination, elements);
     }
     for consumer in namespaces.values_mut() {
         consumer.open.sort_by_key(|(_, elements)| elements.len());

@@ -1,6 +1,6 @@
 //! Label matching: LabelSelector of `meta/v1`.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::object::Labels;
 
@@ -16,9 +16,9 @@ pub struct Selector {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Requirement {
     /// `In`: the key is present with one of the values (sorted, without duplicates).
-    In(String, Vec<String>),
-    /// `NotIn`: the key is absent, or present with none of the values.
-    NotIn(String, Vec<String>),
+    In(String, #[serde(deserialize_with = "sorted")] Vec<String>),
+    /// `NotIn`: the key is absent, or present with none of the values (sorted, without duplicates).
+    NotIn(String, #[serde(deserialize_with = "sorted")] Vec<String>),
     /// `Exists`
     Exists(String),
     /// `DoesNotExist`
@@ -49,12 +49,26 @@ impl Requirement {
     #[must_use]
     pub fn matches(&self, labels: &Labels) -> bool {
         match self {
-            Self::In(key, values) => labels.get(key).is_some_and(|value| values.contains(value)),
-            Self::NotIn(key, values) => labels.get(key).is_none_or(|value| !values.contains(value)),
+            Self::In(key, values) => labels.get(key).is_some_and(|value| holds(values, value)),
+            Self::NotIn(key, values) => labels.get(key).is_none_or(|value| !holds(values, value)),
             Self::Exists(key) => labels.contains_key(key),
             Self::DoesNotExist(key) => !labels.contains_key(key),
         }
     }
+}
+
+/// Reads values in any order.
+fn sorted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let mut values: Vec<String> = Vec::deserialize(deserializer)?;
+    values.sort();
+    values.dedup();
+    Ok(values)
+}
+
+/// Whether sorted values contain a value. A tenant may write hundreds of thousands, for each of many pods and policies.
+fn holds(values: &[String], value: &str) -> bool {
+    debug_assert!(values.is_sorted(), "values of a requirement are sorted");
+    values.binary_search_by(|known| known.as_str().cmp(value)).is_ok()
 }
 
 #[cfg(test)]
@@ -87,6 +101,14 @@ mod tests {
             assert_eq!(requirement.matches(&web), on_web, "{requirement:?}");
             assert_eq!(requirement.matches(&none), on_none, "{requirement:?} without the key");
         }
+    }
+
+    #[test]
+    fn values_are_read_in_any_order() {
+        let read: Requirement =
+            serde_json::from_str(r#"{"NotIn": ["app", ["web", "db", "web"]]}"#).unwrap();
+        assert_eq!(read, Requirement::NotIn("app".into(), values(&["db", "web"])));
+        assert!(!read.matches(&labels(&[("app", "db")])) && read.matches(&labels(&[])));
     }
 
     #[test]

@@ -23,6 +23,8 @@ const ORDINARY_TIME: Duration = Duration::from_millis(10);
 const FACTOR: u32 = 10;
 /// Factor of the charge for work that delays all updates.
 const FACTOR_OF_ALL: u32 = 100;
+/// Least share of a walk over the node's flows that is charged.
+const LEAST_OF_WALK: f64 = 0.1;
 /// Debt up to which a namespace's large objects do not wait.
 const CREDIT: Duration = Duration::from_secs(5);
 
@@ -104,6 +106,19 @@ impl Pace {
     /// beyond modest size, by namespace.
     pub(super) fn spent(&mut self, took: Duration, compiled: BTreeMap<String, u64>, now: Instant) {
         self.charge(took.saturating_sub(ORDINARY_TIME) * FACTOR_OF_ALL, compiled, now);
+    }
+
+    /// Charges a walk over the flows of the node, in which `share` (0 to 1) of the flows belong to these namespaces. They
+    /// pay for that share, because other pods choose the number of the other flows, and for at least
+    /// [`LEAST_OF_WALK`], because they choose how often the node's flows are walked.
+    pub(super) fn spent_for_walk(
+        &mut self,
+        took: Duration,
+        share: f64,
+        shares: BTreeMap<String, u64>,
+        now: Instant,
+    ) {
+        self.spent(took.mul_f64(share.clamp(LEAST_OF_WALK, 1.0)), shares, now);
     }
 
     /// Ends the successful compilation of the taken changes and of large policies on another thread, and charges its
@@ -269,8 +284,22 @@ mod tests {
         let later = pace.next(&late, now).unwrap();
         assert_eq!((later - now).as_millis(), 2500);
         assert!(pace.held(later).is_empty());
+        // Nobody owes an update without shares.
+        pace.spent(Duration::from_secs(60), BTreeMap::new(), now);
+        assert_eq!(pace.owed.len(), 2);
         // An update within the ordinary time costs nothing.
         pace.spent(ORDINARY_TIME, BTreeMap::from([("c".to_owned(), 5000)]), now);
         assert_eq!(pace.owed.len(), 2);
+    }
+
+    #[test]
+    fn who_has_few_flows_owes_little_for_a_walk_over_many() {
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        let took = Duration::from_secs(1) + ORDINARY_TIME;
+        let mut owed = |namespace: &str, share| {
+            pace.spent_for_walk(took, share, BTreeMap::from([(namespace.to_owned(), 1)]), now);
+            (pace.owed[namespace] - now).as_secs()
+        };
+        assert_eq!([owed("many", 1.0), owed("half", 0.5), owed("few", 0.001)], [100, 49, 9]);
     }
 }

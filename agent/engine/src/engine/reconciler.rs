@@ -41,6 +41,13 @@ pub(super) struct Reconciler {
     pub(super) instruments: Instruments,
 }
 
+/// A written update.
+struct Written {
+    operations: usize,
+    /// Namespaces to charge, and their shares.
+    shares: BTreeMap<String, u64>,
+}
+
 /// The endpoints of the tables in force.
 #[derive(Debug)]
 pub(super) struct InForce {
@@ -95,28 +102,28 @@ impl Reconciler {
         }
     }
 
-    /// Writes the update, and charges its objects beyond modest size to their namespaces.
+    /// Writes the update, and charges its objects beyond modest size to their namespaces. Returns the number of
+    /// operations.
     pub(super) fn write_within_credit(&mut self) -> Result<usize, EngineError> {
         let is_first = !self.installed;
         let begin = thread_time();
         self.compiler.defer(Some(self.pace.held(Instant::now())));
-        let written = self.write();
-        let compiled = self.compiler.take_compiled();
+        let Written { operations, shares } = self.write()?;
         let took = thread_time().saturating_sub(begin);
-        // A full compilation is charged to no namespace.
+        // At the start no update waits.
         if !is_first {
-            self.pace.spent(took, compiled, Instant::now());
+            self.pace.spent(took, shares, Instant::now());
         }
-        written
+        Ok(operations)
     }
 
-    /// Writes the update; returns the number of operations.
-    fn write(&mut self) -> Result<usize, EngineError> {
+    /// Writes the update.
+    fn write(&mut self) -> Result<Written, EngineError> {
         if !self.installed {
             return self.new_generation();
         }
         if let Some(operations) = self.succeed()? {
-            return Ok(operations);
+            return Ok(Written { operations, shares: self.compiler.take_compiled() });
         }
         match self.instruments.compiling(|| self.compiler.update()) {
             Ok(ops) => {
@@ -125,7 +132,7 @@ impl Reconciler {
                 self.instruments.applying(|| self.dataplane.active_mut().write(&ops))?;
                 self.installed = true;
                 self.in_force.note(&self.compiler);
-                Ok(ops.len())
+                Ok(Written { operations: ops.len(), shares: self.compiler.take_compiled() })
             }
             Err(error) => {
                 tracing::info!(%error, "update needs larger tables: creating a new generation");
@@ -134,11 +141,15 @@ impl Reconciler {
         }
     }
 
-    /// Installs everything into new tables, grown until the state fits.
-    fn new_generation(&mut self) -> Result<usize, EngineError> {
+    /// Installs everything into new tables, grown until the state fits. The full compilation is charged to the
+    /// namespaces of policies that it closes for lack of room, and to no other: most of the compiled policies have not
+    /// changed.
+    fn new_generation(&mut self) -> Result<Written, EngineError> {
         self.installed = false;
-        let capacity = self.capacity;
-        let ops = self.instruments.compiling(|| install(&mut self.compiler, capacity))?;
+        let (capacity, before) = (self.capacity, self.compiler.left_out());
+        let ops = self.instruments.compiling(|| install(&mut self.compiler, capacity));
+        drop(self.compiler.take_compiled());
+        let ops = ops?;
         self.capacity = self.compiler.capacity();
         self.close_restored();
         self.instruments.applying(|| self.dataplane.install(&self.capacity, &ops))?;
@@ -146,7 +157,9 @@ impl Reconciler {
         self.import_conntrack();
         self.installed = true;
         self.in_force.note(&self.compiler);
-        Ok(ops.len())
+        let closed = self.compiler.left_out().into_iter().filter(|of| !before.contains(of));
+        let shares = closed.map(|namespace| (namespace, 1)).collect();
+        Ok(Written { operations: ops.len(), shares })
     }
 
     /// After a boot, closes the pods that the last good state isolates until its programs are loaded: pods would
@@ -202,8 +215,12 @@ impl Reconciler {
             endpoints: newly.iter().flat_map(addresses).collect(),
             own: self.compiler.cluster().own_addresses().collect(),
         };
+        let mut share = 1.0;
         match self.dataplane.active().import_conntrack(&wanted) {
-            Ok(flows) => tracing::debug!(endpoints = newly.len(), flows, "imported flows"),
+            Ok(imported) => {
+                tracing::debug!(endpoints = newly.len(), flows = imported.flows, "imported flows");
+                share = imported.share();
+            }
             Err(error) => tracing::info!(
                 %error,
                 "cannot read initiators of open connections from the kernel's conntrack: guessing by ports"
@@ -212,7 +229,8 @@ impl Reconciler {
         // At the start no update waits, so the import is not charged.
         if self.in_force.version.is_some() {
             let shares = newly.into_iter().map(|endpoint| (endpoint.pod.namespace, 1)).collect();
-            self.pace.spent(thread_time().saturating_sub(begin), shares, now);
+            let took = thread_time().saturating_sub(begin);
+            self.pace.spent_for_walk(took, share, shares, now);
         }
     }
 

@@ -51,6 +51,8 @@ pub(crate) struct Limits {
     left_out: BTreeMap<Combination, Table>,
     /// Namespaces that may make room for them: their own, and those that use as much of the table.
     large: BTreeSet<String>,
+    /// Namespaces of `large` that changed while held.
+    postponed: BTreeSet<String>,
     /// Set while large combinations are deferred; in these namespaces everything beyond modest size is.
     deferring: Option<BTreeSet<String>>,
     /// Units compiled in this update, by namespace.
@@ -98,6 +100,16 @@ impl Limits {
         std::mem::replace(&mut self.deferring, deferring)
     }
 
+    /// Namespaces with combinations left out for a full table.
+    pub(crate) fn left_out(&self) -> impl Iterator<Item = &str> {
+        self.left_out.keys().map(Combination::namespace)
+    }
+
+    /// Namespaces that changed while held, so that the combinations left out are to be reconsidered later.
+    pub(crate) fn postponed(&self) -> impl Iterator<Item = &String> {
+        self.postponed.iter()
+    }
+
     /// Whether large combinations are deferred.
     pub(crate) fn is_deferring(&self) -> bool {
         self.deferring.is_some()
@@ -142,20 +154,27 @@ impl Limits {
     }
 
     /// Clears `left_out` if a namespace that may make room for it changed. Returns the namespaces of the cleared
-    /// combinations.
+    /// combinations. If the table is still full, all is compiled again, so this waits for a namespace in debt.
     pub(crate) fn reconsider(
         &mut self,
         dirty: &Dirty,
-        mut concerned: impl Iterator<Item = String>,
+        concerned: impl Iterator<Item = String>,
     ) -> BTreeSet<String> {
-        let large = &self.large;
-        let is_due = !self.is_new
-            && (dirty.policies.iter().any(|of| large.contains(of))
-                || concerned.any(|of| large.contains(&of)));
-        if !is_due {
+        if self.is_new || self.large.is_empty() {
+            return BTreeSet::new();
+        }
+        let changed = dirty.policies.iter().cloned().chain(concerned);
+        let changed = changed.filter(|namespace| self.large.contains(namespace));
+        let is_held = |namespace: &String| {
+            self.deferring.as_ref().is_some_and(|held| held.contains(namespace))
+        };
+        let (held, due): (BTreeSet<String>, BTreeSet<String>) = changed.partition(is_held);
+        self.postponed.extend(held);
+        if due.is_empty() {
             return BTreeSet::new();
         }
         self.large.clear();
+        self.postponed.clear();
         let cleared = std::mem::take(&mut self.left_out).into_keys();
         cleared.map(|combination| combination.namespace().to_owned()).collect()
     }

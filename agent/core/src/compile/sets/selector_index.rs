@@ -192,7 +192,7 @@ mod tests {
     fn finds_what_matches_once() {
         let selectors = [
             vec![],
-            vec![is_in("app", &["web", "db"])],
+            vec![is_in("app", &["db", "web"])],
             vec![is_in("app", &["web"]), is_in("tier", &["target"])],
             vec![is_in("app", &[])],
             vec![Requirement::Exists("app".into())],

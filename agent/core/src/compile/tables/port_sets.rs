@@ -123,9 +123,11 @@ impl PortSetTable {
 
     /// Numbers of a port set's bitmaps.
     pub(crate) fn bitmaps_of(&self, set: u32) -> impl Iterator<Item = u32> + '_ {
-        let ports = self.live.get(&set).into_iter().flat_map(|(ports, ..)| {
-            PROTOCOLS.map(|protocol| ports.of(protocol))
-        });
+        let ports = self
+            .live
+            .get(&set)
+            .into_iter()
+            .flat_map(|(ports, ..)| PROTOCOLS.map(|protocol| ports.of(protocol)));
         ports.filter_map(|ports| self.bitmaps.get(&ports).map(|(bitmap, _)| *bitmap))
     }
 
