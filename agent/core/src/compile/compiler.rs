@@ -229,8 +229,9 @@ impl Compiler {
         self.compiled.grace_passed();
     }
 
-    /// Closes the largest combinations of policies until the tables that refused the update fit. Returns false if there
-    /// are none to close: then only [`Compiler::reinstall`] with a greater capacity helps.
+    /// Closes combinations of policies until the table that refused the update has room: those of the namespace that uses
+    /// most of it first. Returns false if there are none to close: then only [`Compiler::reinstall`] with a greater
+    /// capacity helps.
     pub fn leave_out(&mut self, error: &CompileError) -> bool {
         let CompileError::Full { table, needed, capacity } = error;
         // No NetworkPolicy has names.

@@ -46,13 +46,11 @@ pub(super) fn choose(
     for (combination, direction_policy) in rules.direction_policies.combinations() {
         all.entry(combination).or_default().push(direction_policy);
     }
-    match table {
-        Table::Classes => {
-            all.retain(|combination, _| is_closable(combination));
-            by_classes(&Divisions::new(rules, sets), &all, excess)
-        }
-        _ => by_elements(elements(&all, tables, table), excess),
+    if table != Table::Classes {
+        return by_elements(elements(&all, tables, table), excess);
     }
+    all.retain(|combination, _| is_closable(combination));
+    by_classes(&Divisions::new(rules, sets), &all, excess)
 }
 
 /// Whether a combination can be closed: one of ClusterNetworkPolicies alone belongs to no namespace and cannot.
@@ -123,7 +121,10 @@ fn entries(prefix: Prefix, table: Table) -> impl Iterator<Item = Element> {
     let prefixes = match table {
         Table::TrieBlocks => [block(16), block(24)],
         Table::Hosts6 => [whole(true), None],
-        _ => [whole(false), None],
+        Table::Cidrs6 => [whole(false), None],
+        Table::Classes | Table::Bitmaps | Table::RowBlocks | Table::Rows | Table::Names => {
+            [None, None]
+        }
     };
     prefixes.into_iter().flatten().map(Element::Prefix)
 }

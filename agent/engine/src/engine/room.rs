@@ -21,7 +21,8 @@ const LARGEST: Capacity = Capacity {
     names: 262_144,
 };
 
-/// Compiles everything for new tables with spare room, and closes the largest policies if no permitted size suffices.
+/// Compiles everything for new tables with spare room, and closes policies ([`Compiler::leave_out`]) if no permitted size
+/// suffices.
 /// The resulting sizes are [`Compiler::capacity`].
 ///
 /// # Errors
@@ -35,7 +36,7 @@ pub fn install(compiler: &mut Compiler, capacity: Capacity) -> Result<Vec<Op>, C
                 return Ok(ops);
             }
             Err(error) if compiler.leave_out(&error) => {
-                tracing::error!(%error, "closing the largest policies to make room");
+                tracing::error!(%error, "closing policies of the namespaces that use most, to make room");
                 capacity = compiler.capacity();
             }
             Err(error) => return Err(error),
