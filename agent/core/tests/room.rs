@@ -115,9 +115,8 @@ fn install_without(world: &mut World, classes: u32) {
 /// The closed policies.
 fn closed(world: &World) -> BTreeSet<Key> {
     let problems = world.compiler.problems().into_iter();
-    let closed = problems.filter_map(|problem| match problem {
-        Problem::Closed { policies, .. } => Some(policies),
-        _ => None,
+    let closed = problems.filter_map(|problem| {
+        if let Problem::Closed { policies, .. } = problem { Some(policies) } else { None }
     });
     closed.flatten().collect()
 }

@@ -285,7 +285,7 @@ mod tests {
         assert_eq!((later - now).as_millis(), 2500);
         assert!(pace.held(later).is_empty());
         // Nobody owes an update without shares.
-        pace.spent(Duration::from_secs(60), BTreeMap::new(), now);
+        pace.spent(Duration::from_mins(1), BTreeMap::new(), now);
         assert_eq!(pace.owed.len(), 2);
         // An update within the ordinary time costs nothing.
         pace.spent(ORDINARY_TIME, BTreeMap::from([("c".to_owned(), 5000)]), now);
