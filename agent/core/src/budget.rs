@@ -12,7 +12,7 @@ use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, S
 use crate::ports::blocks::exceeds_port_sets;
 
 /// Maximum number of rules, peers, exceptions, ports and label values in one direction of a policy, together with the
-/// labels and values of its `podSelector`. A port name of an egress rule counts as [`NAMED_UNITS`].
+/// labels and values of its `podSelector`. A port name of an egress rule counts 64.
 pub const POLICY_UNITS: u32 = 262_144;
 /// Maximum for all policies that isolate pods of one namespace on one node, both directions together. A policy counts
 /// once for each combination of policies in which it selects pods there.
