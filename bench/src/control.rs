@@ -132,7 +132,7 @@ pub(crate) fn memory() -> Result<u64> {
 }
 
 fn map_bytes() -> Result<u64> {
-    Ok(host::map_memory()?.values().sum())
+    Ok(host::map_memory("self")?.values().sum())
 }
 
 pub(crate) fn milliseconds(duration: Duration) -> f64 {

@@ -72,10 +72,11 @@ pub(crate) fn own_memory() -> Result<u64> {
     Ok(kib.parse::<u64>().context("RssAnon is no number")? * 1024)
 }
 
-/// Kernel memory in bytes of each BPF map that this process has open, by map identifier.
-pub(crate) fn map_memory() -> Result<BTreeMap<u32, u64>> {
+/// Kernel memory in bytes of each BPF map that a process (a number, or `self`) has open, by map identifier.
+pub(crate) fn map_memory(process: &str) -> Result<BTreeMap<u32, u64>> {
     let mut maps = BTreeMap::new();
-    for entry in fs::read_dir("/proc/self/fdinfo").context("cannot list /proc/self/fdinfo")? {
+    let folder = format!("/proc/{process}/fdinfo");
+    for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {folder}"))? {
         let Ok(info) = fs::read_to_string(entry?.path()) else { continue };
         let field = |name: &str| {
             let line = info.lines().find_map(|line| line.strip_prefix(name));
@@ -133,6 +134,18 @@ pub(crate) fn enable_gro(interface: &str) -> Result<()> {
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
     nix::errno::Errno::result(result)
         .with_context(|| format!("cannot turn on GRO at {interface}"))?;
+    Ok(())
+}
+
+/// Lets this thread run before all threads without real-time priority, so that other work on the machine delays it less.
+///
+/// # Errors
+/// Missing `CAP_SYS_NICE`.
+pub(crate) fn run_first() -> Result<()> {
+    let priority = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the priority outlives the call.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) };
+    nix::errno::Errno::result(result).context("cannot have real-time priority")?;
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! netpold's benchmarks: `cargo xtask bench`. `README.md` describes the measurements.
 
+mod agent;
 mod bytecode;
 mod cluster;
 mod control;
@@ -17,6 +18,7 @@ mod live;
 mod load;
 mod lookups;
 mod maps;
+mod names;
 mod observe;
 mod packet;
 mod plots;
@@ -86,6 +88,8 @@ enum Part {
     Observe,
     /// Sockets between two pods
     Wire,
+    /// Lookups of names, and connections behind them
+    Names,
     /// Load of agents on an API server; only if named: ten minutes
     Scale,
 }
@@ -144,6 +148,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         flood: Vec::new(),
         observed: None,
         wire: Vec::new(),
+        names: None,
         scale: Vec::new(),
     };
     // First, while the process has little other memory.
@@ -176,6 +181,10 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted(Part::Wire) {
         wire(arguments.quick, &pins, &mut results)?;
+    }
+    if wanted(Part::Names) {
+        let (pairs, time) = if arguments.quick { (10_000, 4) } else { (100_000, 24) };
+        results.names = Some(names::measure(pairs, Duration::from_secs(time), &tell)?);
     }
     if arguments.part.contains(&Part::Scale) {
         let wanted = |(nodes, _): &(u32, u32)| arguments.nodes.is_none_or(|only| only == *nodes);

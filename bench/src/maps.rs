@@ -24,21 +24,30 @@ pub(crate) struct Maps {
 
 /// Measures the maps of a cluster of this size.
 pub(crate) fn measure(scale: Scale, buckets: u32, pins: &Path) -> Result<Maps> {
-    let before: BTreeSet<u32> = map_memory()?.into_keys().collect();
+    let before = map_memory("self")?;
     // The initial sizes of the agent.
     let _world = World::sized(pins, scale.changes(), buckets, Capacity::SMALL)?;
-    let after = map_memory()?;
+    let mut maps = map_memory("self")?;
+    maps.retain(|id, _| !before.contains_key(id));
+    Ok(Maps { pods: scale.pods, bytes: by_name(&maps)? })
+}
+
+/// Bytes by map name, of maps by identifier.
+///
+/// # Errors
+/// The maps of the machine cannot be listed.
+pub(crate) fn by_name(maps: &BTreeMap<u32, u64>) -> Result<BTreeMap<String, u64>> {
     let mut bytes = BTreeMap::new();
     for info in loaded_maps() {
         let info = info.context("cannot list maps")?;
-        if let Some(used) = after.get(&info.id()).filter(|_| !before.contains(&info.id())) {
+        if let Some(used) = maps.get(&info.id()) {
             // Data sections at fixed addresses have no name.
             let name = info.name_as_str().context("a map without a name")?;
             let name = if name.is_empty() { "at fixed addresses" } else { name };
             *bytes.entry(name.to_owned()).or_default() += used;
         }
     }
-    Ok(Maps { pods: scale.pods, bytes })
+    Ok(bytes)
 }
 
 /// Prints the table.

@@ -9,18 +9,18 @@ mod watcher;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use netpold_testbed::cluster::{Cluster, allow_to, isolate};
-use netpold_testbed::{Agent, AgentOptions, Cni, Pod, processor_time};
+use netpold_testbed::{Agent, Cni, Pod, processor_time};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
 
+use crate::agent;
 use crate::bytecode::{Code, NATIVE, XDP, attach_xdp, send_live};
 use crate::control::percentile;
 use crate::figures::{say, table};
@@ -108,9 +108,9 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Observe
     phases.push(scene.phase("a flood", time, |scene| scene.flood(time, |_| Ok(())))?);
     progress("observe: a flood that is watched");
     scene.settle(None)?;
-    let watcher = Watcher::new(&binary()?, &scene.agent().socket())?;
+    let watcher = Watcher::new(&agent::binary()?, &scene.agent().socket())?;
     scene.wait_for(&watcher)?;
-    let before = (scene.drops()?, watcher.seen());
+    let before = (agent::drops(scene.agent())?, watcher.seen());
     let (mut sent, used) = (Vec::new(), processor_time(watcher.pid())?);
     phases.push(scene.phase("a flood that is watched", time, |scene| {
         scene.flood(time, |pod| {
@@ -121,7 +121,7 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Observe
     let command = processor_time(watcher.pid())?.saturating_sub(used);
     let of_phase = watcher.seen().events - before.1.events;
     scene.settle(Some(&watcher))?;
-    let (drops, seen) = (scene.drops()? - before.0, watcher.seen());
+    let (drops, seen) = (agent::drops(scene.agent())? - before.0, watcher.seen());
     let (events, lost) = (seen.events - before.1.events, seen.lost - before.1.lost);
     ensure!(
         events + lost == drops,
@@ -151,19 +151,6 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Observe
     Ok(observed)
 }
 
-/// The agent's binary, built beside this one.
-fn binary() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot find this program")?;
-    let binary = own.parent().unwrap_or(Path::new("/")).join("netpold");
-    ensure!(
-        binary.is_file(),
-        "no agent at {}: build it with `cargo build --release --package netpold`, or run \
-         `cargo xtask bench`",
-        binary.display()
-    );
-    Ok(binary)
-}
-
 impl Scene {
     fn new() -> Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0)).context("cannot ask for processors")?;
@@ -183,15 +170,7 @@ impl Scene {
             let peer = format!("friend{number}");
             cluster.policy(&format!("{app}-{number}"), allow_to(app, &peer));
         }
-        cluster.write();
-        let options = AgentOptions {
-            binary: binary()?,
-            manifests: cluster.manifests.directory().to_owned(),
-            arguments: Vec::new(),
-        };
-        let agent = Agent::start(&cluster.nodes[0], options)?;
-        cluster.agents.push(agent);
-        cluster.enforce();
+        agent::start(&mut cluster)?;
         for name in &flooders {
             let interface = cluster.pod(name).host_interface();
             // Without GRO, a veth accepts no frames sent by XDP.
@@ -211,12 +190,12 @@ impl Scene {
         time: Duration,
         happens: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<Phase> {
-        let drops = self.drops()?;
+        let drops = agent::drops(self.agent())?;
         let (start, used) = (Instant::now(), processor_time(self.agent().pid())?);
         happens(self)?;
         let took = start.elapsed();
         let used = processor_time(self.agent().pid())?.saturating_sub(used);
-        let denied = self.drops()? - drops;
+        let denied = agent::drops(self.agent())? - drops;
         ensure!(took < time * 2, "{name}: it took {took:?} and not {time:?}");
         Ok(Phase {
             name: name.to_owned(),
@@ -244,13 +223,6 @@ impl Scene {
             }
             besides
         })
-    }
-
-    /// Packets dropped by the programs, with or without an event.
-    fn drops(&self) -> Result<u64> {
-        let status = self.agent().status()?;
-        let counts = status["drops"].as_array().context("a status without drops")?.iter();
-        Ok(counts.filter_map(|count| count["packets"].as_u64()).sum())
     }
 
     /// Makes every processor report its suppressed drops, by one more drop once the event limit has reset.

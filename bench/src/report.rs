@@ -12,6 +12,7 @@ use crate::host::Machine;
 use crate::hostile::{self, Hostile};
 use crate::lookups::{self, CaseLookups};
 use crate::maps::{self, Maps};
+use crate::names::{self, Names};
 use crate::observe::{self, Observed};
 use crate::packet::{self, PacketFigure};
 use crate::questions::{self, Questioned};
@@ -54,6 +55,8 @@ pub(crate) struct Results {
     /// A flood with an observer.
     pub(crate) observed: Option<Observed>,
     pub(crate) wire: Vec<Wire>,
+    /// Lookups of names.
+    pub(crate) names: Option<Names>,
     /// Load on the API server per agent, by size of the cluster.
     pub(crate) scale: Vec<ApiLoad>,
 }
@@ -86,6 +89,7 @@ impl Results {
         flood::print(&self.flood);
         self.observed.iter().for_each(observe::print);
         wire::print(&self.wire);
+        self.names.iter().for_each(names::print);
         self.scale.iter().for_each(scale::print);
         for refused in &self.refused {
             say(&format!("NOT MEASURED: {refused}"));

@@ -1,5 +1,6 @@
 //! Domain names: addresses that pods reach after lookups. A pod runs a resolver with the answers of the test.
 
+mod clients;
 mod resolver;
 mod streams;
 
@@ -185,13 +186,18 @@ fn names_open_addresses_on_a_bridge_node() {
 
 /// Looks up a name below `example.com` in a pod by the C library, with options of its configuration.
 fn get_hosts(cluster: &Cluster, pod: &str, resolver: IpAddr, options: &str, name: &str) -> String {
-    let configuration = cluster.directory.path().join("resolv.conf");
-    let text = format!("nameserver {resolver}\nsearch example.com\noptions {options}\n");
-    std::fs::write(&configuration, text).unwrap();
-    let script = "mount --bind \"$0\" /etc/resolv.conf && exec getent ahosts \"$1\"";
-    let mut getent = cluster.pod(pod).command("unshare").unwrap();
-    getent.args(["--mount", "sh", "-c", script]).arg(&configuration).arg(name);
-    String::from_utf8(getent.output().unwrap().stdout).unwrap()
+    let configuration = format!("nameserver {resolver}\nsearch example.com\noptions {options}\n");
+    run_configured(cluster, pod, &configuration, &["getent", "ahosts", name])
+}
+
+/// Output of a command in a pod with this `/etc/resolv.conf`.
+fn run_configured(cluster: &Cluster, pod: &str, configuration: &str, command: &[&str]) -> String {
+    let file = cluster.directory.path().join("resolv.conf");
+    std::fs::write(&file, configuration).unwrap();
+    let script = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
+    let mut unshared = cluster.pod(pod).command("unshare").unwrap();
+    unshared.args(["--mount", "sh", "-c", script]).arg(&file).args(command);
+    String::from_utf8(unshared.output().unwrap().stdout).unwrap()
 }
 
 /// The C library queries A and AAAA at once from one port, with its search list, and with EDNS0 on request.

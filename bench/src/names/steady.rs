@@ -1,0 +1,228 @@
+//! Lookups at a steady rate while the agent runs, ends and starts, beside as many on a node without netpold.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Serialize;
+
+use super::lookup::{Lookup, answer_lookup};
+use super::scene::{Asker, Scene};
+use crate::control::percentile;
+use crate::figures::Spread;
+use crate::host;
+
+/// Lookups during one state of the agent.
+#[derive(Debug, Serialize)]
+pub(crate) struct Phase {
+    /// State of the agent.
+    pub(crate) agent: &'static str,
+    /// On the node without programs.
+    pub(crate) without: Times,
+    /// On the node with the agent's programs.
+    pub(crate) with: Times,
+    /// Further microseconds of a lookup with programs, p50 and p99: of rounds of a thousand lookups each.
+    pub(crate) added_p50_us: Spread,
+    pub(crate) added_p99_us: Spread,
+    /// Datagrams at once to the address of each lookup that did not arrive.
+    pub(crate) new_denied: u32,
+    /// Datagrams to addresses that were looked up before.
+    pub(crate) known: u32,
+    /// Those that did not arrive.
+    pub(crate) known_denied: u32,
+}
+
+/// Times of lookups.
+#[derive(Debug, Serialize)]
+pub(crate) struct Times {
+    /// Number.
+    pub(crate) lookups: u32,
+    /// Lookups without an answer.
+    pub(crate) lost: u32,
+    /// Microseconds to an answer.
+    pub(crate) p50_us: f64,
+    /// Microseconds.
+    pub(crate) p99_us: f64,
+    /// Microseconds.
+    pub(crate) max_us: f64,
+    /// Lookups that took longer than 5 ms.
+    pub(crate) above_5_ms: u32,
+}
+
+/// Lookups per second on each node.
+const RATE: u32 = 500;
+/// Lookups of a round.
+const ROUND: usize = 1_000;
+/// Addresses that are looked up first.
+const KNOWN: u32 = 50;
+/// Numbers of datagrams to these, above those of lookups.
+const AGAIN: u32 = 1 << 30;
+const LATE: f64 = 5e3;
+/// Time without an agent, or with a stopped one.
+const PAUSE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Nodes without and with an agent.
+struct Nodes {
+    without: Asker,
+    _without: Scene,
+    with: Asker,
+    scene: Scene,
+    /// Number of the next lookup.
+    next: u32,
+}
+
+/// What happened during a phase.
+#[derive(Default)]
+struct Samples {
+    /// Times without and with programs, `None` for lost ones.
+    took: [Vec<Option<Duration>>; 2],
+    new: HashSet<u32>,
+    known: HashSet<u32>,
+}
+
+/// Measures. With an agent that just runs for `time`.
+pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Phase>> {
+    let mut nodes = Nodes::new()?;
+    let mut phases = Vec::new();
+    let mut phase = |agent, happens: &mut dyn FnMut(&mut Scene) -> Result<()>| -> Result<()> {
+        progress(&format!("names: lookups, the agent {agent}"));
+        phases.push(nodes.phase(agent, happens)?);
+        Ok(())
+    };
+    phase("runs", &mut |_| {
+        sleep(time);
+        Ok(())
+    })?;
+    phase("is killed, and started", &mut |scene| {
+        let cluster = scene.cluster_mut();
+        cluster.agents[0].end(Signal::SIGKILL);
+        sleep(PAUSE);
+        cluster.restart(0);
+        Ok(())
+    })?;
+    phase("is stopped, and continued", &mut |scene| {
+        let agent = Pid::from_raw(scene.agent().pid() as i32);
+        kill(agent, Signal::SIGSTOP)?;
+        sleep(PAUSE);
+        kill(agent, Signal::SIGCONT)?;
+        scene.cluster_mut().wait();
+        Ok(())
+    })?;
+    phase("is restarted", &mut |scene| {
+        scene.cluster_mut().restart(0);
+        Ok(())
+    })?;
+    phase("is replaced by a second one", &mut |scene| {
+        let cluster = scene.cluster_mut();
+        let mut former = cluster.agents[0].succeed(&cluster.nodes[0])?;
+        cluster.wait();
+        let deadline = Instant::now() + PATIENCE;
+        while former.0.try_wait()?.is_none() {
+            ensure!(Instant::now() < deadline, "the former agent does not end");
+            sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    })?;
+    Ok(phases)
+}
+
+impl Nodes {
+    fn new() -> Result<Self> {
+        let without = Scene::new(answer_lookup)?;
+        let mut scene = Scene::new(answer_lookup)?;
+        scene.enforce(&["*.race.example".to_owned()])?;
+        let nodes =
+            Self { without: without.asker()?, _without: without, with: scene.asker()?, scene, next: KNOWN };
+        for number in 0..KNOWN {
+            for asker in [&nodes.without, &nodes.with] {
+                let lookup = Lookup::new(number);
+                asker.ask(&lookup.question(), lookup.over_ipv6)?.context("no answer")?;
+            }
+        }
+        Ok(nodes)
+    }
+
+    /// Looks up while something happens to the agent.
+    fn phase(
+        &mut self,
+        agent: &'static str,
+        happens: &mut dyn FnMut(&mut Scene) -> Result<()>,
+    ) -> Result<Phase> {
+        let stop = AtomicBool::new(false);
+        let Self { without, with, scene, next, .. } = self;
+        let askers = [&*without, &*with];
+        let samples = scope(|threads| {
+            let lookups = threads.spawn(|| look_up(askers, next, &stop));
+            let happened = happens(scene);
+            stop.store(true, Ordering::Relaxed);
+            let samples = lookups.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            happened.and(samples)
+        })?;
+        let Samples { took: [without, with], new, known } = samples;
+        let patience = Duration::from_secs(2);
+        let rounds: Vec<[f64; 2]> =
+            without.chunks_exact(ROUND).zip(with.chunks_exact(ROUND)).map(|(without, with)| {
+                let (without, with) = (microseconds(without), microseconds(with));
+                [0.5, 0.99].map(|part| percentile(&with, part) - percentile(&without, part))
+            }).collect();
+        let added = [0, 1].map(|part| Spread::of(&rounds.iter().map(|it| it[part]).collect::<Vec<_>>()));
+        Ok(Phase {
+            agent,
+            without: Times::of(&without),
+            with: Times::of(&with),
+            added_p50_us: added[0],
+            added_p99_us: added[1],
+            new_denied: self.scene.missing(&new, patience).len() as u32,
+            known: known.len() as u32,
+            known_denied: self.scene.missing(&known, patience).len() as u32,
+        })
+    }
+}
+
+/// Looks up on both nodes in turn, and sends datagrams to the server behind the address at once, and to a known one.
+fn look_up(askers: [&Asker; 2], next: &mut u32, stop: &AtomicBool) -> Result<Samples> {
+    host::run_first()?;
+    let mut samples = Samples::default();
+    let pause = Duration::from_secs(1) / RATE / 2;
+    let mut due = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        let lookup = Lookup::new(*next);
+        let question = lookup.question();
+        for (asker, took) in askers.iter().zip(&mut samples.took) {
+            sleep(due.saturating_duration_since(Instant::now()));
+            due += pause;
+            took.push(asker.ask(&question, lookup.over_ipv6)?);
+        }
+        askers[1].send(*next, lookup.target())?;
+        samples.new.insert(*next);
+        if *next % 10 == 0 {
+            askers[1].send(AGAIN + *next, Lookup::new(*next / 10 % KNOWN).target())?;
+            samples.known.insert(AGAIN + *next);
+        }
+        *next += 1;
+    }
+    Ok(samples)
+}
+
+fn microseconds(took: &[Option<Duration>]) -> Vec<f64> {
+    took.iter().flatten().map(|time| time.as_secs_f64() * 1e6).collect()
+}
+
+impl Times {
+    fn of(took: &[Option<Duration>]) -> Self {
+        let times = microseconds(took);
+        Self {
+            lookups: took.len() as u32,
+            lost: (took.len() - times.len()) as u32,
+            p50_us: percentile(&times, 0.5),
+            p99_us: percentile(&times, 0.99),
+            max_us: percentile(&times, 1.0),
+            above_5_ms: times.iter().filter(|time| **time > LATE).count() as u32,
+        }
+    }
+}
