@@ -21,7 +21,7 @@ use steady::{Phase, Times};
 pub(crate) struct Names {
     pub(crate) phases: Vec<Phase>,
     pub(crate) pairs: Pairs,
-    pub(crate) room: Room,
+    pub(crate) rooms: Vec<Room>,
 }
 
 /// Measures this number of pairs, and lookups beside a running agent for a time.
@@ -31,13 +31,15 @@ pub(crate) fn measure(count: u32, time: Duration, progress: &dyn Fn(&str)) -> Re
     progress("names: pairs of an answer and a connection");
     let pairs = pairs::measure(count)?;
     progress("names: a hundred thousand addresses");
-    let room = room::measure()?;
-    Ok(Names { phases, pairs, room })
+    let rooms = room::measure()?;
+    Ok(Names { phases, pairs, rooms })
 }
 
 /// Prints the tables.
 pub(crate) fn print(names: &Names) {
-    say("\nLookups, 500 a second on a node with netpold and on one without (added: minimum / median of rounds)");
+    say(
+        "\nLookups, 500 a second on a node with netpold and on one without (added: minimum / median of rounds)",
+    );
     let rows = names.phases.iter().flat_map(|phase| {
         let row = |node: &str, times: &Times| {
             let us = |us: f64| format!("{us:.0}");
@@ -75,17 +77,15 @@ pub(crate) fn print(names: &Names) {
         "\n{pairs} pairs of an answer and a connection: {unanswered} lookups without an answer, {dropped} packets dropped, \
          {late} connections late; connected after {connected_p99_us:.0} us (p99)"
     ));
-    let room = &names.room;
-    let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
-    let half = room.addresses / 2;
-    say(&format!(
-        "{} names with {} addresses: {} of them closed ({} of the first {half} before the others were looked up); maps of \
-         names {}, all of the agent's maps {}",
-        room.names,
-        room.addresses,
-        room.displaced,
-        room.displaced_at_half,
-        megabytes(room.of_names()),
-        megabytes(room.bytes.values().sum()),
-    ));
+    for room in &names.rooms {
+        let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+        say(&format!(
+            "{} names, {} addresses looked up: {} of them closed; maps of names {}, all of the agent's maps {}",
+            room.names,
+            room.addresses,
+            room.displaced,
+            megabytes(room.of_names()),
+            megabytes(room.bytes.values().sum()),
+        ));
+    }
 }

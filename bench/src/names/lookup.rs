@@ -85,8 +85,7 @@ impl Lookup {
             let data = at + record.owner.len() + 10;
             at = data + target.len();
             let is_pointer = random.below(4) > 0;
-            owner =
-                if is_pointer { (0xc000 | data as u16).to_be_bytes().to_vec() } else { target };
+            owner = if is_pointer { (0xc000 | data as u16).to_be_bytes().to_vec() } else { target };
             records.push(record);
         }
         let size = owner.len() + 10 + if self.kind == A { 4 } else { 16 };

@@ -65,7 +65,10 @@ impl Scene {
     pub(crate) fn enforce(&mut self, names: &[String]) -> Result<()> {
         let resolvers = self.cluster.pod("dns").addresses().to_vec();
         let list: Vec<String> = resolvers.iter().map(ToString::to_string).collect();
-        self.cluster.arguments = vec!["--dns-servers".into(), list.join(",")];
+        let servers = list.join(",");
+        // The server answers from addresses that are not its own.
+        let arguments = ["--dns-servers", &servers, "--take-over", "--check-source", "isolated"];
+        self.cluster.arguments = arguments.map(str::to_owned).to_vec();
         self.cluster.objects.push(policy(&resolvers, names));
         agent::start(&mut self.cluster)
     }
@@ -121,17 +124,17 @@ impl Scene {
 
 /// A ClusterNetworkPolicy for the client: its resolver and these names. The API has up to 25 rules with 25 peers of 25 names.
 fn policy(resolvers: &[IpAddr], names: &[String]) -> Value {
-    let block = |address: &IpAddr| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
+    let block =
+        |address: &IpAddr| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
     let resolvers: Vec<String> = resolvers.iter().map(block).collect();
-    let to = |protocol: &str, port: u16| json!({ protocol: { "destinationPort": { "number": port } } });
-    let peers: Vec<Value> =
-        names.chunks(25).map(|names| json!({ "domainNames": names })).collect();
+    let to =
+        |protocol: &str, port: u16| json!({ protocol: { "destinationPort": { "number": port } } });
+    let peers: Vec<Value> = names.chunks(25).map(|names| json!({ "domainNames": names })).collect();
     let rules = peers.chunks(25).map(|peers| {
         let protocols = [to("tcp", PORT), to("udp", PORT)];
         json!({ "action": "Accept", "to": peers, "protocols": protocols })
     });
-    let resolver =
-        json!({ "action": "Accept", "to": [{ "networks": resolvers }], "protocols": [to("udp", DNS)] });
+    let resolver = json!({ "action": "Accept", "to": [{ "networks": resolvers }], "protocols": [to("udp", DNS)] });
     let nothing = json!({ "action": "Deny", "to": [{ "networks": ["0.0.0.0/0", "::/0"] }] });
     let egress: Vec<Value> = [resolver].into_iter().chain(rules).chain([nothing]).collect();
     json!({

@@ -119,13 +119,14 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
     })?;
     phase("is replaced by a second one", &mut |scene| {
         let cluster = scene.cluster_mut();
-        let mut former = cluster.agents[0].succeed(&cluster.nodes[0])?;
-        cluster.wait();
+        let former = cluster.agents[0].succeed(&cluster.nodes[0])?;
         let deadline = Instant::now() + PATIENCE;
-        while former.0.try_wait()?.is_none() {
-            ensure!(Instant::now() < deadline, "the former agent does not end");
+        while !cluster.agents[0].log().contains("another agent takes over") {
+            ensure!(Instant::now() < deadline, "the second agent does not take over");
             sleep(Duration::from_millis(20));
         }
+        cluster.wait();
+        drop(former);
         Ok(())
     })?;
     Ok(phases)
@@ -136,8 +137,13 @@ impl Nodes {
         let without = Scene::new(answer_lookup)?;
         let mut scene = Scene::new(answer_lookup)?;
         scene.enforce(&["*.race.example".to_owned()])?;
-        let nodes =
-            Self { without: without.asker()?, _without: without, with: scene.asker()?, scene, next: KNOWN };
+        let nodes = Self {
+            without: without.asker()?,
+            _without: without,
+            with: scene.asker()?,
+            scene,
+            next: KNOWN,
+        };
         for number in 0..KNOWN {
             for asker in [&nodes.without, &nodes.with] {
                 let lookup = Lookup::new(number);
@@ -165,12 +171,16 @@ impl Nodes {
         })?;
         let Samples { took: [without, with], new, known } = samples;
         let patience = Duration::from_secs(2);
-        let rounds: Vec<[f64; 2]> =
-            without.chunks_exact(ROUND).zip(with.chunks_exact(ROUND)).map(|(without, with)| {
+        let rounds: Vec<[f64; 2]> = without
+            .chunks_exact(ROUND)
+            .zip(with.chunks_exact(ROUND))
+            .map(|(without, with)| {
                 let (without, with) = (microseconds(without), microseconds(with));
                 [0.5, 0.99].map(|part| percentile(&with, part) - percentile(&without, part))
-            }).collect();
-        let added = [0, 1].map(|part| Spread::of(&rounds.iter().map(|it| it[part]).collect::<Vec<_>>()));
+            })
+            .collect();
+        let added =
+            [0, 1].map(|part| Spread::of(&rounds.iter().map(|it| it[part]).collect::<Vec<_>>()));
         Ok(Phase {
             agent,
             without: Times::of(&without),

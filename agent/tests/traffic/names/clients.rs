@@ -139,14 +139,15 @@ fn answers_open_addresses(resolver: fn(&Cluster) -> Command) {
     let programs: [&[&str]; 3] = [&["getent", "ahosts"], &[musl], &[go]];
     for (number, ((client, by_tcp), program)) in CLIENTS.into_iter().zip(programs).enumerate() {
         let opens = |name: &str, resolver: IpAddr, expected: Vec<IpAddr>, all: bool| {
-            let open = |at: &IpAddr, patience| passes(&cluster, client, Protocol::Tcp, *at, patience);
+            let open =
+                |at: &IpAddr, patience| passes(&cluster, client, Protocol::Tcp, *at, patience);
             assert!(!open(&expected[0], MOMENT), "{client}: {name} before");
-            let configuration = format!(
-                "nameserver {resolver}\nsearch none.test example.com\noptions timeout:5\n"
-            );
+            let configuration =
+                format!("nameserver {resolver}\nsearch none.test example.com\noptions timeout:5\n");
             let command = [program, &[name]].concat();
             let text = run_configured(&cluster, client, &configuration, &command);
-            let lines = text.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok());
+            let lines =
+                text.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok());
             let found: BTreeSet<IpAddr> = lines.collect();
             println!("{client}: {} addresses of {name} from {resolver}", found.len());
             let expected: BTreeSet<IpAddr> = expected.into_iter().collect();
