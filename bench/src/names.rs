@@ -65,11 +65,10 @@ pub(crate) fn print(names: &Names) {
         "added p99 us",
     ];
     table(&header, rows);
-    for Phase { agent, with, new_denied, known, known_denied, .. } in &names.phases {
+    for Phase { agent, new, new_denied, known, known_denied, .. } in &names.phases {
         say(&format!(
-            "the agent {agent}: of {} datagrams at once to the address looked up, {new_denied} were denied; of {known} to \
-             addresses looked up before, {known_denied}",
-            with.lookups
+            "the agent {agent}: of {new} datagrams at once to the address looked up, {new_denied} were denied; of {known} to \
+             addresses looked up before, {known_denied}"
         ));
     }
     let Pairs { pairs, unanswered, late, dropped, connected_p99_us } = &names.pairs;

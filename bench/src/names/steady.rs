@@ -28,7 +28,9 @@ pub(crate) struct Phase {
     /// Further microseconds of a lookup with programs, p50 and p99: of rounds of a thousand lookups each.
     pub(crate) added_p50_us: Spread,
     pub(crate) added_p99_us: Spread,
-    /// Datagrams at once to the address of each lookup that did not arrive.
+    /// Datagrams to the address of a lookup, at once.
+    pub(crate) new: u32,
+    /// Those that did not arrive.
     pub(crate) new_denied: u32,
     /// Datagrams to addresses that were looked up before.
     pub(crate) known: u32,
@@ -61,6 +63,11 @@ const ROUND: usize = 1_000;
 const KNOWN: u32 = 50;
 /// Numbers of datagrams to these, above those of lookups.
 const AGAIN: u32 = 1 << 30;
+/// One of so many lookups has a new name, and datagrams behind it.
+const OF_LOOKUPS: u32 = 5;
+/// The other lookups repeat so many names, from this number on.
+const NAMES: u32 = 1_000;
+const REPEATED: u32 = 130_000;
 const LATE: f64 = 5e3;
 /// Time without an agent, or with a stopped one.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -164,8 +171,9 @@ impl Nodes {
         let askers = [&*without, &*with];
         let samples = scope(|threads| {
             let lookups = threads.spawn(|| look_up(askers, next, &stop));
+            let at_end = AtEnd(&stop);
             let happened = happens(scene);
-            stop.store(true, Ordering::Relaxed);
+            drop(at_end);
             let samples = lookups.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             happened.and(samples)
         })?;
@@ -187,6 +195,7 @@ impl Nodes {
             with: Times::of(&with),
             added_p50_us: added[0],
             added_p99_us: added[1],
+            new: new.len() as u32,
             new_denied: self.scene.missing(&new, patience).len() as u32,
             known: known.len() as u32,
             known_denied: self.scene.missing(&known, patience).len() as u32,
@@ -194,24 +203,35 @@ impl Nodes {
     }
 }
 
-/// Looks up on both nodes in turn, and sends datagrams to the server behind the address at once, and to a known one.
+/// Sets a flag when dropped, also on a panic.
+struct AtEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Looks up on both nodes in turn; behind some of the lookups at once sends datagrams to the server, at the new address and at a
+/// known one.
 fn look_up(askers: [&Asker; 2], next: &mut u32, stop: &AtomicBool) -> Result<Samples> {
     host::run_first()?;
     let mut samples = Samples::default();
     let pause = Duration::from_secs(1) / RATE / 2;
     let mut due = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        let lookup = Lookup::new(*next);
+        let is_new = *next % OF_LOOKUPS == 0;
+        let lookup = Lookup::new(if is_new { *next } else { REPEATED + *next % NAMES });
         let question = lookup.question();
         for (asker, took) in askers.iter().zip(&mut samples.took) {
             sleep(due.saturating_duration_since(Instant::now()));
             due += pause;
             took.push(asker.ask(&question, lookup.over_ipv6)?);
         }
-        askers[1].send(*next, lookup.target())?;
-        samples.new.insert(*next);
-        if *next % 10 == 0 {
-            askers[1].send(AGAIN + *next, Lookup::new(*next / 10 % KNOWN).target())?;
+        if is_new {
+            askers[1].send(*next, lookup.target())?;
+            samples.new.insert(*next);
+            askers[1].send(AGAIN + *next, Lookup::new(*next / OF_LOOKUPS % KNOWN).target())?;
             samples.known.insert(AGAIN + *next);
         }
         *next += 1;

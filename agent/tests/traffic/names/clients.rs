@@ -12,7 +12,7 @@ use netpold_testbed::{Cni, KillOnDrop, PodSpec, Protocol, require_root};
 use super::resolver::DNS;
 use super::{enforce, passes, run_configured};
 
-/// Clients, and whether they ask again by TCP. The musl of Debian 12 (1.2.3) uses the truncated answer.
+/// Clients, and whether they ask again by TCP. The musl of Debian 12 (1.2.3) uses what the truncated answer has: of unbound, nothing.
 const CLIENTS: [(&str, bool); 3] = [("glibc", true), ("musl", false), ("go", true)];
 /// Addresses of a name of each family: of both, the answers over UDP are truncated, unless EDNS0 has room for IPv4.
 const MANY: usize = 60;
@@ -151,7 +151,7 @@ fn answers_open_addresses(resolver: fn(&Cluster) -> Command) {
             let found: BTreeSet<IpAddr> = lines.collect();
             println!("{client}: {} addresses of {name} from {resolver}", found.len());
             let expected: BTreeSet<IpAddr> = expected.into_iter().collect();
-            assert!(found.is_subset(&expected) && !found.is_empty(), "{client}: {name}: {text}");
+            assert!(found.is_subset(&expected), "{client}: {name}: {text}");
             assert!(!all || found == expected, "{client}: {name}: {text}");
             let closed: Vec<&IpAddr> = found.iter().filter(|at| !open(at, PATIENCE)).collect();
             assert!(closed.is_empty(), "{client}: {name}: closed {closed:?}");
