@@ -6,6 +6,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use netpold_testbed::cluster::Cluster;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -71,7 +72,10 @@ const REPEATED: u32 = 130_000;
 const LATE: f64 = 5e3;
 /// Time without an agent, or with a stopped one.
 const PAUSE: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Line in the former agent's log.
+const TAKES_OVER: &str = "another agent takes over";
 
 /// Nodes without and with an agent.
 struct Nodes {
@@ -126,9 +130,11 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
     })?;
     phase("is replaced by a second one", &mut |scene| {
         let cluster = scene.cluster_mut();
+        let takeovers = |cluster: &Cluster| cluster.agents[0].log().matches(TAKES_OVER).count();
+        let before = takeovers(cluster);
         let former = cluster.agents[0].succeed(&cluster.nodes[0])?;
         let deadline = Instant::now() + PATIENCE;
-        while !cluster.agents[0].log().contains("another agent takes over") {
+        while takeovers(cluster) == before {
             ensure!(Instant::now() < deadline, "the second agent does not take over");
             sleep(Duration::from_millis(20));
         }
@@ -220,7 +226,7 @@ fn look_up(askers: [&Asker; 2], next: &mut u32, stop: &AtomicBool) -> Result<Sam
     let pause = Duration::from_secs(1) / RATE / 2;
     let mut due = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        let is_new = *next % OF_LOOKUPS == 0;
+        let is_new = next.is_multiple_of(OF_LOOKUPS);
         let lookup = Lookup::new(if is_new { *next } else { REPEATED + *next % NAMES });
         let question = lookup.question();
         for (asker, took) in askers.iter().zip(&mut samples.took) {
