@@ -71,10 +71,10 @@ pub(crate) fn print(names: &Names) {
              addresses looked up before, {known_denied}"
         ));
     }
-    let Pairs { pairs, unanswered, late, dropped, connected_p99_us } = &names.pairs;
+    let Pairs { pairs, unanswered, late, dropped, backlog_drops, connected_p99_us } = &names.pairs;
     say(&format!(
-        "\n{pairs} pairs of an answer and a connection: {unanswered} lookups without an answer, {dropped} packets dropped, \
-         {late} connections late; connected after {connected_p99_us:.0} us (p99)"
+        "\n{pairs} pairs of an answer and a connection: {unanswered} lookups without an answer, {dropped} packets dropped by the \
+         programs and {backlog_drops} for full backlogs, {late} connections late; connected after {connected_p99_us:.0} us (p99)"
     ));
     for room in &names.rooms {
         let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use netpold_testbed::backlog_drops;
 use serde::Serialize;
 
 use super::lookup::{Lookup, answer_lookup};
@@ -23,6 +24,8 @@ pub(crate) struct Pairs {
     pub(crate) late: u32,
     /// Packets that the programs dropped.
     pub(crate) dropped: u64,
+    /// Packets that the processors dropped before any program, for full backlogs.
+    pub(crate) backlog_drops: u64,
     /// Microseconds from an answer to the connection, 99th percentile.
     pub(crate) connected_p99_us: f64,
 }
@@ -38,7 +41,15 @@ const OF_A_NODE: u32 = 20_000;
 
 /// Measures this number of pairs. The addresses have not been looked up before.
 pub(crate) fn measure(pairs: u32) -> Result<Pairs> {
-    let mut found = Pairs { pairs, unanswered: 0, late: 0, dropped: 0, connected_p99_us: 0.0 };
+    let before = backlog_drops()?;
+    let mut found = Pairs {
+        pairs,
+        unanswered: 0,
+        late: 0,
+        dropped: 0,
+        backlog_drops: 0,
+        connected_p99_us: 0.0,
+    };
     let mut times = Vec::new();
     for first in (0..pairs).step_by(OF_A_NODE as usize) {
         let numbers = first..pairs.min(first + OF_A_NODE);
@@ -46,6 +57,7 @@ pub(crate) fn measure(pairs: u32) -> Result<Pairs> {
     }
     found.late = times.iter().filter(|time| **time > AGAIN).count() as u32;
     let times: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
+    found.backlog_drops = backlog_drops()? - before;
     found.connected_p99_us = percentile(&times, 0.99);
     Ok(found)
 }

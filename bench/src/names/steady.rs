@@ -74,8 +74,8 @@ const LATE: f64 = 5e3;
 const PAUSE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Line in the former agent's log.
-const TAKES_OVER: &str = "another agent takes over";
+/// Lines in the logs of both agents, once the second one enforces.
+const TAKES_OVER: [&str; 2] = ["another agent takes over", "INFO enforced"];
 
 /// Nodes without and with an agent.
 struct Nodes {
@@ -130,11 +130,13 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
     })?;
     phase("is replaced by a second one", &mut |scene| {
         let cluster = scene.cluster_mut();
-        let takeovers = |cluster: &Cluster| cluster.agents[0].log().matches(TAKES_OVER).count();
-        let before = takeovers(cluster);
+        let lines = |cluster: &Cluster| {
+            TAKES_OVER.map(|line| cluster.agents[0].log().matches(line).count())
+        };
+        let before = lines(cluster);
         let former = cluster.agents[0].succeed(&cluster.nodes[0])?;
         let deadline = Instant::now() + PATIENCE;
-        while takeovers(cluster) == before {
+        while lines(cluster).iter().zip(before).any(|(now, before)| *now == before) {
             ensure!(Instant::now() < deadline, "the second agent does not take over");
             sleep(Duration::from_millis(20));
         }
