@@ -171,6 +171,7 @@ impl Wire {
                     ifindex: at.ifindex,
                     ingress_ifindex: from.ifindex,
                     mark: 1 << DEFAULT_BIT,
+                    cb: [0; 2],
                     repeat: 1,
                 };
                 let answer = run(program.as_fd(), &packet)?;

@@ -110,7 +110,7 @@ impl Probe {
         };
         let mark = if matches!(self.program, Runnable::Marked(_)) { PROOF } else { 0 };
         let (packet, ingress_ifindex) = (&self.frame[..], self.from);
-        let packet = Run { packet, ifindex, ingress_ifindex, mark, repeat };
+        let packet = Run { packet, ifindex, ingress_ifindex, mark, cb: [0; 2], repeat };
         let start = Instant::now();
         let answer = run(self.program.as_fd(), &packet)?;
         Ok((answer.retval, start.elapsed()))

@@ -1,4 +1,4 @@
-//! NodeLocal DNSCache: a cache on the node answers at the cluster address of kube-dns and at a link-local address, in
+//! NodeLocal DNS cache: a cache on the node answers at the cluster address of kube-dns and at a link-local address, in
 //! place of the Service's pods.
 
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +10,7 @@ use netpold_testbed::{Node, ProbeResult, Protocol, Proxy, require_root};
 use super::backends::two_nodes;
 
 const DNS: u16 = 53;
-/// Link-local address of the cache, as in the manifest of NodeLocal DNSCache.
+/// Link-local address of the cache, as in the manifest of NodeLocal DNS cache.
 const CACHE: &str = "169.254.20.10";
 /// Name of the cache's device: a bridge without ports, in place of a dummy device.
 const DEVICE: &str = "nodelocaldns";
