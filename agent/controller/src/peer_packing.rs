@@ -132,6 +132,13 @@ impl PeerPacking {
         self.due(number, now).since.get_or_insert(now);
     }
 
+    /// Has a slice written in which another than this controller wrote.
+    pub(super) fn mark_foreign(&mut self, number: SliceNumber, now: Instant) {
+        let due = self.due(number, now);
+        due.since.get_or_insert(now);
+        (due.version, due.lacks_names) = (0, true);
+    }
+
     fn due(&mut self, number: SliceNumber, now: Instant) -> &mut Due {
         let version = self.version;
         self.due.entry(number).or_insert_with(|| Due::new(now, version))

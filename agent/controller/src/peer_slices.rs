@@ -214,7 +214,8 @@ impl PeerSlices {
         let all: Vec<String> = known.keys().chain(read.keys()).cloned().collect();
         self.written = Some(known);
         all.iter().for_each(|name| self.is_read(name, read.get(name).cloned()));
-        self.verify = None;
+        // Slices may be deleted, restored from a backup, or written with a stolen token.
+        self.verify = Some(Instant::now() + FORMER);
         Ok(())
     }
 
@@ -233,7 +234,7 @@ impl PeerSlices {
         if version(known) != version(read.as_ref())
             && let Some(number) = number(name)
         {
-            self.packing.mark_due(number, now);
+            self.packing.mark_foreign(number, now);
         }
         self.is_written(name, read);
         self.doubts.is_read(name, now);
@@ -322,6 +323,10 @@ impl PeerSlices {
         let known = self.written.as_ref().and_then(|written| written.get(HEARTBEAT));
         let known = known.and_then(|known| known.spec.heartbeat.clone()).unwrap_or_default();
         let pods_version = self.packing.written_version();
+        // A slice has an unknown state, so nothing is known of its age.
+        if pods_version == 0 {
+            return Ok(());
+        }
         let heartbeat = PeerHeartbeat { number: known.number.wrapping_add(1), pods_version };
         let spec = PeerSliceSpec { heartbeat: Some(heartbeat), ..PeerSliceSpec::default() };
         let state = self.request(HEARTBEAT, Some(spec)).await;

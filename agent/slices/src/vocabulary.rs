@@ -172,7 +172,8 @@ impl Vocabulary {
             let is_named = is_peer && self.label_keys.contains(key);
             is_named.then(|| (key.clone(), value.clone()))
         };
-        let ports = pod.ports.iter();
+        // A reduced pod that is reduced again has the same ports as one that is reduced once.
+        let ports = pod.ports.iter().take(MAX_PORTS);
         let ports = ports.filter(|port| is_peer && self.port_names.contains(&port.name));
         let addresses = pod.addresses.iter().copied().filter(|address| is_possible(*address));
         let second = pod.second.iter().map(|interface| {
@@ -192,7 +193,7 @@ impl Vocabulary {
             finished: false,
             terminating: pod.terminating,
             created: pod.created,
-            ports: ports.take(MAX_PORTS).cloned().collect(),
+            ports: ports.cloned().collect(),
             foreign_sources: false,
             second,
             workload: None,

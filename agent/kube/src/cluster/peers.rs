@@ -366,8 +366,9 @@ impl Peers {
                     return Vec::new();
                 }
                 self.is_ready = true;
-                self.use_slices();
+                // The random time depends on the number of pods.
                 let mut changes = self.view.start();
+                self.use_slices();
                 changes.extend(self.set_names(now));
                 changes
             }
