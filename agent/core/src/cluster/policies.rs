@@ -57,7 +57,12 @@ impl Policies {
 
     /// Sets or removes (`None`) the policy of a key; returns whether it changed.
     pub(super) fn set(&mut self, key: &Key, new: Option<(Arc<Policy>, Weight)>) -> bool {
-        if self.by_key.get(key) == new.as_ref().map(|(policy, _)| policy) {
+        // A policy of the last good state may lack the content that exceeds its budget.
+        let excess = |weight: Option<&Weight>| weight.and_then(|weight| weight.excess.clone());
+        let new_excess = excess(new.as_ref().map(|(_, weight)| weight));
+        if self.by_key.get(key) == new.as_ref().map(|(policy, _)| policy)
+            && excess(self.weights.get(key)) == new_excess
+        {
             return false;
         }
         match new {

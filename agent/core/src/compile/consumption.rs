@@ -246,8 +246,20 @@ impl<'a> Divisions<'a> {
 
     /// Number of classes that do not differ from another one if these are removed.
     fn freed(&self, removed: &Removed) -> usize {
-        let mut distinct: HashSet<u64> = HashSet::with_capacity(self.classes.len());
-        for (membership, total) in &self.classes {
+        let distinct: HashSet<u64> = self.rests(removed).map(|(_, rest)| rest).collect();
+        self.classes.len() - distinct.len()
+    }
+
+    /// Number of classes that only these distinguish, or would distinguish without all others: two namespaces that divide
+    /// the same addresses free none one by one.
+    fn uses(&self, removed: &Removed) -> usize {
+        let (parts, rests): (HashSet<u64>, HashSet<u64>) = self.rests(removed).unzip();
+        (self.classes.len() - rests.len()).max(parts.len().saturating_sub(1))
+    }
+
+    /// The hash sums of each class: of the parts that these remove, and of the others.
+    fn rests<'b>(&'b self, removed: &'b Removed) -> impl Iterator<Item = (u64, u64)> + use<'b> {
+        self.classes.iter().map(|(membership, total)| {
             let mut rest = *total;
             for id in membership.iter() {
                 if !is_group(*id) {
@@ -269,9 +281,8 @@ impl<'a> Divisions<'a> {
                     places.for_each(|place| subtract(&key[place]));
                 }
             }
-            distinct.insert(rest);
-        }
-        self.classes.len() - distinct.len()
+            (total.wrapping_sub(rest), rest)
+        })
     }
 
     /// Number of classes that closing some combinations frees. Direction policies and sets of open ones stay.
@@ -287,7 +298,7 @@ impl<'a> Divisions<'a> {
     }
 }
 
-/// Chooses by the classes that would not exist without the policies of a namespace.
+/// Chooses by the classes that a namespace's policies distinguish.
 fn by_classes(divisions: &Divisions<'_>, all: &Combinations<'_>, excess: usize) -> Closing {
     let mut namespaces: BTreeMap<&str, Vec<&Combination>> = BTreeMap::new();
     for combination in all.keys() {
@@ -301,7 +312,7 @@ fn by_classes(divisions: &Divisions<'_>, all: &Combinations<'_>, excess: usize) 
     for (namespace, mut combinations) in namespaces {
         let removed = divisions.removed(combinations.iter().flat_map(|it| of(it)));
         combinations.sort_by_key(|combination| Reverse(size(combination)));
-        order.push((divisions.freed(&removed), namespace, combinations));
+        order.push((divisions.uses(&removed), namespace, combinations));
     }
     order.sort_by_key(|(uses, namespace, _)| (Reverse(*uses), *namespace));
     let uses: BTreeMap<String, usize> =
