@@ -1,11 +1,15 @@
 //! The last good state after a boot: in force until the source has reported its objects.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
 use crate::Batch;
+
+/// Longest time for which the source's changes wait: a kind that the server refuses must not stop all others.
+const HOLD: Duration = Duration::from_secs(120);
 
 /// Objects of the last good state that the source has not mentioned yet.
 #[derive(Debug, Default)]
@@ -13,7 +17,10 @@ pub struct Restored {
     gone: Vec<Change>,
     /// Whether the source's changes wait until it is in sync: its policies and labels must not be mixed with former ones.
     holds: bool,
-    held: Vec<Change>,
+    /// The last change of each object.
+    held: BTreeMap<ObjectKey, Change>,
+    /// Time of the first change that waits.
+    since: Option<Instant>,
     /// Whether the source has reported an object.
     something_given: bool,
 }
@@ -38,11 +45,15 @@ impl Restored {
         if self.gone.is_empty() {
             return;
         }
-        self.held.append(&mut batch.changes);
-        if self.holds && !batch.in_sync {
-            return;
+        let since = *self.since.get_or_insert(batch.at);
+        self.holds &= !batch.in_sync && batch.at.saturating_duration_since(since) < HOLD;
+        let changes = batch.changes.drain(..).map(|change| (ObjectKey::of(&change), change));
+        if self.holds {
+            return self.held.extend(changes);
         }
-        std::mem::swap(&mut self.held, &mut batch.changes);
+        let mut all = std::mem::take(&mut self.held);
+        all.extend(changes);
+        batch.changes = all.into_values().collect();
         let named: BTreeSet<ObjectKey> = batch.changes.iter().map(ObjectKey::of).collect();
         self.gone.retain(|gone| !named.contains(&ObjectKey::of(gone)));
         if batch.in_sync && self.something_given {
@@ -53,8 +64,6 @@ impl Restored {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use netpold_core::model::{Labels, Namespace};
 
     use super::*;
@@ -89,6 +98,19 @@ mod tests {
         let mut later = batch(&objects[2..], true);
         restored.complete(&mut later);
         assert_eq!(later.changes, objects[2..]);
+    }
+
+    #[test]
+    fn a_kind_that_is_never_listed_does_not_stop_the_others() {
+        let objects = objects();
+        let mut restored = Restored::new(&objects, true);
+        let mut first = batch(&objects[..1], false);
+        let at = first.at;
+        restored.complete(&mut first);
+        assert_eq!(first.changes, []);
+        let mut late = Batch { at: at + HOLD, ..batch(&objects[1..2], false) };
+        restored.complete(&mut late);
+        assert_eq!((&late.changes[..], restored.is_in_force()), (&objects[..2], true));
     }
 
     #[test]
