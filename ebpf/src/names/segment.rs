@@ -3,6 +3,7 @@
 use crate::{
     direction::Direction,
     endpoint::EndpointRef,
+    layout::EP_CHECK_SOURCE,
     names::{conversation::mapped, work::Work},
     packet::{
         bytes::{Bytes, Window as _},
@@ -18,14 +19,18 @@ use crate::{
 pub fn segment<D: Direction, B: Bytes>(bytes: &B, work: Work, endpoint: EndpointRef) -> bool {
     work.set_asker(u64::from(endpoint.id()) << 32);
     match parse::link(bytes) {
-        Ok((ETHERTYPE_IPV4, offset)) => read::<D, V4, B>(bytes, work, offset).is_some(),
-        Ok((ETHERTYPE_IPV6, offset)) => read::<D, V6, B>(bytes, work, offset).is_some(),
+        Ok((ETHERTYPE_IPV4, offset)) => read::<D, V4, B>(bytes, work, (endpoint, offset)).is_some(),
+        Ok((ETHERTYPE_IPV6, offset)) => read::<D, V6, B>(bytes, work, (endpoint, offset)).is_some(),
         _ => false,
     }
 }
 
 #[inline(always)]
-fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, work: Work, offset: u32) -> Option<()> {
+fn read<D: Direction, F: Family, B: Bytes>(
+    bytes: &B,
+    work: Work,
+    (endpoint, offset): (EndpointRef, u32),
+) -> Option<()> {
     let mut network = F::network(bytes, offset, false).ok()?;
     F::extensions(bytes, &mut network).ok()?;
     if network.protocol != TCP {
@@ -36,6 +41,11 @@ fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, work: Work, offset: u32) -
     } else {
         (network.destination, network.source)
     };
+    // A bridge floods frames to stations that it does not know, also another pod's.
+    let is_checked = endpoint.flags() & EP_CHECK_SOURCE != 0;
+    if !D::EGRESS && is_checked && !F::owns(endpoint, own) {
+        return None;
+    }
     work.set_own(mapped::<F>(own));
     work.set_resolver(mapped::<F>(remote));
     let is_whole = !network.fragment.more && !network.fragment.is_later();

@@ -181,8 +181,10 @@ pub fn try_way<T: NameTables>(tables: &T, work: Work, store: Store, index: u32) 
     // A refresh is due after one second.
     let second = u64::from(settings.refresh_after);
     let quiet = if matches!(store, Store::Learned) { QUIET * second } else { 0 };
+    // Last octet of the address.
+    let seed = entry.address[1] >> 56;
     let times = [tables.jiffies(), quiet, u64::from(LEAST) * second];
-    let rank = rank(tables, bucket, (way, until), entry.name[1] >> 32, times);
+    let rank = rank(tables, bucket, (way, until), (entry.name[1] >> 32, seed), times);
     if rank > work.victim().rank {
         work.set_victim(Victim { rank, until, index: index.into() });
     }
@@ -196,7 +198,7 @@ fn rank<T: NameTables>(
     tables: &T,
     bucket: *mut u64,
     (way, until): (Way, u64),
-    own: u64,
+    (own, seed): (u64, u64),
     [now, quiet, minute]: [u64; 3],
 ) -> u64 {
     const PAST: u64 = 1 << 62;
@@ -216,8 +218,8 @@ fn rank<T: NameTables>(
         let other = unsafe { Way::new(bucket, index) };
         share += same(tables, holder, other.word(tables, 3) >> 32);
     }
-    // Both are far below a share.
-    let random = (now ^ way.word(tables, 2)) & RANDOM;
+    // Addresses of one name differ in their last octet. Both are far below a share.
+    let random = (now ^ seed ^ (way.word(tables, 1) >> 56) ^ way.word(tables, 2)) & RANDOM;
     (share * SHARE).wrapping_sub(until.saturating_sub(now).min(minute)) + random
 }
 

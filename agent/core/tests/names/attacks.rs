@@ -244,6 +244,12 @@ fn a_strangers_packets_end_nothing() {
             net.judge(1, direction, &packet);
         }
     }
+    // A frame to another pod that a bridge floods.
+    let other = Connection { own: ip("10.9.9.9"), ..connection };
+    for flags in [TCP_FIN | TCP_ACK, TCP_RST, TCP_ACK] {
+        let (direction, packet) = other.received(flags, 1, &[0]);
+        net.judge(1, direction, &packet);
+    }
     assert!(net.passes(&connection.answers(0, &good())) && net.connects(FOUND));
 }
 

@@ -341,6 +341,13 @@ fn a_flood_of_names_displaces_only_the_own_ones() {
         net.deliver(2, DNS, 6000, &answer(n as u16, &name, &records));
     }
     assert!(net.reaches(1, FOUND, 443), "131,072 entries for 262,144 addresses of another pod");
+    // Four of eight entries of a bucket in the mean.
+    let last = (0xc612_0000 + 3072 * 64..0xc612_0000 + 4096 * 64_u32).step_by(61);
+    let (open, all) = last.fold((0, 0), |(open, all), address| {
+        let address = IpAddr::from(address.to_be_bytes()).to_string();
+        (open + usize::from(net.reaches(2, &address, 443)), all + 1)
+    });
+    assert!(open * 2 > all, "of {all} recent addresses, {open} are open");
     net.resolve(API, &[Record::address(pointer(), ip("192.0.2.8"), 300)]);
     assert!(net.reaches(1, "192.0.2.8", 443), "and there is room for further ones");
 }
