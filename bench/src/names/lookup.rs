@@ -177,7 +177,7 @@ mod tests {
             (most, fewest) = (most.max(records), fewest.min(records));
             longest = longest.max(answer.len());
         }
-        assert_eq!((fewest, most), (1, RECORDS as u16));
+        assert!(fewest < 5 && most == RECORDS as u16, "{fewest} to {most}");
         assert!((1_300..=LONGEST + OPT.len()).contains(&longest), "{longest}");
     }
 
