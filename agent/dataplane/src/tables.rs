@@ -317,11 +317,13 @@ impl Tables {
         self.settings.store_u32(0, offset_of!(Settings, endpoint_probes), self.endpoint_probes)
     }
 
-    /// Numbers of the endpoints without domain names to which operations give domain names. Endpoints that are new to
-    /// the table are left out: the interface of a new pod is closed until its programs are attached.
+    /// Numbers of the endpoints to which operations give the first domain names, or the first resolvers over TCP. Endpoints
+    /// that are new to the table are left out: the interface of a new pod is closed until its programs are attached.
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
     pub(super) fn endpoints_gaining_names(&self, ops: &[Op]) -> BTreeSet<u32> {
-        let mut gaining = BTreeSet::new();
+        // Until the first resolver over TCP, the programs store no doubts.
+        let begins = !self.over_tcp && ops.iter().any(|op| matches!(op, Op::Resolver(_, true)));
+        let mut gaining = if begins { self.named() } else { BTreeSet::new() };
         for op in ops {
             let (slot, fresh) = match op {
                 Op::Endpoint(_, endpoint) if self.is_new(endpoint.id) => continue,

@@ -9,7 +9,7 @@ use netpold_core::model::Change;
 use crate::Batch;
 
 /// Longest time for which the source's changes wait: a kind that the server refuses must not stop all others.
-const HOLD: Duration = Duration::from_secs(120);
+const HOLD: Duration = Duration::from_mins(2);
 
 /// Objects of the last good state that the source has not mentioned yet.
 #[derive(Debug, Default)]

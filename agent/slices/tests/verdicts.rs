@@ -71,7 +71,7 @@ fn slices_give_the_verdicts_of_whole_pods() {
 
 /// A vocabulary that lacks a policy's names gives other verdicts, and does not cover the policies.
 #[test]
-fn slices_without_a_policys_labels_are_recognised() {
+fn slices_without_labels_of_a_policy_are_recognised() {
     let mut differing = 0;
     for seed in 0..CLUSTERS {
         let cluster = Cluster::from_seed(seed);
