@@ -8,6 +8,7 @@ pub mod cni_results;
 pub mod convert;
 pub mod decode;
 pub mod document;
+mod gathered;
 pub mod inputs;
 pub mod manifests;
 pub mod opened;

@@ -1,12 +1,12 @@
 //! The last good state after a boot: in force until the source has reported its objects.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
 use crate::Batch;
+use crate::gathered::Gathered;
 
 /// Longest time for which the source's changes wait: a kind that the server refuses must not stop all others.
 const HOLD: Duration = Duration::from_mins(2);
@@ -17,8 +17,7 @@ pub struct Restored {
     gone: Vec<Change>,
     /// Whether the source's changes wait until it is in sync: its policies and labels must not be mixed with former ones.
     holds: bool,
-    /// The last change of each object.
-    held: BTreeMap<ObjectKey, Change>,
+    held: Gathered,
     /// Time of the first change that waits.
     since: Option<Instant>,
     /// Whether the source has reported an object.
@@ -47,15 +46,13 @@ impl Restored {
         }
         let since = *self.since.get_or_insert(batch.at);
         self.holds &= !batch.in_sync && batch.at.saturating_duration_since(since) < HOLD;
-        let changes = batch.changes.drain(..).map(|change| (ObjectKey::of(&change), change));
+        self.held.add(batch.changes.drain(..));
         if self.holds {
-            return self.held.extend(changes);
+            return;
         }
-        let mut all = std::mem::take(&mut self.held);
-        all.extend(changes);
-        batch.changes = all.into_values().collect();
-        let named: BTreeSet<ObjectKey> = batch.changes.iter().map(ObjectKey::of).collect();
-        self.gone.retain(|gone| !named.contains(&ObjectKey::of(gone)));
+        let all = std::mem::take(&mut self.held);
+        self.gone.retain(|gone| !all.0.contains_key(&ObjectKey::of(gone)));
+        batch.changes = all.changes();
         if batch.in_sync && self.something_given {
             batch.changes.append(&mut self.gone);
         }

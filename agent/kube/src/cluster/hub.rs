@@ -1,16 +1,16 @@
 //! All kinds together: merges their updates into batches and one status.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use netpold_api::source::{KindStatus, SourceProblem, SourceStatus};
-use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, ClusterPolicy, Pod};
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use super::node_use::{NodeUse, depends_on_nodes, without_claims};
 use crate::Batch;
+use crate::gathered::Gathered;
 
 /// Time after a batch in which changes are gathered for the next batch: in a burst, objects that belong together arrive
 /// on several watches. No change waits longer, and a change after a pause does not wait.
@@ -231,7 +231,7 @@ impl Hub {
         for (key, change) in gathered.0 {
             self.held.0.remove(&key);
             if depends_on_nodes(&change) {
-                ready.add(without_claims(&change).into_iter().collect());
+                ready.add(without_claims(&change));
                 self.held.0.insert(key, change);
             } else {
                 ready.0.insert(key, change);
@@ -306,37 +306,5 @@ fn report(before: &SourceStatus, now: &SourceStatus) {
     if now.in_sync && !before.in_sync {
         let objects: usize = now.kinds.iter().map(|kind| kind.objects).sum();
         info!(objects, "every kind is in sync");
-    }
-}
-
-/// Changes, at most one per object: the last.
-#[derive(Default)]
-struct Gathered(BTreeMap<ObjectKey, Change>);
-
-impl Gathered {
-    fn add(&mut self, changes: Vec<Change>) {
-        self.0.extend(changes.into_iter().map(|change| (ObjectKey::of(&change), change)));
-    }
-
-    /// Returns the changes in the order of kinds and names.
-    fn changes(self) -> Vec<Change> {
-        self.0.into_values().collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use netpold_core::model::Key;
-
-    use super::*;
-
-    #[test]
-    fn of_several_changes_of_an_object_the_last_counts() {
-        let mut gathered = Gathered::default();
-        let gone = |name: &str| Change::PodGone(Key::new("x", name));
-        let pod = Change::NamespaceGone("x".into());
-        gathered.add(vec![gone("b"), gone("a"), pod.clone()]);
-        gathered.add(vec![gone("b")]);
-        assert_eq!(gathered.changes(), [pod, gone("a"), gone("b")]);
     }
 }

@@ -18,12 +18,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use netpold_api::peer_slice::{HEARTBEAT, INDEX, PeerSlice, SLICE_PREFIX};
+use netpold_api::peer_slice::{HEARTBEAT, INDEX, PeerSlice};
 use netpold_api::source::KindStatus;
-use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key};
 use netpold_slices::{
-    HeldPolicies, KnownNames, PeerOrigin, PeerView, SliceNumber, Vocabulary, decode,
+    HeldPolicies, KnownNames, PeerOrigin, PeerView, Vocabulary, decode, slice_name, slice_number,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -34,6 +33,7 @@ use super::hub::{Problems, Update};
 use super::outage::{Outage, random_part};
 use super::slice_follower::SliceEvent;
 use super::slice_health::{PeerTimes, SliceHealth};
+use crate::gathered::Gathered;
 
 /// Interval of the look at times.
 const LOOK: Duration = Duration::from_millis(500);
@@ -72,7 +72,7 @@ struct AllPods {
     status: KindStatus,
     problems: Problems,
     /// Changes that wait until slices replace this watch, or until that fails, with their version; `None`: none wait.
-    waiting: Option<(BTreeMap<ObjectKey, Change>, u64)>,
+    waiting: Option<(Gathered, u64)>,
 }
 
 impl Drop for AllPods {
@@ -215,8 +215,7 @@ impl Peers {
             pods.problems = problems;
         }
         if let Some((waiting, version)) = &mut pods.waiting {
-            let changes = update.changes.into_iter();
-            waiting.extend(changes.map(|change| (ObjectKey::of(&change), change)));
+            waiting.add(update.changes);
             *version = update.version.max(*version);
             return Vec::new();
         }
@@ -248,7 +247,7 @@ impl Peers {
                 self.broken.remove(&name);
                 self.known.remove(&name);
                 self.has_index &= name != INDEX;
-                let number = number(&name);
+                let number = slice_number(&name);
                 number.map_or_else(Vec::new, |number| self.view.take_slice(number, 0, Vec::new()))
             }
             SliceEvent::Listed(slices) => {
@@ -258,7 +257,7 @@ impl Peers {
                 let known: BTreeMap<String, usize> =
                     names.take(MAX_SLICES).map(|name| (name, 0)).collect();
                 self.broken.retain(|name, _| known.contains_key(name));
-                let is_there = |number| known.contains_key(&format!("{SLICE_PREFIX}{number}"));
+                let is_there = |number| known.contains_key(&slice_name(number));
                 let mut changes = self.view.retain_slices(is_there);
                 self.has_index = known.contains_key(INDEX);
                 self.known = known;
@@ -285,7 +284,7 @@ impl Peers {
             return Vec::new();
         }
         let has_room = self.known.contains_key(&name) || self.known.len() < MAX_SLICES;
-        let pods = match number(&name).filter(|_| has_room) {
+        let pods = match slice_number(&name).filter(|_| has_room) {
             Some(number) => {
                 decode(&slice.spec).map(|pods| (number, pods)).map_err(|error| error.to_string())
             }
@@ -432,7 +431,7 @@ impl Peers {
             return Vec::new();
         };
         pods.version = pods.version.max(version);
-        self.take_watched(changes.into_values())
+        self.take_watched(changes.changes())
     }
 
     /// Judges by the watch of all pods, whose list is complete.
@@ -536,11 +535,6 @@ impl Peers {
 /// Returns the status of slices before any answer.
 pub(super) fn slice_status() -> KindStatus {
     KindStatus { kind: "peerslices.netpold.io".into(), ..KindStatus::default() }
-}
-
-/// Returns the number in the name of a slice with pods.
-fn number(name: &str) -> Option<SliceNumber> {
-    name.strip_prefix(SLICE_PREFIX)?.parse().ok()
 }
 
 #[cfg(test)]
