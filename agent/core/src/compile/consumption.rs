@@ -131,10 +131,10 @@ fn entries(prefix: Prefix, table: Table) -> impl Iterator<Item = Element> {
 
 /// Chooses by the elements of each combination.
 fn by_elements(of: BTreeMap<Combination, HashSet<Element>>, excess: usize) -> Closing {
-    let mut users: HashMap<Element, u32> = HashMap::new();
+    let mut users = Users::default();
     let mut namespaces: BTreeMap<String, Consumer> = BTreeMap::new();
     for (combination, elements) in of.into_iter().filter(|(_, elements)| !elements.is_empty()) {
-        elements.iter().for_each(|element| *users.entry(*element).or_default() += 1);
+        users.add(&elements);
         namespaces
             .entry(combination.namespace().to_owned())
             .or_default()
@@ -144,18 +144,13 @@ fn by_elements(of: BTreeMap<Combination, HashSet<Element>>, excess: usize) -> Cl
         consumer.open.sort_by_key(|(_, elements)| elements.len());
     }
     let uses: BTreeMap<String, usize> =
-        namespaces.iter().map(|(name, of)| (name.clone(), of.users.len())).collect();
+        namespaces.iter().map(|(name, of)| (name.clone(), of.users.0.len())).collect();
     let (mut closing, mut freed, mut least) = (Closing::default(), 0, usize::MAX);
     while freed < excess {
-        let most = namespaces.values_mut().rev().max_by_key(|of| of.users.len());
+        let most = namespaces.values_mut().rev().max_by_key(|of| of.users.0.len());
         let Some((combination, elements)) = most.and_then(Consumer::close_largest) else { break };
         least = least.min(elements.len());
-        for element in elements {
-            if let Some(count) = users.get_mut(&element) {
-                *count -= 1;
-                freed += usize::from(*count == 0);
-            }
-        }
+        freed += users.remove(&elements);
         closing.combinations.insert(combination);
     }
     closing.large = large(&uses, least);
@@ -167,31 +162,47 @@ fn large(uses: &BTreeMap<String, usize>, least: usize) -> BTreeSet<String> {
     uses.iter().filter(|(_, uses)| **uses >= least).map(|(name, _)| name.clone()).collect()
 }
 
+/// Number of open combinations by element.
+#[derive(Default)]
+struct Users(HashMap<Element, u32>);
+
+impl Users {
+    fn add(&mut self, elements: &HashSet<Element>) {
+        elements.iter().for_each(|element| *self.0.entry(*element).or_default() += 1);
+    }
+
+    /// Removes a combination with these elements; returns the number of elements without another one.
+    fn remove(&mut self, elements: &HashSet<Element>) -> usize {
+        let before = self.0.len();
+        for element in elements {
+            if let Some(count) = self.0.get_mut(element) {
+                *count -= 1;
+                if *count == 0 {
+                    self.0.remove(element);
+                }
+            }
+        }
+        before - self.0.len()
+    }
+}
+
 /// A namespace and its use of a table.
 #[derive(Default)]
 struct Consumer {
     /// The open combinations; the largest last.
     open: Vec<(Combination, HashSet<Element>)>,
-    /// Number of open combinations by element.
-    users: HashMap<Element, u32>,
+    users: Users,
 }
 
 impl Consumer {
     fn add(&mut self, combination: Combination, elements: HashSet<Element>) {
-        elements.iter().for_each(|element| *self.users.entry(*element).or_default() += 1);
+        self.users.add(&elements);
         self.open.push((combination, elements));
     }
 
     fn close_largest(&mut self) -> Option<(Combination, HashSet<Element>)> {
         let (combination, elements) = self.open.pop()?;
-        for element in &elements {
-            if let Some(count) = self.users.get_mut(element) {
-                *count -= 1;
-                if *count == 0 {
-                    self.users.remove(element);
-                }
-            }
-        }
+        self.users.remove(&elements);
         Some((combination, elements))
     }
 }
@@ -317,20 +328,18 @@ fn by_classes(divisions: &Divisions<'_>, all: &Combinations<'_>, excess: usize) 
     order.sort_by_key(|(uses, namespace, _)| (Reverse(*uses), *namespace));
     let uses: BTreeMap<String, usize> =
         order.iter().map(|(uses, name, _)| ((*name).to_owned(), *uses)).collect();
-    let (mut closing, mut least) = (Closing::default(), usize::MAX);
+    let (mut closing, mut freed, mut least) = (Closing::default(), 0, usize::MAX);
     for (uses, _, mut left) in order.into_iter().filter(|(uses, ..)| *uses > 0) {
-        if divisions.freed_by_closing(all, &closing.combinations) >= excess {
+        if freed >= excess {
             break;
         }
         least = uses;
         // Twice as many each time, because a count visits all classes.
         let mut batch = 1;
-        while !left.is_empty() {
+        while !left.is_empty() && freed < excess {
             let rest = left.split_off(batch.min(left.len()));
             closing.combinations.extend(left.into_iter().cloned());
-            if divisions.freed_by_closing(all, &closing.combinations) >= excess {
-                break;
-            }
+            freed = divisions.freed_by_closing(all, &closing.combinations);
             (left, batch) = (rest, batch * 2);
         }
     }
