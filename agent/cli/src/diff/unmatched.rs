@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::peer_text;
-use netpold_core::labels::{NAMESPACE_NAME, set_by_controller};
+use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{
     Action, ClusterPolicy, Direction, Enforcement, Peer, Pod, Policy, PortRule, Rule, Selector,
 };
@@ -190,9 +190,8 @@ fn may_be_in(cluster: &Cluster, selector: &Selector, namespace: &str) -> bool {
 
 /// Returns whether a selector may match a pod, or the pods of a template with the labels that controllers set.
 fn may_select(selector: &Selector, pod: &Pod) -> bool {
-    let later = pod.template().map_or(&[][..], |workload| set_by_controller(&workload.kind));
-    selector.requirements.iter().all(|requirement| {
-        let key = requirement.key();
-        requirement.matches(&pod.labels) || later.contains(&key) && !pod.labels.contains_key(key)
-    })
+    selector
+        .requirements
+        .iter()
+        .all(|requirement| requirement.matches(&pod.labels) || pod.is_set_later(requirement.key()))
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explanation, Verdict};
-use netpold_core::labels::{NAMESPACE_NAME, OF_PODS, set_by_controller};
+use netpold_core::labels::{NAMESPACE_NAME, OF_PODS};
 use netpold_core::model::{
     Change, Direction, Key, Labels, Namespace, Peer, Pod, Requirement, Rule, Selector,
 };
@@ -357,7 +357,7 @@ impl Named {
                     let pod = clusters.iter().find_map(|cluster| cluster.pods().get(key))?;
                     let named = named.into_iter().filter(|value| may_have(pod, &label, value));
                     let values = [other].into_iter().chain(named.map(Some));
-                    if is_set_later(pod, &label) { values.collect() } else { Vec::new() }
+                    if pod.is_set_later(&label) { values.collect() } else { Vec::new() }
                 }
             };
             (!values.is_empty()).then_some(Unknown { subject, label, values })
@@ -373,12 +373,6 @@ fn parts(requirement: &Requirement) -> (&str, &[String]) {
         Requirement::Exists(_) | Requirement::DoesNotExist(_) => &[],
     };
     (requirement.key(), values)
-}
-
-/// Returns whether a controller sets this label on the pods of a template.
-fn is_set_later(pod: &Pod, label: &str) -> bool {
-    let of_kind = pod.template().map_or(&[][..], |workload| set_by_controller(&workload.kind));
-    of_kind.contains(&label) && !pod.labels.contains_key(label)
 }
 
 /// Returns whether a controller may give a label this value: names of pods and Jobs begin with the workload's name.

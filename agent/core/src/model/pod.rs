@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::labels::set_by_controller;
 use crate::model::object::{Key, Labels};
 use crate::model::shared_str::SharedStr;
 use crate::model::traffic::Protocol;
@@ -63,6 +64,13 @@ impl Pod {
     #[must_use]
     pub fn template(&self) -> Option<&WorkloadRef> {
         self.workload.as_deref().filter(|workload| workload.is_template)
+    }
+
+    /// Whether a controller sets this label on the pods of a template.
+    #[must_use]
+    pub fn is_set_later(&self, label: &str) -> bool {
+        let of_kind = self.template().map_or(&[][..], |workload| set_by_controller(&workload.kind));
+        of_kind.contains(&label) && !self.labels.contains_key(label)
     }
 
     /// Returns the display name: `shop/web-0`, or `Deployment shop/web (template)`.
