@@ -15,12 +15,10 @@ use futures::stream::FuturesUnordered;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Client};
-use netpold_api::peer_slice::{
-    HEARTBEAT, INDEX, PeerHeartbeat, PeerSlice, PeerSliceSpec, SLICE_PREFIX,
-};
+use netpold_api::peer_slice::{HEARTBEAT, INDEX, PeerHeartbeat, PeerSlice, PeerSliceSpec};
 use netpold_api::source::SourceStatus;
 use netpold_core::model::Pod;
-use netpold_slices::{SliceNumber, decode};
+use netpold_slices::{SliceNumber, decode, slice_name, slice_number};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
@@ -173,9 +171,9 @@ impl PeerSlices {
         self.packing.look_at_names(now);
         if self.writes.len() < IN_FLIGHT {
             let doubts = &self.doubts;
-            let may_write = |number| !doubts.is_unread(&name(number));
+            let may_write = |number| !doubts.is_unread(&slice_name(number));
             if let Some((number, content)) = self.packing.begin(now, may_write) {
-                let request = self.request(&name(number), content);
+                let request = self.request(&slice_name(number), content);
                 self.writes.push(Box::pin(async move { (number, request.await) }));
             }
         }
@@ -189,7 +187,7 @@ impl PeerSlices {
         let pods = |(name, written): (&String, &Written)| {
             // Pods of a slice that cannot be decoded get places anew.
             let pods = decode(&written.spec).unwrap_or_default();
-            Some((number(name)?, version(Some(written)), pods))
+            Some((slice_number(name)?, version(Some(written)), pods))
         };
         let mut found: Vec<(SliceNumber, u64, Vec<Pod>)> =
             written.iter().filter_map(pods).collect();
@@ -232,7 +230,7 @@ impl PeerSlices {
         let now = Instant::now();
         let known = self.written.as_ref().and_then(|written| written.get(name));
         if version(known) != version(read.as_ref())
-            && let Some(number) = number(name)
+            && let Some(number) = slice_number(name)
         {
             self.packing.mark_foreign(number, now);
         }
@@ -241,7 +239,8 @@ impl PeerSlices {
     }
 
     fn end_write(&mut self, number: SliceNumber, result: WriteResult) {
-        let is_ok = self.end_request(&name(number), result).map_err(|error| self.fail(&error));
+        let is_ok =
+            self.end_request(&slice_name(number), result).map_err(|error| self.fail(&error));
         self.packing.end(number, is_ok.is_ok(), Instant::now());
     }
 
@@ -334,16 +333,6 @@ impl PeerSlices {
         self.beat = Some(now);
         Ok(())
     }
-}
-
-/// Returns the name of a slice with pods.
-fn name(number: SliceNumber) -> String {
-    format!("{SLICE_PREFIX}{number}")
-}
-
-/// Returns the number in the name of a slice with pods.
-fn number(name: &str) -> Option<SliceNumber> {
-    name.strip_prefix(SLICE_PREFIX)?.parse().ok()
 }
 
 /// Returns the `resourceVersion` as a number; 0 without a slice.

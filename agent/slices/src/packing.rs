@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use netpold_api::peer_slice::SLICE_PREFIX;
 use netpold_core::model::{Key, Labels, Pod};
 
 /// Most pods of a slice. A change of one pod sends its slice, so smaller slices are cheaper while pods change one by one;
@@ -14,6 +15,18 @@ const MAX_WEIGHT: usize = 32 << 10;
 
 /// Number of a slice, from 0; part of its object's name.
 pub type SliceNumber = u32;
+
+/// Returns the name of a slice with pods.
+#[must_use]
+pub fn slice_name(number: SliceNumber) -> String {
+    format!("{SLICE_PREFIX}{number}")
+}
+
+/// Returns the number in the name of a slice with pods.
+#[must_use]
+pub fn slice_number(name: &str) -> Option<SliceNumber> {
+    name.strip_prefix(SLICE_PREFIX)?.parse().ok()
+}
 
 /// Pods in slices. A pod stays in its slice until it goes, so a change of one pod changes one slice. A new pod gets a
 /// place beside pods with its namespace and labels, else of its namespace, else in the fullest slice: pods that are
