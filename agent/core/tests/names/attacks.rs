@@ -1,5 +1,6 @@
 //! Answers over TCP: packets that a pod, another pod or a stranger forges, hides, repeats or reorders.
 
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
 use netpold_core::model::Direction;
@@ -8,12 +9,12 @@ use netpold_ebpf::names::stream::{QUIET, WINDOW};
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN};
 use netpold_testkit::flows::HZ;
 use netpold_testkit::frames::{ipv4_between, ipv6_between, segment};
-use netpold_testkit::names::{Record, answer, wire};
+use netpold_testkit::names::{Record, answer, query, wire};
 use netpold_testkit::objects::{block, ip, tcp};
 use netpold_testkit::streams::{Connection, Packet, framed};
 
 use super::connections::{EVIL, PORT, around, connection, evil, good, question, questions};
-use super::net::{API, BACKEND, DNS, DNS6, FOUND, Net, accept, domain, pointer};
+use super::net::{API, BACKEND, DNS, DNS6, FOUND, Net, accept, domain, found, pointer};
 
 /// Packets before an answer, and whether the answer counts behind them.
 #[test]
@@ -276,6 +277,36 @@ fn two_entries_of_one_connection_are_not_read() {
         assert_eq!(net.streams(), 0);
         assert!(net.passes(&connection.answers(0, &good())) && !net.connects(FOUND));
     }
+}
+
+#[test]
+fn a_flood_of_names_displaces_only_the_own_ones() {
+    let net = Net::new(vec![accept(vec![domain("*.example.com")], Some(vec![tcp(443)]))]);
+    net.resolve(API, &found(API, 300));
+    let name = wire("x.example.com");
+    for n in 0..4096_u32 {
+        let records: Vec<_> = (0..64)
+            .map(|m| {
+                Record::address(
+                    pointer(),
+                    IpAddr::from((0xc612_0000 + n * 64 + m).to_be_bytes()),
+                    300,
+                )
+            })
+            .collect();
+        net.send(2, DNS, 6000, &query(n as u16, &name));
+        net.deliver(2, DNS, 6000, &answer(n as u16, &name, &records));
+    }
+    assert!(net.reaches(1, FOUND, 443), "131,072 entries for 262,144 addresses of another pod");
+    // Four of eight entries of a bucket in the mean.
+    let last = (0xc612_0000 + 3072 * 64..0xc612_0000 + 4096 * 64_u32).step_by(61);
+    let (open, all) = last.fold((0, 0), |(open, all), address| {
+        let address = IpAddr::from(address.to_be_bytes()).to_string();
+        (open + usize::from(net.reaches(2, &address, 443)), all + 1)
+    });
+    assert!(open * 2 > all, "of {all} recent addresses, {open} are open");
+    net.resolve(API, &[Record::address(pointer(), ip("192.0.2.8"), 300)]);
+    assert!(net.reaches(1, "192.0.2.8", 443), "and there is room for further ones");
 }
 
 #[test]

@@ -322,36 +322,6 @@ fn names_known_before_stay_after_an_edit() {
     assert!(net.world.tables.names.is_empty() && net.world.tables.resolvers.is_empty());
 }
 
-#[test]
-fn a_flood_of_names_displaces_only_the_own_ones() {
-    let net = Net::new(vec![accept(vec![domain("*.example.com")], Some(vec![tcp(443)]))]);
-    net.resolve(API, &found(API, 300));
-    let name = wire("x.example.com");
-    for n in 0..4096_u32 {
-        let records: Vec<_> = (0..64)
-            .map(|m| {
-                Record::address(
-                    pointer(),
-                    IpAddr::from((0xc612_0000 + n * 64 + m).to_be_bytes()),
-                    300,
-                )
-            })
-            .collect();
-        net.send(2, DNS, 6000, &query(n as u16, &name));
-        net.deliver(2, DNS, 6000, &answer(n as u16, &name, &records));
-    }
-    assert!(net.reaches(1, FOUND, 443), "131,072 entries for 262,144 addresses of another pod");
-    // Four of eight entries of a bucket in the mean.
-    let last = (0xc612_0000 + 3072 * 64..0xc612_0000 + 4096 * 64_u32).step_by(61);
-    let (open, all) = last.fold((0, 0), |(open, all), address| {
-        let address = IpAddr::from(address.to_be_bytes()).to_string();
-        (open + usize::from(net.reaches(2, &address, 443)), all + 1)
-    });
-    assert!(open * 2 > all, "of {all} recent addresses, {open} are open");
-    net.resolve(API, &[Record::address(pointer(), ip("192.0.2.8"), 300)]);
-    assert!(net.reaches(1, "192.0.2.8", 443), "and there is room for further ones");
-}
-
 pub(crate) const NAMES: [&str; 6] =
     ["a.example", "b.example", "x.a.example", "y.x.a.example", "c.test", "x.c.test"];
 const PATTERNS: [&str; 7] =
