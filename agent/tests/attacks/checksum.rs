@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use netpold_testbed::cluster::{Cluster, NAMESPACE};
 use netpold_testbed::packet::{frame, tcp_message, udp_message};
 use netpold_testbed::{Cni, Offload, PodSpec, Protocol, Wire, require_root};
-use serde_json::json;
 
-use crate::volley::{PACKETS, Volley};
+use crate::volley::{PACKETS, Volley, allow_one_port};
 
 /// Port that policy allows; [`DENIED`] is the port that the attack writes into the packets.
 const ALLOWED: u16 = 4000;
@@ -54,15 +53,7 @@ fn world(cni: Cni) -> Cluster {
     let exempt = PodSpec::new(NAMESPACE, "exempt").annotation("netpold.io/check-source", "off");
     cluster.add_as(0, exempt);
     cluster.arguments = ["--source-check-exempt", NAMESPACE].map(str::to_owned).to_vec();
-    let peer = json!({ "podSelector": { "matchLabels": { "app": "victim" } } });
-    let ports =
-        json!([{ "protocol": "UDP", "port": ALLOWED }, { "protocol": "TCP", "port": ALLOWED }]);
-    let spec = json!({
-        "podSelector": { "matchLabels": { "app": "hostile" } },
-        "policyTypes": ["Egress"],
-        "egress": [{ "to": [peer], "ports": ports }],
-    });
-    cluster.policy("hostile", spec);
+    allow_one_port(&mut cluster, ["UDP", "TCP"], ALLOWED);
     let victim = cluster.pod("victim").host_interface().to_owned();
     cluster.nodes[0].complete_checksums(&victim).unwrap();
     cluster

@@ -3,17 +3,16 @@
 //! the others leave with their own: Linux 6.18 makes only addresses and ports equal to the first one's. Needs `NET_ADMIN`
 //! in the pod's own namespace.
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
+use crate::tunnel;
+use crate::volley::{Volley, allow_one_port, nft, pairs};
 use netpold_testbed::cluster::{Cluster, PATIENCE};
 use netpold_testbed::packet::{frame, ipv4, ipv6, tcp_message, udp_message};
 use netpold_testbed::{Cni, Pod, Protocol, Wire, require_root};
 use nix::errno::Errno;
-use serde_json::json;
-
-use crate::volley::{Volley, nft, pairs};
 
 /// Port of `victim` that policy allows; it allows no other port.
 const ALLOWED: u16 = 4000;
@@ -31,21 +30,11 @@ const MEMBERS: usize = 3;
 /// Time in which the last packets would arrive.
 const LONG_ENOUGH: Duration = Duration::from_millis(500);
 
-const VXLAN_PORT: u16 = 8472;
-const VXLAN_HEADER: [u8; 8] = [8, 0, 0, 0, 0, 0, 9, 0];
-
 /// A cluster where `hostile` may send to port 4000 of `victim` alone. The kernel cuts lists at the victim's veth, as
 /// before a card.
 fn world(cni: Cni) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
-    let peer = json!({ "podSelector": { "matchLabels": { "app": "victim" } } });
-    let ports = ["UDP", "TCP"].map(|protocol| json!({ "protocol": protocol, "port": ALLOWED }));
-    let spec = json!({
-        "podSelector": { "matchLabels": { "app": "hostile" } },
-        "policyTypes": ["Egress"],
-        "egress": [{ "to": [peer], "ports": ports }],
-    });
-    cluster.policy("hostile", spec);
+    allow_one_port(&mut cluster, ["UDP", "TCP"], ALLOWED);
     let victim = cluster.pod("victim").host_interface().to_owned();
     cluster.nodes[0].turn_feature(&victim, "tx-gso-list", false).unwrap();
     add_joining_tunnel(cluster.pod("hostile"));
@@ -55,16 +44,12 @@ fn world(cni: Cni) -> Cluster {
 /// Gives a pod a tunnel device on a bridge with eth0. It joins the packets that arrive together, and a rule rewrites the
 /// first one's headers: an IPv4 packet becomes a later fragment, and an IPv6 routing header becomes padding.
 fn add_joining_tunnel(pod: &Pod) {
-    let made = pod.netns().ip(&format!(
-        "link add vxlan9 address 0a:58:09:00:00:01 type vxlan id 9 local 127.0.0.1 \
-         dstport {VXLAN_PORT} nolearning\n\
-         link set vxlan9 up\n\
-         link add br0 type bridge stp_state 0 mcast_snooping 0\n\
+    tunnel::add(pod);
+    let bridged = pod.netns().ip("link add br0 type bridge stp_state 0 mcast_snooping 0\n\
          link set br0 up\n\
          link set vxlan9 master br0\n\
-         link set eth0 master br0\n"
-    ));
-    made.unwrap();
+         link set eth0 master br0\n");
+    bridged.unwrap();
     pod.turn_feature("vxlan9", "rx-gro-list", true).unwrap();
     let rules = format!(
         "table netdev lists {{ chain first {{ \
@@ -122,12 +107,10 @@ impl Attack<'_> {
 
     /// Sends lists by the tunnel: datagrams that arrive in one piece there.
     fn send(&self, payload: &[u8]) {
-        let open = || UdpSocket::bind("127.0.0.1:0").unwrap();
-        let socket = self.pod.run(open).unwrap();
-        socket.connect(("127.0.0.1", VXLAN_PORT)).unwrap();
+        let socket = tunnel::socket(self.pod);
         let members = [0, 1, 2].map(|number| {
             let packet = frame(self.station, self.pod.mac(), &self.packet(number, payload));
-            [&VXLAN_HEADER[..], &packet].concat()
+            [&tunnel::HEADER[..], &packet].concat()
         });
         let _: [_; MEMBERS] = members;
         let length = members[0].len() as libc::c_int;

@@ -31,6 +31,7 @@ mod refragmented;
 mod reject;
 mod spliced;
 mod synproxy;
+mod tunnel;
 mod turned;
 mod unreached;
 mod volley;

@@ -6,11 +6,9 @@ use netpold_testbed::cluster::{Cluster, allow_from, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::{Cni, require_root};
 
+use crate::tunnel;
 use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, pairs};
 
-const VXLAN_PORT: u16 = 8472;
-const TUNNEL_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 1];
-const PEER_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 2];
 const PORT: u16 = 4000;
 
 /// Returns a cluster where `victim` allows `friend` only, `mute` may send nothing and `hostile` is unrestricted.
@@ -22,10 +20,11 @@ fn world(cni: Cni) -> Cluster {
         .netns()
         .ip(&format!(
             "link add vxlan9 address 0a:58:09:00:00:01 type vxlan id 9 local {node} \
-             dstport {VXLAN_PORT} learning\n\
+             dstport {} learning\n\
              link set vxlan9 up\n\
              address add 172.31.9.1/24 dev vxlan9\n\
-             address add fd00:9::1/64 dev vxlan9 nodad\n"
+             address add fd00:9::1/64 dev vxlan9 nodad\n",
+            tunnel::PORT
         ))
         .unwrap();
     cluster
@@ -41,9 +40,9 @@ fn wrapped(cluster: &Cluster, volley: Volley, sender: &str, ends: (IpAddr, IpAdd
     for number in 0..PACKETS {
         let payload = volley.payload(number, 40);
         let inner = udp_packet((claimed, 5000).into(), (to, PORT).into(), &payload);
-        let mut datagram = vec![8, 0, 0, 0, 0, 0, 9, 0];
-        datagram.extend(frame(TUNNEL_MAC, PEER_MAC, &inner));
-        out.send(&udp_packet(outer, (node, VXLAN_PORT).into(), &datagram));
+        let mut datagram = tunnel::HEADER.to_vec();
+        datagram.extend(frame(tunnel::MAC, tunnel::PEER_MAC, &inner));
+        out.send(&udp_packet(outer, (node, tunnel::PORT).into(), &datagram));
     }
 }
 

@@ -17,9 +17,9 @@ use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-use serde_json::json;
 
-use crate::volley::Volley;
+use crate::tunnel;
+use crate::volley::{Volley, allow_one_port};
 
 /// Port of `victim` that policy allows; it allows no other port, and nothing to `other`.
 const ALLOWED: u16 = 4000;
@@ -31,10 +31,6 @@ const ROUND: usize = 100;
 /// Time in which the last packets would arrive.
 const LONG_ENOUGH: Duration = Duration::from_millis(300);
 
-const VXLAN_PORT: u16 = 8472;
-const VXLAN_HEADER: [u8; 8] = [8, 0, 0, 0, 0, 0, 9, 0];
-const TUNNEL_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 1];
-const PEER_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 2];
 /// A priority tag, of no VLAN. The tunnel device does not copy the IP header behind the tag.
 const PRIORITY_TAG: [u8; 4] = [0x81, 0, 0x20, 0];
 const PAGE: usize = 4096;
@@ -119,9 +115,7 @@ struct Splicer {
 
 impl Splicer {
     fn new(pod: &Pod) -> Self {
-        let open = || UdpSocket::bind("127.0.0.1:0").unwrap();
-        let socket = pod.run(open).unwrap();
-        socket.connect(("127.0.0.1", VXLAN_PORT)).unwrap();
+        let socket = tunnel::socket(pod);
         let (read, write) = nix::unistd::pipe().unwrap();
         Self { page: Shared::new(PAGE, None), socket, read, write }
     }
@@ -380,7 +374,7 @@ fn to_addresses(from: IpAddr, to: [IpAddr; 2], payload: &[u8]) -> Versions {
 fn tunnelled(stations: [[u8; 6]; 2], tag: &[u8], packet: Versions) -> Versions {
     let whole = frame(stations[0], stations[1], &packet.first);
     let (link, kind) = (&whole[..12], &whole[12..14]);
-    packet.behind(&[&VXLAN_HEADER[..], link, tag, kind].concat())
+    packet.behind(&[&tunnel::HEADER[..], link, tag, kind].concat())
 }
 
 /// A cluster where `router`, `bridger` and `ringer` may send to port 4000 of `victim` alone.
@@ -395,25 +389,13 @@ fn world() -> Cluster {
     for name in ["router", "bridger", "ringer"] {
         cluster.add_as(0, PodSpec::new(NAMESPACE, name).label("app", "hostile"));
     }
-    let peer = json!({ "podSelector": { "matchLabels": { "app": "victim" } } });
-    let ports = ["UDP", "SCTP"].map(|protocol| json!({ "protocol": protocol, "port": ALLOWED }));
-    let spec = json!({
-        "podSelector": { "matchLabels": { "app": "hostile" } },
-        "policyTypes": ["Egress"],
-        "egress": [{ "to": [peer], "ports": ports }],
-    });
-    cluster.policy("hostile", spec);
+    allow_one_port(&mut cluster, ["UDP", "SCTP"], ALLOWED);
     cluster
 }
 
 /// Gives a pod a tunnel device that unpacks its own datagrams, and keeps the rest of its frames in pages.
 fn add_tunnel(pod: &Pod) {
-    let made = pod.netns().ip(&format!(
-        "link add vxlan9 address 0a:58:09:00:00:01 type vxlan id 9 local 127.0.0.1 \
-         dstport {VXLAN_PORT} nolearning\n\
-         link set vxlan9 up\n"
-    ));
-    made.unwrap();
+    tunnel::add(pod);
     pod.without_receive_offload("vxlan9").unwrap();
 }
 
@@ -436,7 +418,7 @@ fn routed(cluster: &Cluster) -> Vec<Attack> {
                 what: format!("ports in a page, routed from {from}"),
                 way: Way::Spliced(Splicer::new(pod)),
                 rewritten: Rewritten::Behind,
-                versions: tunnelled([TUNNEL_MAC, PEER_MAC], &[], packet),
+                versions: tunnelled([tunnel::MAC, tunnel::PEER_MAC], &[], packet),
                 payload,
                 receivers: Receivers::ports(victim, to),
             }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use netpold_testbed::cluster::{Cluster, PATIENCE, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::{Host, Pod, Wire};
+use serde_json::json;
 
 /// Number of packets of an attack.
 pub(crate) const PACKETS: usize = 100;
@@ -166,4 +167,16 @@ pub(crate) fn pairs(from: &Pod, to: &Pod) -> Vec<(IpAddr, IpAddr)> {
 pub(crate) fn nft(node: &Host, rules: &str) {
     let done = node.command("nft").unwrap().arg(rules).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Lets `hostile` send to this port of `victim` by these protocols, and nothing else.
+pub(crate) fn allow_one_port(cluster: &mut Cluster, protocols: [&str; 2], port: u16) {
+    let peer = json!({ "podSelector": { "matchLabels": { "app": "victim" } } });
+    let ports = protocols.map(|protocol| json!({ "protocol": protocol, "port": port }));
+    let spec = json!({
+        "podSelector": { "matchLabels": { "app": "hostile" } },
+        "policyTypes": ["Egress"],
+        "egress": [{ "to": [peer], "ports": ports }],
+    });
+    cluster.policy("hostile", spec);
 }
