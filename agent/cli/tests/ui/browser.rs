@@ -29,6 +29,25 @@ const FLAGS: [&str; 10] = [
     "--window-size=1280,800",
 ];
 
+/// Starts the driver; returns it with its port. It looks for a free port before it takes the port, so another process may
+/// be faster: then it ends, without a port.
+fn start_driver() -> Option<(Child, u16)> {
+    let mut driver = Command::new("chromedriver");
+    let mut driver = driver.arg("--port=0").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let port = lines.find_map(|line| {
+        let (_, port) = line.split_once("successfully on port ")?;
+        Some(port.trim_end_matches('.').parse().unwrap())
+    });
+    let Some(port) = port else {
+        driver.wait().unwrap();
+        return None;
+    };
+    // The driver writes on: its output must go somewhere.
+    std::thread::spawn(move || lines.for_each(drop));
+    Some((driver, port))
+}
+
 /// A session; browser and driver end with this value.
 pub(crate) struct Browser {
     driver: Child,
@@ -47,17 +66,7 @@ impl Browser {
             skip(test, "no chromium or chromedriver: `cargo xtask setup` installs them");
             return None;
         };
-        let mut driver = Command::new("chromedriver");
-        let mut driver = driver.arg("--port=0").stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port = loop {
-            let line = lines.next().unwrap().unwrap();
-            if let Some((_, port)) = line.split_once("successfully on port ") {
-                break port.trim_end_matches('.').parse().unwrap();
-            }
-        };
-        // The driver writes on: its output must go somewhere.
-        std::thread::spawn(move || lines.for_each(drop));
+        let (driver, port) = (0..5).find_map(|_| start_driver()).unwrap();
         let profile = TempDir::new().unwrap();
         let mut flags: Vec<String> = FLAGS.map(str::to_owned).to_vec();
         flags.push(format!("--user-data-dir={}", profile.path().display()));
