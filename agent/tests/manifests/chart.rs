@@ -42,6 +42,28 @@ fn committed_manifests_are_renderings_of_the_chart() {
     }
 }
 
+/// The pages list the definitions that an uninstall leaves, and the metadata those of the chart.
+#[test]
+fn every_custom_resource_definition_is_listed() {
+    if !can_render("every_custom_resource_definition_is_listed") {
+        return;
+    }
+    let definitions =
+        render("base").into_iter().filter(|it| it["kind"] == "CustomResourceDefinition");
+    let names: Vec<_> =
+        definitions.map(|it| it["metadata"]["name"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(names.len(), 3);
+    let command = format!("kubectl delete crd {}", names.join(" "));
+    for page in ["README.md", "chart/README.md"] {
+        assert!(text(page).contains(&command), "{page}: {command}");
+    }
+    let metadata = &parse(&text("chart/Chart.yaml"))[0]["annotations"]["artifacthub.io/crds"];
+    let listed = parse(metadata.as_str().unwrap()).remove(0);
+    let listed: Vec<_> =
+        listed.as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    assert_eq!(listed, names);
+}
+
 /// Returns each documented key of `values.yaml` with its comment, in the order of the file.
 fn documented() -> Vec<(String, String)> {
     let (mut rows, mut path, mut comment) = (Vec::new(), Vec::<String>::new(), None);
@@ -103,7 +125,9 @@ fn the_schema_refuses_unknown_keys_and_wrong_types() {
         let set = format!("--set-json={values}");
         run_helm(&["template", "netpold", "deploy/chart", "--show-only=templates/rbac.yaml", &set])
     };
-    assert!(template("log.level=\"debug\"").0);
+    for level in ["debug", "off", "info,netpold_kube=debug", "netpold_kube::watch=trace"] {
+        assert!(template(&format!("log.level=\"{level}\"")).0, "{level}");
+    }
     // A set, since sibling keys yield the same unknown key.
     let mut wrong = BTreeSet::new();
     for (key, _) in documented() {
@@ -111,6 +135,7 @@ fn the_schema_refuses_unknown_keys_and_wrong_types() {
         wrong.insert(format!("{parent}.unknownKey=true").trim_start_matches('.').to_owned());
         wrong.insert(format!("{key}=[[1]]"));
     }
+    wrong.insert("log.level=\"loud\"".to_owned());
     for values in wrong {
         let (accepted, report) = template(&values);
         assert!(!accepted && report.contains("schema"), "{values}: {report}");

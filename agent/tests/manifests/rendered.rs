@@ -92,21 +92,33 @@ pub(crate) fn run_helm(arguments: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8(text).unwrap())
 }
 
+/// Renders the chart for Kubernetes 1.36; `more` are further arguments.
+fn template(values: &str, more: &[&str]) -> Vec<Value> {
+    let cluster = [
+        "--namespace=netpold-system",
+        "--kube-version=1.36.0",
+        "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",
+    ];
+    let arguments = ["template", "netpold", "deploy/chart", "--set", values];
+    let (rendered, text) = run_helm(&[&arguments[..], &cluster, more].concat());
+    assert!(rendered, "{values}: {text}");
+    parse(&text)
+}
+
 /// Returns the objects of an option of the chart.
 pub(crate) fn option(name: &str) -> Vec<Value> {
     let (_, values, files) = OPTIONS.iter().find(|(option, ..)| *option == name).unwrap();
-    let (rendered, text) = run_helm(&[
-        "template",
-        "netpold",
-        "deploy/chart",
-        "--namespace=netpold-system",
-        "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",
-        "--set",
-        values,
-        &format!("--show-only=templates/options/{files}.yaml"),
-    ]);
-    assert!(rendered, "{name}: {text}");
-    parse(&text)
+    template(values, &[&format!("--show-only=templates/options/{files}.yaml")])
+}
+
+/// Returns all objects of the chart with the values, without those for `helm test`.
+pub(crate) fn chart(values: &str) -> Vec<Value> {
+    template(values, &["--skip-tests"])
+}
+
+/// Returns the values of every option.
+pub(crate) fn switches() -> impl Iterator<Item = &'static str> {
+    OPTIONS.into_iter().map(|(_, values, _)| values)
 }
 
 /// Returns the objects of every kustomization and option, by name.

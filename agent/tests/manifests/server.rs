@@ -6,7 +6,7 @@ use std::process::Command;
 use netpold_testbed::{ApiServer, require_apiserver};
 use serde_json::{Value, json};
 
-use crate::rendered::{can_render, find, option, render};
+use crate::rendered::{can_render, chart, find, option, render, switches};
 
 const NAMESPACE: &str = "netpold-system";
 const AGENT: &str = "system:serviceaccount:netpold-system:netpold";
@@ -70,16 +70,10 @@ fn the_objects_do_what_they_are_for() {
     }
     let server = ApiServer::start().unwrap();
     let old = is_old(&server);
-    for mut object in render("base") {
-        if old && object["kind"] == "PodDisruptionBudget" {
-            object["apiVersion"] = json!("policy/v1beta1");
-        }
-        if old && object["kind"] == "DaemonSet" {
-            // Version 1.20 lacks maxSurge (added in 1.25), without which maxUnavailable must not be 0.
-            object["spec"]["updateStrategy"]["rollingUpdate"] = json!({ "maxUnavailable": "10%" });
-        }
-        create(&server, &object).unwrap();
+    for object in render("base") {
+        create(&server, &if old { older(object) } else { object }).unwrap();
     }
+    every_value_is_accepted(&server);
     for object in option("readiness-gate-webhook") {
         create(&server, &object).unwrap();
     }
@@ -95,6 +89,64 @@ fn the_objects_do_what_they_are_for() {
     only_agents_run_in_their_namespace(&server, &set);
     tenants_policies_are_bounded(&server);
     agents_have_a_priority_level(&server);
+}
+
+/// Returns an object of the base or of the chart as Kubernetes 1.20 takes it.
+fn older(mut object: Value) -> Value {
+    if object["kind"] == "PodDisruptionBudget" {
+        object["apiVersion"] = json!("policy/v1beta1");
+    }
+    if object["kind"] == "DaemonSet" {
+        // Version 1.20 lacks maxSurge (added in 1.25), without which maxUnavailable must not be 0.
+        object["spec"]["updateStrategy"]["rollingUpdate"] = json!({ "maxUnavailable": "10%" });
+    }
+    object
+}
+
+/// Values beside the options' switches, as arguments of `--set`.
+const VALUES: [&str; 15] = [
+    "image.repository=registry.example/netpold,image.tag=v1,imagePullSecrets[0].name=registry",
+    "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+    "commonLabels.team=network,log.level=debug,log.format=text,crds.install=false",
+    "agent.mountBpffs=true,agent.cniResults=/run/cni/results,agent.staticPods=/etc/manifests/pods",
+    "agent.checkSource=isolated,agent.sourceCheckExempt={10.0.0.0/8},agent.newPods=deny",
+    "agent.deny=reject,agent.observeFlows=all,agent.secondInterfaces=off,agent.deniedSeries=0",
+    "agent.watchNodes=own,agent.clusterNetworkPolicies=off,agent.nodeDevices={eth0}",
+    "agent.peers=slices,controller.peerSlices=true,controller.replicas=1",
+    "agent.xdpUplink={eth0},agent.xdpUplinkDrops=all,agent.podEgressHook=xdp,agent.markBit=27",
+    "agent.listen.address=127.0.0.1,agent.listen.port=9418,agent.readback=60,agent.apiTimeout=30",
+    "agent.otlp.endpoint=https://collector:4318,agent.otlp.headersSecret=h,agent.otlp.caConfigMap=c",
+    "agent.extraEnv[0].name=A,controller.extraEnv[0].name=A",
+    "agent.updateStrategy.maxSurge=1,agent.podLabels.a=b,agent.podAnnotations.c=d",
+    "readinessGate.mode=webhook,controller.webhook.clients={10.0.0.1},controller.webhook.clientCaConfigMap=c",
+    "uninstall=true",
+];
+
+/// Applies each rendering of [`VALUES`] and of the options' switches, without storing it.
+fn every_value_is_accepted(server: &ApiServer) {
+    let old = is_old(server);
+    for values in VALUES.into_iter().chain(switches()) {
+        let objects = chart(values).into_iter().filter(|object| is_served(object, old));
+        let items: Vec<_> =
+            objects.map(|object| if old { older(object) } else { object }).collect();
+        assert!(items.len() > 5, "{values}: {items:?}");
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string();
+        let apply = ["apply", "--server-side", "--force-conflicts", "--dry-run=server"];
+        let applied =
+            server.kubectl_with(&[&apply[..], &["--validate=false", "-f", "-"]].concat(), &list);
+        assert!(applied.is_ok(), "{values}: {applied:#?}");
+    }
+}
+
+/// Returns whether the tests' API server has the kind in this version by default.
+fn is_served(object: &Value, old: bool) -> bool {
+    let group = object["apiVersion"].as_str().unwrap();
+    let kind = object["kind"].as_str().unwrap();
+    let of_an_operator = group.starts_with("monitoring.coreos.com/");
+    let of_a_definition = kind == "ClusterNetworkPolicy";
+    let beta = group == "admissionregistration.k8s.io/v1beta1";
+    let newer = kind.contains("AdmissionPolicy") || group.starts_with("flowcontrol.");
+    !(of_an_operator || of_a_definition || beta || (old && newer))
 }
 
 /// Returns a pod as the DaemonSet controller would create it.
