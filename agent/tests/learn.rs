@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use netpold_api::learn::{Answer, Peer};
 use netpold_api::source::SourceProblem;
 use netpold_api::workload::Workload;
-use netpold_cli::learn::{Learned, Options, Other, generate, json, yaml};
+use netpold_cli::learn::{Learned, LearnOptions, UnseenPeer, generate, json, yaml};
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Change, Direction, Enforcement, Key, Node, Pod, Policy, PolicyVersion};
@@ -112,8 +112,8 @@ impl World {
             (&unseen.workload, unseen.direction) == (&workload, direction)
                 && unseen.ports.contains(protocol, port)
                 && match &unseen.peer {
-                    Other::Workload(peer) => Some(peer) == owner.as_ref(),
-                    Other::Block(block) => block.contains(&remote),
+                    UnseenPeer::Workload(peer) => Some(peer) == owner.as_ref(),
+                    UnseenPeer::Block(block) => block.contains(&remote),
                 }
         })
     }
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    fn check(&self, choices: &mut Choices<'_>, options: &Options) -> Result<[usize; 2], String> {
+    fn check(&self, choices: &mut Choices<'_>, options: &LearnOptions) -> Result<[usize; 2], String> {
         let namespace = &options.namespace;
         let learned = generate(self.objects.clone(), &self.answer, options);
         let oracle = self.enforced(&learned, namespace);
@@ -256,7 +256,7 @@ fn learned_policies_allow_what_was_seen_and_what_they_say_beside_it() {
         let namespaces: BTreeSet<_> = world.pods.iter().map(|pod| pod.namespace.clone()).collect();
         for namespace in namespaces {
             let block_prefix = *choices.pick(&[[32, 128], [24, 64], [0, 0]]);
-            let options = Options { namespace, block_prefix, other_protocols: choices.chance(50) };
+            let options = LearnOptions { namespace, block_prefix, other_protocols: choices.chance(50) };
             match world.check(&mut choices, &options) {
                 Ok(done) => checked = [checked[0] + done[0], checked[1] + done[1]],
                 Err(error) => errors.push(format!("seed {seed}, {options:?}: {error}")),
@@ -287,7 +287,7 @@ fn record(recorder: &mut Recorder, pods: &[&Pod], remote: IpAddr, server: &Pod) 
 #[test]
 fn no_block_is_written_for_what_is_a_pods_address() {
     let options =
-        Options { namespace: "shop".into(), block_prefix: [32, 128], other_protocols: false };
+        LearnOptions { namespace: "shop".into(), block_prefix: [32, 128], other_protocols: false };
     let (mut recorder, server) = (Recorder::new(0), pod(1));
     let remotes = ["10.9.0.7", "10.8.0.7", "203.0.113.7"].map(|it| it.parse::<IpAddr>().unwrap());
     for remote in remotes {
@@ -313,7 +313,7 @@ fn names_in_comments_stay_in_their_line() {
     let server = pod(2);
     record(&mut recorder, &[&web, &server], web.addresses[0], &server);
     let options =
-        Options { namespace: "shop".into(), block_prefix: [32, 128], other_protocols: false };
+        LearnOptions { namespace: "shop".into(), block_prefix: [32, 128], other_protocols: false };
     let answer = recorder.answer("n", 0);
     let learned = generate(vec![Change::Pod(web), Change::Pod(server)], &answer, &options);
     let text = yaml(&learned, &answer);

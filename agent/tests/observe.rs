@@ -15,7 +15,7 @@ use axum::Router;
 use netpold_api::events::{Lost, Outcome};
 use netpold_api::filter::Request;
 use netpold_api::observe::{Attribution, Event, Line, OBSERVE_REQUEST, PolicyName, RuleName};
-use netpold_cli::top::{Board, Choice, Terminal, draw};
+use netpold_cli::top::{EventCounts, Choice, Terminal, draw};
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
@@ -186,7 +186,7 @@ fn the_sessions_on_the_page_are_real() {
 /// Checks that the screenshot on the page equals the screen for this stream.
 #[test]
 fn the_screen_on_the_page_is_real() {
-    let mut board = Board::default();
+    let mut board = EventCounts::default();
     stream().iter().for_each(|line| board.take(line));
     let choice = Choice { source: "node-1".into(), ..Choice::default() };
     let mut terminal = ratatui::Terminal::new(TestBackend::new(SIZE.0, SIZE.1)).unwrap();

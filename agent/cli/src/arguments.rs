@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-pub use who::Who;
+pub use who::PartyArg;
 
 /// Parses a duration with its unit.
 ///

@@ -17,10 +17,10 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::{DomainName, Key, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use self::outcome::{Outcome, Verified};
-use self::world::{World, of_family};
+use self::outcome::{AssertionOutcome, Verified};
+use self::world::{AssertionContext, of_family};
 use crate::doctor;
-use crate::judge::{Answer, Judge};
+use crate::judge::{ProbeVerdict, Judge};
 use crate::live::{self, ClusterArgs};
 use crate::offline::{self, Recursive, Reviewed};
 use crate::output::print;
@@ -113,14 +113,14 @@ enum Selected {
     /// Pod, Service or address.
     One(Party),
     /// Pods by namespace and labels, except hostNetwork and finished pods.
-    Pods { namespaces: Namespaces, labels: Selector },
+    Pods { namespaces: NamespaceChoice, labels: Selector },
     /// Addresses that the sender resolved a domain name to; a receiver only.
-    Name { name: DomainName, at: At },
+    Name { name: DomainName, at: AssumedAddresses },
 }
 
 /// Addresses to which a domain name is assumed to resolve.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum At {
+enum AssumedAddresses {
     /// Every address.
     Any,
     /// Addresses of the internet.
@@ -131,7 +131,7 @@ enum At {
 
 /// Namespaces of selected pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Namespaces {
+enum NamespaceChoice {
     Named(String),
     All,
 }
@@ -157,8 +157,8 @@ impl std::fmt::Display for Selected {
             Self::Name { name, at } => return write!(f, "{name}{at}"),
         };
         match namespaces {
-            Namespaces::Named(name) => write!(f, "pods of {name}")?,
-            Namespaces::All => f.write_str("pods of every namespace")?,
+            NamespaceChoice::Named(name) => write!(f, "pods of {name}")?,
+            NamespaceChoice::All => f.write_str("pods of every namespace")?,
         }
         for (index, requirement) in labels.requirements.iter().enumerate() {
             let word = if index == 0 { " with " } else { ", " };
@@ -168,7 +168,7 @@ impl std::fmt::Display for Selected {
     }
 }
 
-impl std::fmt::Display for At {
+impl std::fmt::Display for AssumedAddresses {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Any => Ok(()),
@@ -214,8 +214,8 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     let of_all = Judge::new(objects, details, &args.pod_cidrs, !is_of_cluster);
     let of_all = of_all.without(undecoded);
     let (cluster, explainer, ranges) = (of_all.cluster(), of_all.explainer(), of_all.ranges());
-    let world = World { cluster, explainer, judge: &of_all, ranges, own, is_of_cluster };
-    let mut outcomes: Vec<Outcome> =
+    let world = AssertionContext { cluster, explainer, judge: &of_all, ranges, own, is_of_cluster };
+    let mut outcomes: Vec<AssertionOutcome> =
         files.assertions.into_iter().map(|assertion| judge(&world, assertion)).collect();
     if args.probe {
         live::block_on(probe::probe(&args.cluster, &world, &mut outcomes))?;
@@ -231,8 +231,8 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     })
 }
 
-fn judge(world: &World<'_>, assertion: Assertion) -> Outcome {
-    let mut outcome = Outcome::new(assertion);
+fn judge(world: &AssertionContext<'_>, assertion: Assertion) -> AssertionOutcome {
+    let mut outcome = AssertionOutcome::new(assertion);
     if let Err(error) = answer(world, &mut outcome) {
         outcome.unknown = Some(error.to_string());
     }
@@ -243,11 +243,11 @@ fn judge(world: &World<'_>, assertion: Assertion) -> Outcome {
 ///
 /// # Errors
 /// One side matches no pod.
-fn sides(world: &World<'_>, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Party>)> {
+fn sides(world: &AssertionContext<'_>, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Party>)> {
     Ok((side(world, "from", &assertion.from)?, side(world, "to", &assertion.to)?))
 }
 
-fn side(world: &World<'_>, side: &str, selected: &Selected) -> Result<Vec<Party>> {
+fn side(world: &AssertionContext<'_>, side: &str, selected: &Selected) -> Result<Vec<Party>> {
     let parties = world.parties(selected);
     if parties.is_empty() {
         let hosts: Vec<String> = world.on_hosts(selected).collect();
@@ -268,7 +268,7 @@ fn side(world: &World<'_>, side: &str, selected: &Selected) -> Result<Vec<Party>
 /// Pairs senders and receivers. Overlapping selections do not pair a pod with itself, except a template: it stands for
 /// any two of its pods.
 fn pairs<'s>(
-    world: &World<'s>,
+    world: &AssertionContext<'s>,
     assertion: &Assertion,
     from: &'s [Party],
     to: &'s [Party],
@@ -293,7 +293,7 @@ fn template(cluster: &Cluster, party: &Party) -> Option<String> {
 ///
 /// # Errors
 /// The assertion is about no connection.
-fn answer(world: &World<'_>, outcome: &mut Outcome) -> Result<()> {
+fn answer(world: &AssertionContext<'_>, outcome: &mut AssertionOutcome) -> Result<()> {
     let assertion = outcome.assertion.clone();
     outcome.leave_out(ON_HOST, world.on_hosts(&assertion.from));
     outcome.leave_out(ON_HOST, world.on_hosts(&assertion.to));
@@ -319,15 +319,15 @@ fn answer(world: &World<'_>, outcome: &mut Outcome) -> Result<()> {
         let (protocol, port) = (assertion.protocol, assertion.port);
         let probe = Probe { from: from.clone(), to: to.clone(), protocol, port };
         let allowed = match judge.verdict(&probe) {
-            Answer::Known(allowed) => allowed,
-            Answer::Depends(reason) => {
+            ProbeVerdict::Known(allowed) => allowed,
+            ProbeVerdict::Depends(reason) => {
                 outcome.depending += 1;
                 if outcome.depends.len() < TOLD {
                     outcome.depends.push(format!("{probe}: {reason}"));
                 }
                 continue;
             }
-            Answer::Unknown(reason) => {
+            ProbeVerdict::Unknown(reason) => {
                 let hint = service_hint(&probe);
                 let text = || format!("{probe}: {reason}{hint}");
                 outcome.unknown.get_or_insert_with(text);

@@ -9,7 +9,7 @@ use netpold_core::printable::printable;
 use crate::assertions::TestArgs;
 use crate::completion::CompletionArgs;
 use crate::diff::DiffArgs;
-use crate::doctor::{DoctorArgs, Report};
+use crate::doctor::{DoctorArgs, DoctorReport};
 use crate::explain::ExplainArgs;
 use crate::flows::FlowsArgs;
 use crate::init::InitArgs;
@@ -92,7 +92,7 @@ pub enum Command {
 
 impl Command {
     /// Runs the command; `node` are doctor's checks of this node. Returns the exit status, or that of a failure.
-    pub fn run(self, node: impl FnOnce(&DoctorArgs) -> Report) -> (Result<u8>, u8) {
+    pub fn run(self, node: impl FnOnce(&DoctorArgs) -> DoctorReport) -> (Result<u8>, u8) {
         match self {
             Self::Explain(args) => (explain::run(&args), UNUSABLE),
             Self::Diff(args) => (diff::run(&args), UNUSABLE),

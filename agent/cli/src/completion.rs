@@ -17,7 +17,7 @@ use clap::{Args, Command, ValueEnum};
 use clap_complete::engine::complete;
 use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};
 
-use self::names::Typed;
+use self::names::TypedFlags;
 use crate::live::called;
 use crate::output::is_read;
 
@@ -91,7 +91,7 @@ fn answer_shell(command: Command, shell: Shell) -> Result<()> {
     if words.is_empty() {
         return Ok(());
     }
-    let mut command = names::with_names(command, &Arc::new(Typed::read(&words, false)));
+    let mut command = names::with_names(command, &Arc::new(TypedFlags::read(&words, false)));
     let (directory, mut answers) = (env::current_dir().ok(), Vec::new());
     // The engine returns an error for a word that does not exist yet.
     let asked =
@@ -107,7 +107,7 @@ fn answer_shell(command: Command, shell: Shell) -> Result<()> {
 fn answer_kubectl(command: Command) -> Result<()> {
     let plugin = OsString::from(crate::live::PLUGIN);
     let words: Vec<OsString> = [plugin].into_iter().chain(env::args_os().skip(1)).collect();
-    let mut command = names::with_names(command, &Arc::new(Typed::read(&words, true)));
+    let mut command = names::with_names(command, &Arc::new(TypedFlags::read(&words, true)));
     let (directory, last) = (env::current_dir().ok(), words.len() - 1);
     let found = complete(&mut command, words, last, directory.as_deref()).unwrap_or_default();
     let (mut text, mut goes_on) = (String::new(), !found.is_empty());

@@ -37,12 +37,12 @@ use netpold_core::model::{Change as Object, DomainName, Key};
 pub use args::{DiffArgs, DiffKind, DiffOutput};
 pub use compare::compare;
 use compare::compare_until;
-pub use isolation::{Alone, Isolation, Moved, Turned};
-pub use named_pairs::{NamedPair, NamedPairs, Sides, State, named_pairs};
-pub use ports::Ports;
+pub use isolation::{UnmatchedWorkload, Isolation, HostNetworkChange, IsolationChange};
+pub use named_pairs::{NamedPair, NamedPairs, PartyIsolation, IsolationState, named_pairs};
+pub use ports::PortRanges;
 pub(crate) use render::{counts, document, line_documents};
 pub(crate) use sources::Sources;
-pub use workloads::Workload;
+pub use workloads::ComparedWorkload;
 
 use crate::flows;
 use crate::judge::are_possible;
@@ -64,7 +64,7 @@ pub struct Difference {
     /// Senders and receivers.
     pub parties: Vec<Party>,
     /// Pairs of parties with a change, in the order of the parties.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ConnectivityChange>,
     /// Changes of isolation per workload, and the gaps of the comparison.
     pub isolation: Isolation,
     /// Further facts about the change, a sentence each.
@@ -87,7 +87,7 @@ impl Difference {
     /// Returns whether a change of the given kind may be among the objects that were not compared.
     fn may_have(&self, kind: DiffKind) -> bool {
         let Isolation { alone, unknown, compared, .. } = &self.isolation;
-        let regards = |it: &Alone| match kind {
+        let regards = |it: &UnmatchedWorkload| match kind {
             DiffKind::Cut => !it.is_new,
             DiffKind::Open => it.is_new,
             DiffKind::Any => true,
@@ -100,7 +100,7 @@ impl Difference {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Party {
     /// Pods of a workload.
-    Workload(Workload),
+    Workload(ComparedWorkload),
     /// Node of the pod on the other side.
     OwnNode,
     /// Nodes that no policy distinguishes.
@@ -128,15 +128,15 @@ pub enum Party {
 
 /// Change of the connections from one party to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct ConnectivityChange {
     /// Index of the sender among the parties.
     pub from: usize,
     /// Index of the receiver among the parties.
     pub to: usize,
     /// Ports allowed before and denied after.
-    pub loses: Ports,
+    pub loses: PortRanges,
     /// Ports denied before and allowed after.
-    pub gains: Ports,
+    pub gains: PortRanges,
     /// Whether some pairs of pods or addresses of the two parties change otherwise, or not at all.
     pub some: bool,
 }

@@ -38,7 +38,7 @@ use netpold_kube::convert::DEFAULT_NAMESPACE;
 pub(crate) use complete::{numbers, slices};
 pub use details::Details;
 pub use examine::examine;
-pub use finding::{Check, Finding, Findings, Report, Severity, merge};
+pub use finding::{Check, Finding, Findings, DoctorReport, Severity, merge};
 pub(crate) use live::{examine_cluster, read_details};
 pub use render::text;
 pub(crate) use services::is_selected;
@@ -87,7 +87,7 @@ pub struct DoctorArgs {
 ///
 /// # Errors
 /// The manifests or the cluster's objects cannot be read.
-pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> Report) -> Result<u8> {
+pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> DoctorReport) -> Result<u8> {
     let report = match &args.manifests {
         Some(directory) => {
             let depth = args.depth;
@@ -115,7 +115,7 @@ pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> Report) -> Resul
 
 /// Returns the exit status of a report.
 #[must_use]
-pub fn status(report: &Report) -> u8 {
+pub fn status(report: &DoctorReport) -> u8 {
     let is_wrong = |finding: &Finding| finding.severity != Severity::Info;
     match (report.findings.iter().any(is_wrong), report.unknown.is_empty()) {
         (true, _) => FOUND,

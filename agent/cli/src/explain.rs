@@ -17,11 +17,11 @@ use netpold_core::probe::{IpProtocol, Probe};
 use owo_colors::{OwoColorize, Style};
 use serde_json::{Map, Value};
 
-use nodes::Nodes;
+use nodes::NodeAnswers;
 
-use crate::arguments::Who;
+use crate::arguments::PartyArg;
 use crate::doctor;
-use crate::judge::{Answer, Judge};
+use crate::judge::{ProbeVerdict, Judge};
 use crate::live::{self, ClusterArgs};
 use crate::offline::{self, Recursive, Reviewed};
 use crate::output::{Output, is_read};
@@ -46,10 +46,10 @@ pub struct ExplainArgs {
     /// Sender: namespace/pod, namespace/workload, a pod or workload of the namespace of -n (also as deployment/web),
     /// or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
-    pub from: Option<Who>,
+    pub from: Option<PartyArg>,
     /// Receiver: as --from, or svc/namespace/name
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
-    pub to: Option<Who>,
+    pub to: Option<PartyArg>,
     /// Destination port (TCP, UDP and SCTP need one)
     #[arg(long, env = "NETPOLD_PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
@@ -86,13 +86,13 @@ const CANNOT_TELL: u8 = 2;
 const BATCH: usize = 8192;
 
 /// Context of questions: the objects, and the default namespace.
-struct Asked {
+struct ExplainContext {
     judge: Judge,
     /// Namespace of workloads named without one.
     own: String,
 }
 
-impl Asked {
+impl ExplainContext {
     /// Replaces workloads in a probe by pods.
     fn resolved(&self, probe: Probe) -> Result<Probe, String> {
         let resolve = |party| offline::resolve(self.judge.cluster(), party, &self.own);
@@ -121,7 +121,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     let objects = offline::stand_in(objects);
     let judge = Judge::new(objects, details, &args.pod_cidrs, manifests.is_some());
     let judge = judge.without(undecoded);
-    let asked = Asked { judge, own };
+    let asked = ExplainContext { judge, own };
     let (cluster, details) = (asked.judge.cluster(), asked.judge.details());
     if let Some(file) = &args.probes {
         let foreign = remarks::foreign_text(&remarks::foreign(details, |_| true));
@@ -135,7 +135,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         true => Some(nodes::ask(&args.cluster, cluster, &probe, &answer)?),
         false => None,
     };
-    let differs = nodes.as_ref().is_some_and(Nodes::differ);
+    let differs = nodes.as_ref().is_some_and(NodeAnswers::differ);
     let sender = answer.egress.as_ref().map(|egress| &egress.pod);
     // The sender's node knows names and addresses that the objects lack, but not the backend that it will choose.
     let deciding = nodes.as_ref().filter(|_| answer.services.is_empty());
@@ -146,12 +146,12 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     }
     match args.output {
         Output::Text => {
-            nodes.iter().for_each(Nodes::print_differences);
+            nodes.iter().for_each(NodeAnswers::print_differences);
             print(answer.verdict, &lines);
             if let Some(text) = remarks::foreign_text(&foreign) {
                 anstream::println!("{}", printable(&text));
             }
-            nodes.iter().for_each(Nodes::print_others);
+            nodes.iter().for_each(NodeAnswers::print_others);
         }
         Output::Json => {
             let mut json = serde_json::to_value(&answer)?;
@@ -246,7 +246,7 @@ fn give_verdict(fields: &mut Map<String, Value>, verdict: Verdict, reason: Optio
 }
 
 /// Answers JSON lines in their order.
-fn answer_all(asked: &Asked, file: &Path) -> Result<u8> {
+fn answer_all(asked: &ExplainContext, file: &Path) -> Result<u8> {
     let mut lines: Box<dyn BufRead> = if offline::is_standard_input(file) {
         offline::claim_standard_input("--probes")?;
         Box::new(io::stdin().lock())
@@ -289,7 +289,7 @@ fn read_batch(lines: &mut dyn BufRead) -> io::Result<Vec<Vec<u8>>> {
     Ok(batch)
 }
 
-fn answer_batch(asked: &Asked, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
+fn answer_batch(asked: &ExplainContext, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = batch.len().div_ceil(threads).max(1);
     let work = |lines: &[Vec<u8>]| lines.iter().map(|l| answer_line(asked, l)).collect();
@@ -303,7 +303,7 @@ fn answer_batch(asked: &Asked, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
 }
 
 /// Returns the line with its `verdict`, or with `error`, and whether there is a verdict.
-fn answer_line(asked: &Asked, line: &[u8]) -> (Value, bool) {
+fn answer_line(asked: &ExplainContext, line: &[u8]) -> (Value, bool) {
     let mut fields = match serde_json::from_slice::<Map<String, Value>>(line) {
         Ok(fields) => fields,
         Err(error) => return (failed(Map::new(), &format!("not a JSON object: {error}")), false),
@@ -313,9 +313,9 @@ fn answer_line(asked: &Asked, line: &[u8]) -> (Value, bool) {
         Err(error) => return (failed(fields, &error.to_string()), false),
     };
     let (verdict, reason) = match asked.resolved(probe).map(|probe| asked.judge.verdict(&probe)) {
-        Ok(Answer::Known(true)) => (Verdict::Allow, None),
-        Ok(Answer::Known(false)) => (Verdict::Deny, None),
-        Ok(Answer::Depends(reason) | Answer::Unknown(reason)) => (Verdict::Unknown, Some(reason)),
+        Ok(ProbeVerdict::Known(true)) => (Verdict::Allow, None),
+        Ok(ProbeVerdict::Known(false)) => (Verdict::Deny, None),
+        Ok(ProbeVerdict::Depends(reason) | ProbeVerdict::Unknown(reason)) => (Verdict::Unknown, Some(reason)),
         Err(reason) => return (failed(fields, &reason), false),
     };
     give_verdict(&mut fields, verdict, reason.as_deref());

@@ -24,7 +24,7 @@ use netpold_kube::manifests::Undecoded;
 
 pub(crate) use self::hypotheses::{Hypotheses, are_possible};
 pub(crate) use self::own_node::{is_link_local, lacks_own_node};
-use self::services::Services;
+use self::services::ServiceBackends;
 use crate::doctor::{self, Details};
 use crate::offline;
 
@@ -33,7 +33,7 @@ pub(crate) struct Judge {
     cluster: Cluster,
     ranges: Vec<IpNet>,
     details: Details,
-    services: Services,
+    services: ServiceBackends,
     /// Objects that cannot be decoded.
     undecoded: Vec<Undecoded>,
     /// The same objects, for changes by hypotheses; built when the first one matters.
@@ -43,7 +43,7 @@ pub(crate) struct Judge {
 }
 
 /// Verdict of a probe.
-pub(crate) enum Answer {
+pub(crate) enum ProbeVerdict {
     /// Whether the traffic is allowed.
     Known(bool),
     /// The verdict depends on a property that the objects lack, given as text.
@@ -61,7 +61,7 @@ impl Judge {
         pod_cidrs: &[IpNet],
         is_partial: bool,
     ) -> Self {
-        let services = Services::new(&objects, is_partial);
+        let services = ServiceBackends::new(&objects, is_partial);
         if is_partial {
             let made = doctor::slices(&objects, &details);
             objects.extend(made.into_iter().map(Change::EndpointSlice));
@@ -106,7 +106,7 @@ impl Judge {
     }
 
     /// Answers a probe.
-    pub(crate) fn verdict(&self, probe: &Probe) -> Answer {
+    pub(crate) fn verdict(&self, probe: &Probe) -> ProbeVerdict {
         let (verdict, reason, depends) = match self.verdict_of_pods(probe) {
             Some((verdict, reason)) => (verdict, reason, false),
             None => {
@@ -116,10 +116,10 @@ impl Judge {
         };
         let reason = reason.unwrap_or_default();
         match verdict {
-            Verdict::Allow => Answer::Known(true),
-            Verdict::Deny => Answer::Known(false),
-            Verdict::Unknown if depends => Answer::Depends(reason),
-            Verdict::Unknown => Answer::Unknown(reason),
+            Verdict::Allow => ProbeVerdict::Known(true),
+            Verdict::Deny => ProbeVerdict::Known(false),
+            Verdict::Unknown if depends => ProbeVerdict::Depends(reason),
+            Verdict::Unknown => ProbeVerdict::Unknown(reason),
         }
     }
 

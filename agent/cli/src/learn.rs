@@ -25,12 +25,12 @@ use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 
-pub use generate::{Learned, LearnedPolicy, LearnedRule, Options, generate};
-pub use grants::{PeerSpec, Unwritten};
-pub use ports::Ports;
-pub use proof::Denied;
+pub use generate::{Learned, LearnedPolicy, LearnedRule, LearnOptions, generate};
+pub use grants::{PeerSpec, NoPolicyReason};
+pub use ports::LearnedPorts;
+pub use proof::DeniedFlow;
 pub use text::text;
-pub use unseen::{Other, Unseen};
+pub use unseen::{UnseenPeer, UnseenTraffic};
 pub use yaml::{json, prepare, yaml};
 
 use crate::live::{self, ClusterArgs};
@@ -107,8 +107,8 @@ fn time(text: &str) -> Result<Duration, String> {
 impl LearnArgs {
     /// Returns the options for policies; `None` without a namespace.
     #[must_use]
-    pub fn options(&self) -> Option<Options> {
-        Some(Options {
+    pub fn options(&self) -> Option<LearnOptions> {
+        Some(LearnOptions {
             namespace: self.namespace.clone()?,
             block_prefix: [self.block_prefix, self.block_prefix6],
             other_protocols: self.other_protocols,
@@ -203,7 +203,7 @@ pub fn run(args: &LearnArgs) -> Result<u8> {
 pub fn write(
     objects: Vec<Change>,
     answer: &Answer,
-    options: &Options,
+    options: &LearnOptions,
     output: Output,
 ) -> Result<u8> {
     let namespace = printable(&options.namespace).into_owned();

@@ -19,9 +19,9 @@ use std::time::Duration;
 use clap::Args;
 use netpold_kube::cluster::{Access, is_configured};
 
-pub use agents::{Agents, Answers, ask};
-pub use inside::{Inside, NotRun};
-pub use names::{Kind, Names};
+pub use agents::{Agents, AgentAnswers, ask};
+pub use inside::{ContainerAccess, NotRun};
+pub use names::{ListedKind, NameLister};
 pub use node_error::{NodeError, report};
 pub use objects::{all_objects, namespace, objects};
 pub use pages::pages;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use netpold_cli::doctor::{DoctorArgs, Report};
+use netpold_cli::doctor::{DoctorArgs, DoctorReport};
 use netpold_cli::{Command, completion, exit_code, parse};
 
 #[derive(Debug, Parser)]
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
 }
 
 /// The report of `doctor --local`.
-fn no_node(_: &DoctorArgs) -> Report {
+fn no_node(_: &DoctorArgs) -> DoctorReport {
     let reason = "this binary has no checks of a node: run netpold there, or leave out --local";
-    Report { unknown: vec![reason.to_owned()], ..Report::default() }
+    DoctorReport { unknown: vec![reason.to_owned()], ..DoctorReport::default() }
 }

@@ -60,7 +60,7 @@ pub fn answer<A: DeserializeOwned>(
     request: &str,
     question: &impl Serialize,
 ) -> Result<A> {
-    let mut lines = Lines::ask(socket, request, question, PATIENCE, false)?;
+    let mut lines = AnswerLines::ask(socket, request, question, PATIENCE, false)?;
     lines.reader.get_ref().set_read_timeout(Some(PATIENCE))?;
     let mut answer = String::new();
     lines.reader.read_to_string(&mut answer).with_context(|| silent(&lines.socket))?;
@@ -81,12 +81,12 @@ fn silent(socket: &Path) -> String {
 
 /// Lines of an agent's answer.
 #[derive(Debug)]
-pub struct Lines {
+pub struct AnswerLines {
     socket: PathBuf,
     reader: BufReader<Stream>,
 }
 
-impl Lines {
+impl AnswerLines {
     /// Sends a request and waits `patience` for the start of the answer. With `ends_with_input`, the answer ends when
     /// standard input ends: processes in a pod receive no signal, and a lost connection only closes their standard input.
     ///

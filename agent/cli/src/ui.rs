@@ -29,9 +29,9 @@ use netpold_core::printable::printable;
 use crate::live::{self, ClusterArgs};
 use crate::offline::Recursive;
 use crate::output::print;
-use access::Access;
-use server::Server;
-use world::Source;
+use access::AccessCheck;
+use server::UiServer;
+use world::ObjectSource;
 
 /// Flags of `netpold ui`.
 #[derive(Debug, Args)]
@@ -63,7 +63,7 @@ pub struct UiArgs {
 /// # Errors
 /// The objects cannot be read, or the port is taken.
 pub fn run(args: &UiArgs) -> Result<()> {
-    let source = Source {
+    let source = ObjectSource {
         manifests: args.manifests.clone(),
         depth: args.depth,
         cluster: args.cluster.clone(),
@@ -76,7 +76,7 @@ pub fn run(args: &UiArgs) -> Result<()> {
         let listener =
             listener.with_context(|| format!("cannot listen on 127.0.0.1:{}", args.port))?;
         let port = listener.local_addr()?.port();
-        let access = Access::new(port)?;
+        let access = AccessCheck::new(port)?;
         let title = printable(&world.title).into_owned();
         // The first poll begins to listen to signals: Ctrl-C counts from the printed address on.
         let mut interrupted = pin!(tokio::signal::ctrl_c());
@@ -84,7 +84,7 @@ pub fn run(args: &UiArgs) -> Result<()> {
             return Ok(ended?);
         }
         print(&format!("{title}: {}\nEnd with Ctrl-C.\n", access.address()))?;
-        let served = axum::serve(listener, Server::new(source, world).router(access));
+        let served = axum::serve(listener, UiServer::new(source, world).router(access));
         tokio::select! {
             ended = served.into_future() => ended?,
             ended = interrupted => ended?,

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use netpold_cli::diff::{NamedPair, NamedPairs, Party, State, named_pairs};
+use netpold_cli::diff::{NamedPair, NamedPairs, Party, IsolationState, named_pairs};
 use netpold_cli::offline::read_text;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::model::{Change, Key, Pod, Protocol};
@@ -106,11 +106,11 @@ fn named_pairs_have_the_oracles_ports_and_others_follow_from_isolation() {
                 if sender.egress_tiers || receiver.ingress_tiers {
                     continue;
                 }
-                let closed = sender.egress == State::Isolated && !sender.to_everyone
-                    || receiver.ingress == State::Isolated && !receiver.from_everyone;
+                let closed = sender.egress == IsolationState::Isolated && !sender.to_everyone
+                    || receiver.ingress == IsolationState::Isolated && !receiver.from_everyone;
                 let free = [sender.egress, receiver.ingress]
                     .into_iter()
-                    .all(|state| matches!(state, State::Open | State::Trial));
+                    .all(|state| matches!(state, IsolationState::Open | IsolationState::Trial));
                 for port in PORTS {
                     if closed {
                         assert!(!at(port), "seed {seed}: no rule names {} to {}", from.key, to.key);
@@ -235,6 +235,6 @@ fn cluster_policies_are_noted_by_direction_and_only_if_enforced() {
         );
     let named = named(&text, 100);
     let sides = named.sides[index(&named, "shop/web")];
-    assert_eq!((sides.ingress, sides.egress), (State::Open, State::Open));
+    assert_eq!((sides.ingress, sides.egress), (IsolationState::Open, IsolationState::Open));
     assert_eq!((sides.ingress_tiers, sides.egress_tiers), (true, false));
 }

@@ -9,7 +9,7 @@ use netlink_packet_route::link::LinkMessage;
 use netpold_api::status::{STATUS_REQUEST, Status};
 use netpold_cli::doctor::DoctorArgs;
 use netpold_cli::doctor::enforcers::{self, ENFORCERS};
-use netpold_cli::doctor::{Check, Findings, Report, Severity};
+use netpold_cli::doctor::{Check, Findings, DoctorReport, Severity};
 use netpold_cli::socket::answer;
 use netpold_dataplane::attach::Mode;
 use netpold_dataplane::bpffs::is_bpffs;
@@ -102,7 +102,7 @@ const IFLA_INFO_KIND: u16 = 1;
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// Checks this node.
-pub(crate) fn examine(args: &DoctorArgs) -> Report {
+pub(crate) fn examine(args: &DoctorArgs) -> DoctorReport {
     let DoctorArgs { socket, bpffs, .. } = args;
     let mut found = Findings::default();
     kernel(&mut found);

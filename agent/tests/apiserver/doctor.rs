@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use netpold_cli::doctor::Report;
+use netpold_cli::doctor::DoctorReport;
 use netpold_testbed::{Container, Kubelet};
 use serde_json::{Value, json};
 
@@ -71,7 +71,7 @@ fn a_live_cluster_is_examined() {
     let output = world.server.inside(|| command.output()).unwrap().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{told}");
-    let report: Report = serde_json::from_slice(&output.stdout).unwrap();
+    let report: DoctorReport = serde_json::from_slice(&output.stdout).unwrap();
     let places = |check: &str| -> Vec<&str> {
         let found = report.findings.iter().filter(|finding| finding.check == check);
         found.flat_map(|finding| finding.places.iter().map(String::as_str)).collect()

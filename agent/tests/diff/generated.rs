@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netpold_cli::diff::{Difference, Party, Ports, compare};
+use netpold_cli::diff::{Difference, Party, PortRanges, compare};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, Key, Peer, Pod, PortMatch, Protocol, Rule};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
@@ -168,7 +168,7 @@ impl World {
     }
 
     /// Returns the change that the difference reports for a pair, and whether it applies to some members only.
-    fn said(&self, from: usize, to: usize) -> (Ports, Ports, bool) {
+    fn said(&self, from: usize, to: usize) -> (PortRanges, PortRanges, bool) {
         let found = self.difference.changes.iter().find(|c| (c.from, c.to) == (from, to));
         found.map_or_else(Default::default, |c| (c.loses.clone(), c.gains.clone(), c.some))
     }

@@ -19,24 +19,24 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Output;
 
-use netpold_cli::doctor::{Finding, Report, Severity};
+use netpold_cli::doctor::{Finding, DoctorReport, Severity};
 use netpold_testbed::without_twins;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_netpold");
 
-fn doctor(command: &mut std::process::Command, arguments: &[&str]) -> (i32, Report) {
+fn doctor(command: &mut std::process::Command, arguments: &[&str]) -> (i32, DoctorReport) {
     let command = without_twins(command).args(["doctor", "-o", "json"]).args(arguments);
     let output = command.output().unwrap();
     (output.status.code().unwrap(), report(&output))
 }
 
-fn report(output: &Output) -> Report {
+fn report(output: &Output) -> DoctorReport {
     assert!(!output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// Returns places by check, without files and lines.
-fn places(report: &Report) -> BTreeMap<&str, Vec<&str>> {
+fn places(report: &DoctorReport) -> BTreeMap<&str, Vec<&str>> {
     let mut places: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for Finding { check, places: at, count, .. } in &report.findings {
         assert_eq!(at.len(), *count, "{report:?}");
@@ -51,7 +51,7 @@ fn without_line(place: &str) -> &str {
 }
 
 /// Returns exit status and report for these objects.
-fn examine(objects: &str) -> (i32, Report) {
+fn examine(objects: &str) -> (i32, DoctorReport) {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("all.yaml"), objects).unwrap();
     let manifests = directory.path().to_str().unwrap();

@@ -10,14 +10,14 @@ const NAME_MAX: usize = 253;
 
 /// A sender or receiver: a [`Party`], or a pod's name without its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum PartyArg {
     /// A complete party.
     Known(Party),
     /// Name of a pod, without its namespace.
     Pod(String),
 }
 
-impl Who {
+impl PartyArg {
     /// Adds `namespace` to a name without one.
     #[must_use]
     pub fn in_namespace(self, namespace: &str) -> Party {
@@ -34,7 +34,7 @@ impl Who {
     }
 }
 
-impl FromStr for Who {
+impl FromStr for PartyArg {
     type Err = ProbeError;
 
     fn from_str(text: &str) -> Result<Self, ProbeError> {
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_name_alone_is_a_pods() {
-        let read = |text: &str| text.parse::<Who>().map(|who| who.in_namespace("x").to_string());
+        let read = |text: &str| text.parse::<PartyArg>().map(|who| who.in_namespace("x").to_string());
         for (text, party) in [
             ("web-0.a", "x/web-0.a"),
             ("y/web", "y/web"),

@@ -5,14 +5,14 @@ use netpold_core::explain::{Verdict, Within};
 use netpold_core::model::{DomainName, Key};
 use netpold_core::probe::Party;
 
-use super::{Assertion, At, Outcome, TOLD, World, side, template};
+use super::{Assertion, AssumedAddresses, AssertionOutcome, TOLD, AssertionContext, side, template};
 
 /// Returns the addresses to which a name is assumed to resolve.
-pub(super) fn within(at: &At) -> Within {
+pub(super) fn within(at: &AssumedAddresses) -> Within {
     match at {
-        At::Any => Within::default(),
-        At::Public => Within::public(),
-        At::Blocks(blocks) => Within { blocks: blocks.clone(), except: Vec::new() },
+        AssumedAddresses::Any => Within::default(),
+        AssumedAddresses::Public => Within::public(),
+        AssumedAddresses::Blocks(blocks) => Within { blocks: blocks.clone(), except: Vec::new() },
     }
 }
 
@@ -21,8 +21,8 @@ pub(super) fn within(at: &At) -> Within {
 /// # Errors
 /// No pod sends, or a sender gets no answer.
 pub(super) fn answer(
-    world: &World<'_>,
-    outcome: &mut Outcome,
+    world: &AssertionContext<'_>,
+    outcome: &mut AssertionOutcome,
     name: &DomainName,
     within: &Within,
 ) -> Result<()> {
@@ -59,7 +59,7 @@ pub(super) fn answer(
 }
 
 /// Returns the pod that sends.
-fn sender(world: &World<'_>, party: &Party) -> Result<Key> {
+fn sender(world: &AssertionContext<'_>, party: &Party) -> Result<Key> {
     match party {
         Party::Pod(key) => Ok(key.clone()),
         Party::Address(address) => {

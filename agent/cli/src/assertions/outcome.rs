@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Assertion;
-use super::probe::Probed;
+use super::probe::ProbeResults;
 
 /// Outcome of an assertion.
-pub(super) struct Outcome {
+pub(super) struct AssertionOutcome {
     pub(super) assertion: Assertion,
     /// Number of judged connections.
     pub(super) asked: usize,
@@ -19,7 +19,7 @@ pub(super) struct Outcome {
     /// Number of these connections.
     pub(super) depending: usize,
     /// Results of opened connections, with `--probe`.
-    pub(super) probed: Option<Probed>,
+    pub(super) probed: Option<ProbeResults>,
     /// Pod templates among the assertion's sides, as `Deployment shop/web (template)`.
     pub(super) templates: BTreeSet<String>,
     /// Pods that match a selection of the assertion but have no part in it, by reason.
@@ -45,7 +45,7 @@ pub(super) enum Verified {
     Skipped,
 }
 
-impl Outcome {
+impl AssertionOutcome {
     pub(super) const fn new(assertion: Assertion) -> Self {
         Self {
             assertion,

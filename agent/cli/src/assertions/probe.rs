@@ -17,8 +17,8 @@ use netpold_core::model::Key;
 use netpold_core::printable::cut;
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use super::{Assertion, Outcome, Selected, TOLD, World, pairs, sides};
-use crate::live::{ClusterArgs, Inside, NotRun};
+use super::{Assertion, AssertionOutcome, Selected, TOLD, AssertionContext, pairs, sides};
+use crate::live::{ClusterArgs, ContainerAccess, NotRun};
 
 /// Timeout of a connection in seconds.
 const SECONDS: &str = "3";
@@ -37,7 +37,7 @@ const PYTHON: &str = include_str!("probe/connect.py");
 
 /// Result of a connection attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Met {
+enum ConnectResult {
     /// The connection was opened.
     Connected,
     /// The peer answered that no socket listens at the port.
@@ -48,14 +48,14 @@ enum Met {
     Unreachable,
 }
 
-impl Met {
+impl ConnectResult {
     /// Returns whether packets passed in both directions.
     const fn passed(self) -> bool {
         matches!(self, Self::Connected | Self::Refused)
     }
 }
 
-impl fmt::Display for Met {
+impl fmt::Display for ConnectResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Connected => "connected",
@@ -68,8 +68,8 @@ impl fmt::Display for Met {
 
 /// Results of an assertion's connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Probed {
-    met: BTreeMap<Met, usize>,
+pub(super) struct ProbeResults {
+    met: BTreeMap<ConnectResult, usize>,
     /// Number of connections not attempted, by reason.
     not: BTreeMap<String, usize>,
     /// Number of unexpected results.
@@ -78,7 +78,7 @@ pub(super) struct Probed {
     pub(super) failures: Vec<String>,
 }
 
-impl Probed {
+impl ProbeResults {
     /// Returns the number of attempted connections.
     pub(super) fn count(&self) -> usize {
         self.met.values().sum()
@@ -90,7 +90,7 @@ impl Probed {
     }
 }
 
-impl fmt::Display for Probed {
+impl fmt::Display for ProbeResults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let met: Vec<String> = self.met.iter().map(|(met, n)| format!("{n} {met}")).collect();
         let not: Vec<String> = self.not.iter().map(|(why, n)| format!("{n} ({why})")).collect();
@@ -104,7 +104,7 @@ impl fmt::Display for Probed {
 
 /// Container of a pod that can open connections.
 #[derive(Clone, Debug)]
-enum Way {
+enum ProbeContainer {
     /// Name of a container with a shell and some tool.
     Shell(String),
     /// Name of a container with python3 and without a shell.
@@ -112,7 +112,7 @@ enum Way {
 }
 
 /// Connection to open.
-struct Connection {
+struct ProbeConnection {
     /// Index of the assertion.
     of: usize,
     from: Key,
@@ -128,13 +128,13 @@ struct Connection {
 /// The API server cannot be reached.
 pub(super) async fn probe(
     args: &ClusterArgs,
-    world: &World<'_>,
-    outcomes: &mut [Outcome],
+    world: &AssertionContext<'_>,
+    outcomes: &mut [AssertionOutcome],
 ) -> Result<()> {
-    let inside = Inside::open(args).await?;
+    let inside = ContainerAccess::open(args).await?;
     let mut connections = Vec::new();
     for (of, outcome) in outcomes.iter_mut().enumerate() {
-        let mut probed = Probed::default();
+        let mut probed = ProbeResults::default();
         connections.extend(chosen(world, &outcome.assertion, of, &mut probed));
         outcome.probed = Some(probed);
     }
@@ -142,7 +142,7 @@ pub(super) async fn probe(
     pods.sort();
     pods.dedup();
     let ways = iter(pods.into_iter().map(|pod| async { (pod.clone(), way(&inside, pod).await) }));
-    let ways: BTreeMap<Key, Result<Way, String>> = ways.buffered(AT_ONCE).collect().await;
+    let ways: BTreeMap<Key, Result<ProbeContainer, String>> = ways.buffered(AT_ONCE).collect().await;
     let (inside, ways) = (&inside, &ways);
     let opened = connections.iter().map(|connection| async move {
         let met = match ways.get(&connection.from) {
@@ -163,11 +163,11 @@ pub(super) async fn probe(
 
 /// Returns the connections of an assertion: one per pair and address family, or an even sample of many.
 fn chosen(
-    world: &World<'_>,
+    world: &AssertionContext<'_>,
     assertion: &Assertion,
     of: usize,
-    probed: &mut Probed,
-) -> Vec<Connection> {
+    probed: &mut ProbeResults,
+) -> Vec<ProbeConnection> {
     let mut not = |why: String, count| *probed.not.entry(why).or_default() += count;
     let cluster = world.cluster;
     if let Selected::Name { .. } = assertion.to {
@@ -203,7 +203,7 @@ fn chosen(
             if let (Some(address), true) = (address, sources.iter().any(family)) {
                 let translated = cluster.service_at(address).is_some();
                 let (from, probe) = (pod.clone(), probe(to));
-                found.push(Connection { of, from, probe, address, translated });
+                found.push(ProbeConnection { of, from, probe, address, translated });
             }
         }
         if found.len() == before {
@@ -238,7 +238,7 @@ fn addresses(cluster: &Cluster, to: &Party) -> Vec<IpAddr> {
 }
 
 /// Finds a container of a pod that can open connections.
-async fn way(inside: &Inside, pod: &Key) -> Result<Way, String> {
+async fn way(inside: &ContainerAccess, pod: &Key) -> Result<ProbeContainer, String> {
     let containers = inside.running(pod).await.map_err(|words| cut(words, REASON))?;
     if containers.is_empty() {
         return Err("no container of the pod runs".to_owned());
@@ -247,11 +247,11 @@ async fn way(inside: &Inside, pod: &Key) -> Result<Way, String> {
                  { command -v bash && command -v timeout; }; true";
     for container in containers.iter().take(CONTAINERS) {
         match inside.output(pod, container, &["sh", "-c", tools]).await {
-            Ok(found) if !found.trim().is_empty() => return Ok(Way::Shell(container.clone())),
+            Ok(found) if !found.trim().is_empty() => return Ok(ProbeContainer::Shell(container.clone())),
             Ok(_) => {}
             Err(NotRun::NoProgram) => {
                 match inside.output(pod, container, &["python3", "-c", ""]).await {
-                    Ok(_) => return Ok(Way::Python(container.clone())),
+                    Ok(_) => return Ok(ProbeContainer::Python(container.clone())),
                     Err(NotRun::NoProgram) => {}
                     Err(NotRun::Otherwise(words)) => return Err(cut(words, REASON)),
                 }
@@ -264,15 +264,15 @@ async fn way(inside: &Inside, pod: &Key) -> Result<Way, String> {
 
 const NO_TOOL: &str = "the image has none of python3, bash with timeout, nc, curl and wget";
 
-impl Connection {
-    async fn open(&self, inside: &Inside, way: &Way) -> Result<Met, String> {
+impl ProbeConnection {
+    async fn open(&self, inside: &ContainerAccess, way: &ProbeContainer) -> Result<ConnectResult, String> {
         let (address, port) = (self.address.to_string(), self.probe.port.to_string());
         let said = match way {
-            Way::Shell(container) => {
+            ProbeContainer::Shell(container) => {
                 let command = ["sh", "-c", SHELL, "netpold", &address, &port, SECONDS, PYTHON];
                 inside.output(&self.from, container, &command).await
             }
-            Way::Python(container) => {
+            ProbeContainer::Python(container) => {
                 let command = ["python3", "-c", PYTHON, &address, &port, SECONDS];
                 inside.output(&self.from, container, &command).await
             }
@@ -284,7 +284,7 @@ impl Connection {
         };
         match met {
             // The node's proxy refuses connections to a Service without backends.
-            Ok(Met::Refused) if self.translated => {
+            Ok(ConnectResult::Refused) if self.translated => {
                 Err("refused at a Service's address, by a backend or by the node's proxy"
                     .to_owned())
             }
@@ -293,7 +293,7 @@ impl Connection {
     }
 
     /// Adds the result to the outcome of its assertion.
-    fn note(&self, met: Result<Met, String>, explainer: &Explainer<'_>, outcome: &mut Outcome) {
+    fn note(&self, met: Result<ConnectResult, String>, explainer: &Explainer<'_>, outcome: &mut AssertionOutcome) {
         let Some(probed) = &mut outcome.probed else { return };
         let met = match met {
             Ok(met) => met,
@@ -322,13 +322,13 @@ impl Connection {
 }
 
 /// Parses the result from a script's output.
-fn met(text: &str) -> Result<Met, String> {
+fn met(text: &str) -> Result<ConnectResult, String> {
     let said = text.lines().find_map(|line| line.strip_prefix(MARK));
     match said {
-        Some("connected") => Ok(Met::Connected),
-        Some("refused") => Ok(Met::Refused),
-        Some("timed out") => Ok(Met::TimedOut),
-        Some("unreachable") => Ok(Met::Unreachable),
+        Some("connected") => Ok(ConnectResult::Connected),
+        Some("refused") => Ok(ConnectResult::Refused),
+        Some("timed out") => Ok(ConnectResult::TimedOut),
+        Some("unreachable") => Ok(ConnectResult::Unreachable),
         Some("none") => Err(NO_TOOL.to_owned()),
         Some(words) => Err(words.to_owned()),
         None => Err("the container's shell does not answer".to_owned()),

@@ -10,8 +10,8 @@ use netpold_core::probe::{IpProtocol, Party};
 use netpold_kube::document::{self, Entry, Node, ReadError, Value, parse};
 use netpold_kube::manifests::Undecoded;
 
-use super::{Assertion, At, Namespaces, Selected};
-use crate::arguments::Who;
+use super::{Assertion, AssumedAddresses, NamespaceChoice, Selected};
+use crate::arguments::PartyArg;
 use crate::offline::{self, STANDARD_INPUT};
 
 /// Fields of an assertion.
@@ -19,7 +19,7 @@ const FIELDS: [&str; 6] = ["name", "from", "to", "port", "protocol", "expect"];
 
 /// Content of files of assertions.
 #[derive(Debug, Default)]
-pub(super) struct Files {
+pub(super) struct AssertionFiles {
     pub(super) assertions: Vec<Assertion>,
     /// Kubernetes objects beside the assertions, with the pods of pod templates.
     pub(super) objects: Vec<Change>,
@@ -31,8 +31,8 @@ pub(super) struct Files {
 ///
 /// # Errors
 /// A file cannot be read or has unexpected content, with `file:line`; or no file contains an assertion.
-pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<Files> {
-    let mut all = Files::default();
+pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<AssertionFiles> {
+    let mut all = AssertionFiles::default();
     let mut names = Vec::new();
     for file in files {
         let (name, bytes) = match offline::is_standard_input(file) {
@@ -201,7 +201,7 @@ fn selected(field: &str, node: &Node, namespace: &str) -> Result<Selected, ReadE
     let entries = match &node.value {
         Value::Text(text) => {
             let who = text
-                .parse::<Who>()
+                .parse::<PartyArg>()
                 .map_err(|error| ReadError::new(node.line, format!("{field}: {error}")))?;
             return Ok(Selected::One(who.in_namespace(namespace)));
         }
@@ -220,8 +220,8 @@ fn selected(field: &str, node: &Node, namespace: &str) -> Result<Selected, ReadE
     }
     known(entries, &["namespace", "labels"])?;
     let namespaces = match text(node, "namespace")? {
-        Some("*") => Namespaces::All,
-        Some(name) => Namespaces::Named(name.to_owned()),
+        Some("*") => NamespaceChoice::All,
+        Some(name) => NamespaceChoice::Named(name.to_owned()),
         None => {
             let text = format!("{field}: namespace is missing: \"*\" is every one");
             return Err(ReadError::new(node.line, text));
@@ -253,7 +253,7 @@ fn named(field: &str, node: &Node) -> Result<Selected, ReadError> {
         ReadError::new(node.line_of("name"), format!("{field}: name: {name:?} {error}"))
     })?;
     let Some(at) = node.entry("at") else {
-        return Ok(Selected::Name { name, at: At::Any });
+        return Ok(Selected::Name { name, at: AssumedAddresses::Any });
     };
     let invalid = || {
         let text = format!(
@@ -263,7 +263,7 @@ fn named(field: &str, node: &Node) -> Result<Selected, ReadError> {
     };
     let items = match &at.node.value {
         Value::Text(text) if text == "public" => {
-            return Ok(Selected::Name { name, at: At::Public });
+            return Ok(Selected::Name { name, at: AssumedAddresses::Public });
         }
         Value::Text(_) => std::slice::from_ref(&at.node),
         Value::List(items) if !items.is_empty() => &items[..],
@@ -280,7 +280,7 @@ fn named(field: &str, node: &Node) -> Result<Selected, ReadError> {
         address.or_else(|| text.parse::<IpNet>().ok()).map(|block| block.trunc())
     };
     let blocks: Option<Vec<IpNet>> = items.iter().map(block).collect();
-    Ok(Selected::Name { name, at: At::Blocks(blocks.ok_or_else(invalid)?) })
+    Ok(Selected::Name { name, at: AssumedAddresses::Blocks(blocks.ok_or_else(invalid)?) })
 }
 
 /// Formats a required label of an assertion.

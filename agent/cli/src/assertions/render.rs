@@ -11,15 +11,15 @@ use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
-use super::outcome::{Outcome, Verified};
-use super::probe::Probed;
+use super::outcome::{AssertionOutcome, Verified};
+use super::probe::ProbeResults;
 use super::{Assertion, NAMED, Selected, TestOutput};
 use crate::printable_document::printable_json;
 
 /// Renders the outcomes; text for people is coloured.
 /// `note` is one on the whole answer, `file` the name of the suite.
 pub(super) fn render(
-    outcomes: &[Outcome],
+    outcomes: &[AssertionOutcome],
     note: Option<&str>,
     output: TestOutput,
     file: &str,
@@ -43,13 +43,13 @@ pub(super) fn render(
 }
 
 /// Counts the outcomes by result: passed, failed, depending on the address, unknown, skipped.
-fn counts(outcomes: &[Outcome]) -> [usize; 5] {
+fn counts(outcomes: &[AssertionOutcome]) -> [usize; 5] {
     [Verified::Pass, Verified::Fail, Verified::Depends, Verified::Unknown, Verified::Skipped]
         .map(|result| outcomes.iter().filter(|outcome| outcome.result() == result).count())
 }
 
 /// Describes the part of an assertion that fails.
-fn extent(outcome: &Outcome) -> String {
+fn extent(outcome: &AssertionOutcome) -> String {
     let expected = if outcome.assertion.allow { "denied" } else { "allowed" };
     let judged = match (outcome.failed, outcome.asked) {
         (0, _) => None,
@@ -76,17 +76,17 @@ fn extent(outcome: &Outcome) -> String {
 }
 
 /// Returns whether the receivers are the addresses of a domain name.
-fn is_by_name(outcome: &Outcome) -> bool {
+fn is_by_name(outcome: &AssertionOutcome) -> bool {
     matches!(outcome.assertion.to, Selected::Name { .. })
 }
 
 /// Describes the results of opened connections.
-fn probed(outcome: &Outcome) -> Option<String> {
+fn probed(outcome: &AssertionOutcome) -> Option<String> {
     outcome.probed.as_ref().map(|probed| printable(&probed.to_string()).into_owned())
 }
 
 /// Returns the shown failures, one line each, and the number of the others.
-fn reasons(outcome: &Outcome) -> Vec<String> {
+fn reasons(outcome: &AssertionOutcome) -> Vec<String> {
     let told = outcome.failures.iter().flatten();
     let mut lines: Vec<String> = told.map(|line| printable(line).into_owned()).collect();
     let more = outcome.failed - outcome.failures.len();
@@ -113,7 +113,7 @@ fn reasons(outcome: &Outcome) -> Vec<String> {
 }
 
 /// Describes the pods that selections leave out, by reason.
-fn left_out(outcomes: &[Outcome]) -> Vec<String> {
+fn left_out(outcomes: &[AssertionOutcome]) -> Vec<String> {
     let mut all: BTreeMap<&str, BTreeSet<&String>> = BTreeMap::new();
     for (reason, pods) in outcomes.iter().flat_map(|outcome| &outcome.left_out) {
         all.entry(reason).or_default().extend(pods);
@@ -131,7 +131,7 @@ fn left_out(outcomes: &[Outcome]) -> Vec<String> {
 }
 
 /// Describes the judged pod templates.
-fn templates(outcomes: &[Outcome]) -> Option<String> {
+fn templates(outcomes: &[AssertionOutcome]) -> Option<String> {
     let all: BTreeSet<&String> = outcomes.iter().flat_map(|outcome| &outcome.templates).collect();
     let names: Vec<&str> = all.into_iter().map(String::as_str).collect();
     let text = format!("by pod template, no pods exist: {}", names.join(", "));
@@ -142,7 +142,7 @@ fn title(assertion: &Assertion) -> String {
     printable(&assertion.title()).into_owned()
 }
 
-fn text(outcomes: &[Outcome], notes: &[String]) -> String {
+fn text(outcomes: &[AssertionOutcome], notes: &[String]) -> String {
     let mut text = String::new();
     for outcome in outcomes {
         let title = title(&outcome.assertion);
@@ -180,7 +180,7 @@ fn text(outcomes: &[Outcome], notes: &[String]) -> String {
     if skipped > 0 {
         let _ = write!(text, ", {skipped} skipped");
     }
-    let all: Vec<&Probed> = outcomes.iter().filter_map(|it| it.probed.as_ref()).collect();
+    let all: Vec<&ProbeResults> = outcomes.iter().filter_map(|it| it.probed.as_ref()).collect();
     if !all.is_empty() {
         let tried: usize = all.iter().map(|probed| probed.count()).sum();
         let left_out: usize = all.iter().map(|probed| probed.left_out()).sum();
@@ -193,7 +193,7 @@ fn text(outcomes: &[Outcome], notes: &[String]) -> String {
     text
 }
 
-fn tap(outcomes: &[Outcome], notes: &[String]) -> String {
+fn tap(outcomes: &[AssertionOutcome], notes: &[String]) -> String {
     let mut text = format!("TAP version 14\n1..{}\n", outcomes.len());
     for (index, outcome) in outcomes.iter().enumerate() {
         // TAP reads a `#` as the start of a directive.
@@ -247,7 +247,7 @@ fn xml(text: &str) -> String {
     escaped
 }
 
-fn junit(outcomes: &[Outcome], notes: &[String], file: &str) -> String {
+fn junit(outcomes: &[AssertionOutcome], notes: &[String], file: &str) -> String {
     let [_, failures, depending, unknown, skipped] = counts(outcomes);
     let (tests, errors) = (outcomes.len(), depending + unknown);
     let file = xml(&printable(file));
@@ -291,8 +291,8 @@ fn junit(outcomes: &[Outcome], notes: &[String], file: &str) -> String {
     text
 }
 
-fn document(outcomes: &[Outcome]) -> Value {
-    let result = |outcome: &Outcome| match outcome.result() {
+fn document(outcomes: &[AssertionOutcome]) -> Value {
+    let result = |outcome: &AssertionOutcome| match outcome.result() {
         Verified::Pass => "pass",
         Verified::Fail => "fail",
         Verified::Depends => "depends",

@@ -9,13 +9,13 @@ use netpold_core::explain::Explainer;
 use netpold_core::model::Pod;
 use netpold_core::probe::Party;
 
-use super::outcome::Outcome;
-use super::{Namespaces, Selected};
+use super::outcome::AssertionOutcome;
+use super::{NamespaceChoice, Selected};
 use crate::judge::Judge;
 use crate::offline;
 
 /// Context of assertions.
-pub(super) struct World<'c> {
+pub(super) struct AssertionContext<'c> {
     pub(super) cluster: &'c Cluster,
     /// Judge of domain names, and of connections to open.
     pub(super) explainer: Explainer<'c>,
@@ -28,7 +28,7 @@ pub(super) struct World<'c> {
     pub(super) is_of_cluster: bool,
 }
 
-impl<'c> World<'c> {
+impl<'c> AssertionContext<'c> {
     /// Returns the selected parties.
     pub(super) fn parties(&self, selected: &Selected) -> Vec<Party> {
         if let Selected::One(party) = selected {
@@ -49,8 +49,8 @@ impl<'c> World<'c> {
         pods.filter(move |pod| {
             let Selected::Pods { namespaces, labels } = selected else { return false };
             let namespace = match namespaces {
-                Namespaces::Named(name) => pod.key.namespace == *name,
-                Namespaces::All => true,
+                NamespaceChoice::Named(name) => pod.key.namespace == *name,
+                NamespaceChoice::All => true,
             };
             namespace && labels.matches(&pod.labels)
         })
@@ -91,8 +91,8 @@ impl<'c> World<'c> {
 /// # Errors
 /// Pods of the cluster have an address of the family, but none of the selected ones.
 pub(super) fn of_family(
-    world: &World<'_>,
-    outcome: &mut Outcome,
+    world: &AssertionContext<'_>,
+    outcome: &mut AssertionOutcome,
     (selected, parties): (&Selected, Vec<Party>),
     other: &Selected,
 ) -> Result<Vec<Party>> {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::{Arg, Command};
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 
-use crate::live::{ClusterArgs, Kind, Names, block_on};
+use crate::live::{ClusterArgs, ListedKind, NameLister, block_on};
 
 /// Longest wait after the completion key.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ const SERVICE: &str = "svc/";
 
 /// Typed flags that choose a cluster and a namespace.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Typed {
+pub(super) struct TypedFlags {
     /// The cluster; `None` if the flags choose none.
     cluster: Option<ClusterArgs>,
     namespace: Option<String>,
@@ -30,7 +30,7 @@ pub(super) struct Typed {
 
 /// Kind of name that an argument takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
+enum CompletionKind {
     Context,
     Namespace,
     /// A pod by name, without its namespace.
@@ -41,7 +41,7 @@ enum Wanted {
     Party,
 }
 
-impl Typed {
+impl TypedFlags {
     /// Reads the words of a command line. With `plugin`, kubectl's current cluster is the default.
     pub(super) fn read(words: &[OsString], plugin: bool) -> Self {
         let value = |flags: &[&str], twin: &str| {
@@ -65,7 +65,7 @@ impl Typed {
         Self { cluster, namespace: value(&["-n", "--namespace"], "NETPOLD_NAMESPACE") }
     }
 
-    fn complete(&self, wanted: Wanted, word: &OsStr) -> Vec<CompletionCandidate> {
+    fn complete(&self, wanted: CompletionKind, word: &OsStr) -> Vec<CompletionCandidate> {
         let (Some(word), Some(cluster)) = (word.to_str().map(str::to_owned), self.cluster.clone())
         else {
             return Vec::new();
@@ -90,54 +90,54 @@ impl Typed {
 async fn found(
     cluster: &ClusterArgs,
     namespace: Option<&str>,
-    wanted: Wanted,
+    wanted: CompletionKind,
     word: &str,
 ) -> Vec<String> {
-    if wanted == Wanted::Context {
-        return Names::contexts(cluster);
+    if wanted == CompletionKind::Context {
+        return NameLister::contexts(cluster);
     }
-    let Ok(names) = Names::open(cluster, namespace).await else { return Vec::new() };
+    let Ok(names) = NameLister::open(cluster, namespace).await else { return Vec::new() };
     let prefixed = |prefix: &str, names: Vec<String>, suffix: &str| -> Vec<String> {
         names.into_iter().map(|name| format!("{prefix}{name}{suffix}")).collect()
     };
     let (prefix, kind, rest) = match word.strip_prefix(SERVICE) {
-        Some(rest) if wanted == Wanted::Party => (SERVICE, Kind::Service, rest),
-        Some(_) | None => ("", Kind::Pod, word),
+        Some(rest) if wanted == CompletionKind::Party => (SERVICE, ListedKind::Service, rest),
+        Some(_) | None => ("", ListedKind::Pod, word),
     };
     match (wanted, rest.split_once('/')) {
-        (Wanted::Context, _) => Vec::new(),
-        (Wanted::Namespace, _) => names.namespaces().await,
-        (Wanted::PodOfNamespace, _) => names.of(kind, None).await,
-        (Wanted::Pod | Wanted::Party, Some((namespace, _))) => {
+        (CompletionKind::Context, _) => Vec::new(),
+        (CompletionKind::Namespace, _) => names.namespaces().await,
+        (CompletionKind::PodOfNamespace, _) => names.of(kind, None).await,
+        (CompletionKind::Pod | CompletionKind::Party, Some((namespace, _))) => {
             prefixed(&format!("{prefix}{namespace}/"), names.of(kind, Some(namespace)).await, "")
         }
-        (Wanted::Pod | Wanted::Party, None) => {
+        (CompletionKind::Pod | CompletionKind::Party, None) => {
             let all = prefixed(prefix, names.namespaces().await, "/");
             if !prefix.is_empty() {
                 return all;
             }
-            let services = (wanted == Wanted::Party).then(|| SERVICE.to_owned());
+            let services = (wanted == CompletionKind::Party).then(|| SERVICE.to_owned());
             names.of(kind, None).await.into_iter().chain(all).chain(services).collect()
         }
     }
 }
 
 /// Kind of name that an argument takes, by its id and value name.
-fn wanted(arg: &Arg) -> Option<Wanted> {
+fn wanted(arg: &Arg) -> Option<CompletionKind> {
     let value =
         arg.get_value_names().and_then(|names| names.first()).map(clap::builder::Str::as_str);
     match (arg.get_id().as_str(), value) {
-        ("context", _) => Some(Wanted::Context),
-        ("namespace" | "agents_namespace", _) => Some(Wanted::Namespace),
-        ("pod", Some("NAME")) => Some(Wanted::PodOfNamespace),
-        ("pod", _) => Some(Wanted::Pod),
-        ("from" | "to" | "peer", Some("WHO" | "PEER")) => Some(Wanted::Party),
+        ("context", _) => Some(CompletionKind::Context),
+        ("namespace" | "agents_namespace", _) => Some(CompletionKind::Namespace),
+        ("pod", Some("NAME")) => Some(CompletionKind::PodOfNamespace),
+        ("pod", _) => Some(CompletionKind::Pod),
+        ("from" | "to" | "peer", Some("WHO" | "PEER")) => Some(CompletionKind::Party),
         _ => None,
     }
 }
 
 /// Adds completion of names to the arguments of all subcommands.
-pub(super) fn with_names(command: Command, typed: &Arc<Typed>) -> Command {
+pub(super) fn with_names(command: Command, typed: &Arc<TypedFlags>) -> Command {
     command.mut_subcommands(|sub| {
         sub.mut_args(|arg| {
             let Some(wanted) = wanted(&arg) else { return arg };
@@ -161,7 +161,7 @@ mod tests {
     fn words_say_which_cluster_is_meant() {
         let read = |words: &str| {
             let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
-            Typed::read(&words, false)
+            TypedFlags::read(&words, false)
         };
         assert!(read("netpold explain --from shop").cluster.is_none());
         let typed = read("netpold explain --context=a -n shop --from x --context b --to");
@@ -171,14 +171,14 @@ mod tests {
 
     #[test]
     fn names_are_completed_where_they_are_asked_for() {
-        fn of<A: Args>(id: &str) -> Option<Wanted> {
+        fn of<A: Args>(id: &str) -> Option<CompletionKind> {
             let command = A::augment_args(Command::new("netpold"));
             wanted(command.get_arguments().find(|arg| arg.get_id() == id).unwrap())
         }
-        assert_eq!(of::<ExplainArgs>("from"), Some(Wanted::Party));
+        assert_eq!(of::<ExplainArgs>("from"), Some(CompletionKind::Party));
         assert_eq!(of::<DiffArgs>("from"), None, "a directory");
-        assert_eq!(of::<FlowsArgs>("pod"), Some(Wanted::PodOfNamespace));
-        assert_eq!(of::<ObserveArgs>("pod"), Some(Wanted::Pod));
-        assert_eq!(of::<ObserveArgs>("peer"), Some(Wanted::Party));
+        assert_eq!(of::<FlowsArgs>("pod"), Some(CompletionKind::PodOfNamespace));
+        assert_eq!(of::<ObserveArgs>("pod"), Some(CompletionKind::Pod));
+        assert_eq!(of::<ObserveArgs>("peer"), Some(CompletionKind::Party));
     }
 }

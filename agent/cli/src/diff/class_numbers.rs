@@ -6,10 +6,10 @@ const BITS: usize = u64::BITS as usize;
 /// Numbers by class. Classes that share the most frequent number take no memory if they are most classes; otherwise a
 /// class takes as many bits as the greatest number has.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ClassNumbers(Numbers);
+pub(super) struct ClassNumbers(PackedNumbers);
 
 #[derive(Debug, PartialEq, Eq)]
-enum Numbers {
+enum PackedNumbers {
     Sparse {
         usual: u32,
         /// Classes with other numbers, sorted.
@@ -39,14 +39,14 @@ impl ClassNumbers {
         Self(if others * BITS < count * width {
             let all = (0..).zip(numbers.iter().copied());
             let others = all.filter(|(_, number)| *number != usual).collect();
-            Numbers::Sparse { usual, others, count }
+            PackedNumbers::Sparse { usual, others, count }
         } else {
             let mut words = vec![0_u64; (count * width).div_ceil(BITS)];
             for (class, number) in numbers.iter().enumerate() {
                 let (word, shift) = (class * width / BITS, class * width % BITS);
                 words[word] |= u64::from(*number) << shift;
             }
-            Numbers::Dense { width, words: words.into(), count }
+            PackedNumbers::Dense { width, words: words.into(), count }
         })
     }
 
@@ -62,11 +62,11 @@ impl ClassNumbers {
     /// Returns the number of a class.
     pub(super) fn get(&self, class: usize) -> u32 {
         match &self.0 {
-            Numbers::Sparse { usual, others, .. } => {
+            PackedNumbers::Sparse { usual, others, .. } => {
                 let found = others.binary_search_by_key(&(class as u32), |(class, _)| *class);
                 found.map_or(*usual, |at| others[at].1)
             }
-            Numbers::Dense { width, words, .. } => {
+            PackedNumbers::Dense { width, words, .. } => {
                 let (word, shift) = (class * width / BITS, class * width % BITS);
                 (words[word] >> shift) as u32 & (u32::MAX >> (u32::BITS as usize - width))
             }
@@ -76,8 +76,8 @@ impl ClassNumbers {
     /// Returns the classes whose number is not 0, sorted.
     pub(super) fn members(&self) -> impl Iterator<Item = usize> {
         let (listed, counted) = match &self.0 {
-            Numbers::Sparse { usual: 0, others, .. } => (&others[..], 0),
-            Numbers::Sparse { count, .. } | Numbers::Dense { count, .. } => (&[][..], *count),
+            PackedNumbers::Sparse { usual: 0, others, .. } => (&others[..], 0),
+            PackedNumbers::Sparse { count, .. } | PackedNumbers::Dense { count, .. } => (&[][..], *count),
         };
         let listed = listed.iter().map(|(class, _)| *class as usize);
         listed.chain((0..counted).filter(|class| self.get(*class) != 0))
@@ -87,8 +87,8 @@ impl ClassNumbers {
     #[cfg(test)]
     fn bytes(&self) -> usize {
         match &self.0 {
-            Numbers::Sparse { others, .. } => size_of_val(&**others),
-            Numbers::Dense { words, .. } => size_of_val(&**words),
+            PackedNumbers::Sparse { others, .. } => size_of_val(&**others),
+            PackedNumbers::Dense { words, .. } => size_of_val(&**words),
         }
     }
 }

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, PRIVATE_RANGES, is_unaddressed};
 use netpold_core::model::Pod;
 
-use super::{Change, Difference, Party, Ports, Workload, few};
+use super::{ConnectivityChange, Difference, Party, PortRanges, ComparedWorkload, few};
 use crate::doctor::{Details, is_selected};
 use crate::judge::{is_link_local, lacks_own_node};
 
@@ -50,13 +50,13 @@ fn single_addresses(
 }
 
 /// Returns the workload and the other party of a change, if one side is a workload.
-fn sides<'d>(difference: &'d Difference, change: &Change) -> Vec<(&'d Workload, &'d Party)> {
+fn sides<'d>(difference: &'d Difference, change: &ConnectivityChange) -> Vec<(&'d ComparedWorkload, &'d Party)> {
     let (from, to) = (&difference.parties[change.from], &difference.parties[change.to]);
     let of = |one: &'d Party, other: &'d Party| as_workload(one).map(|it| (it, other));
     [of(from, to), of(to, from)].into_iter().flatten().collect()
 }
 
-fn pods<'c>(cluster: &'c Cluster, workload: &Workload) -> Vec<&'c Pod> {
+fn pods<'c>(cluster: &'c Cluster, workload: &ComparedWorkload) -> Vec<&'c Pod> {
     workload.pods[1].iter().filter_map(|key| cluster.pods().get(key).map(|pod| &**pod)).collect()
 }
 
@@ -124,18 +124,18 @@ fn masqueraded(details: &Details, cluster: &Cluster, difference: &Difference) ->
     })
 }
 
-fn as_workload(party: &Party) -> Option<&Workload> {
+fn as_workload(party: &Party) -> Option<&ComparedWorkload> {
     if let Party::Workload(workload) = party { Some(workload) } else { None }
 }
 
 /// Whether connections to the workload change for some client addresses only.
-fn depends_on_client(workload: &Workload, difference: &Difference) -> bool {
+fn depends_on_client(workload: &ComparedWorkload, difference: &Difference) -> bool {
     let is_client = |party: &Party| matches!(party, Party::Outside { .. } | Party::Nodes { .. });
     let to_workload = difference.changes.iter().filter(|change| {
         as_workload(&difference.parties[change.to]).is_some_and(|it| it.name == workload.name)
             && is_client(&difference.parties[change.from])
     });
-    let kinds: Vec<(&Ports, &Ports, bool)> =
+    let kinds: Vec<(&PortRanges, &PortRanges, bool)> =
         to_workload.map(|it| (&it.loses, &it.gains, it.some)).collect();
     let clients = difference.parties.iter().filter(|party| is_client(party)).count();
     !kinds.is_empty() && (kinds.len() < clients || kinds.iter().any(|kind| *kind != kinds[0]))

@@ -16,12 +16,12 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{DomainName, Pod, Protocol};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
-use super::ends::{Class, End, Ends, Kind, ends};
+use super::ends::{Class, PartyEnd, PartyEnds, ClassKind, ends};
 use super::isolation::Isolation;
 use super::one_way::{KnownChanges, MatchedPeers, OneWays, PortSets};
-use super::ports::{PROTOCOLS, Ports};
-use super::rules::Starts;
-use super::{Change, Difference};
+use super::ports::{PROTOCOLS, PortRanges};
+use super::rules::RangeStarts;
+use super::{ConnectivityChange, Difference};
 
 /// Compares two clusters. Pods without an address are judged at sample addresses of these ranges; without ranges they
 /// are not judged.
@@ -45,13 +45,13 @@ pub(crate) fn compare_until(
     let ends = ends([before, after], ranges);
     let port_sets = PortSets::default();
     let peers = [(before, 0), (after, 1)].map(|(it, side)| MatchedPeers::new(it, &ends, side));
-    let asking = Asking {
+    let asking = Comparison {
         ends: &ends,
         explainers: [Explainer::new(before), Explainer::new(after)],
         one_way: Some(OneWays::new([before, after], &peers, &port_sets)),
     };
     let changes = asking.changes(ended)?;
-    let compared = ends.classes.iter().filter(|class| class.kind == Kind::Pods);
+    let compared = ends.classes.iter().filter(|class| class.kind == ClassKind::Pods);
     let compared: BTreeSet<usize> = compared.map(|class| class.party).collect();
     let mut isolation = Isolation::new([before, after], &ends.parties, &compared, ends.left_out);
     isolation.unknown.extend(ends.not_compared);
@@ -59,22 +59,22 @@ pub(crate) fn compare_until(
 }
 
 /// A member of a sender and one of a receiver, each before and after.
-type Meeting<'c> = [[End<'c>; 2]; 2];
+type EndPair<'c> = [[PartyEnd<'c>; 2]; 2];
 /// Lost and gained ports.
-pub(super) type LostGained = [Ports; 2];
+pub(super) type LostGained = [PortRanges; 2];
 /// Results by pair of parties.
-type Pairs = BTreeMap<(usize, usize), Pair>;
+type ChangesByPair = BTreeMap<(usize, usize), PairChanges>;
 
 /// Changes from members of one party to members of another.
 #[derive(Default)]
-pub(super) struct Pair {
+pub(super) struct PairChanges {
     /// Whether some pair of members is unchanged.
     same: bool,
     /// Distinct changes of pairs of members.
     changes: Vec<Arc<LostGained>>,
 }
 
-impl Pair {
+impl PairChanges {
     /// Adds the change of a pair of members; `None` if it is unchanged.
     pub(super) fn add(&mut self, change: Option<Arc<LostGained>>) {
         match change {
@@ -84,7 +84,7 @@ impl Pair {
         }
     }
 
-    pub(super) fn change(self, (from, to): (usize, usize)) -> Option<Change> {
+    pub(super) fn change(self, (from, to): (usize, usize)) -> Option<ConnectivityChange> {
         let (first, more) = self.changes.split_first()?;
         let some = self.same || !more.is_empty();
         let [mut loses, mut gains] = (**first).clone();
@@ -93,7 +93,7 @@ impl Pair {
             loses.add(lost);
             gains.add(gained);
         }
-        Some(Change { from, to, loses, gains, some })
+        Some(ConnectivityChange { from, to, loses, gains, some })
     }
 }
 
@@ -110,12 +110,12 @@ pub(super) fn go_on(ended: &AtomicBool) -> Result<()> {
 
 /// Returns the lost and gained ports unless there are none.
 pub(super) fn changed(change: LostGained) -> Option<Arc<LostGained>> {
-    (!change.iter().all(Ports::is_empty)).then(|| Arc::new(change))
+    (!change.iter().all(PortRanges::is_empty)).then(|| Arc::new(change))
 }
 
 /// Returns whether members of two classes are compared: one side is a pod, and both have addresses of one family.
 fn do_meet(from: &Class<'_>, to: &Class<'_>) -> bool {
-    from.is_ipv6() == to.is_ipv6() && [from.kind, to.kind].contains(&Kind::Pods)
+    from.is_ipv6() == to.is_ipv6() && [from.kind, to.kind].contains(&ClassKind::Pods)
 }
 
 /// Returns whether nothing that matters between two classes has changed.
@@ -123,16 +123,16 @@ fn is_unchanged(from: &Class<'_>, to: &Class<'_>) -> bool {
     from.sends_as_before && to.receives_as_before
 }
 
-struct Asking<'a, 'c> {
-    ends: &'a Ends<'c>,
+struct Comparison<'a, 'c> {
+    ends: &'a PartyEnds<'c>,
     explainers: [Explainer<'c>; 2],
     /// Answers by direction; without them, each pair of classes is judged by itself.
     one_way: Option<OneWays<'a, 'c>>,
 }
 
-impl<'c> Asking<'_, 'c> {
+impl<'c> Comparison<'_, 'c> {
     /// Returns the changed pairs of parties, in the order of the parties.
-    fn changes(&self, ended: &AtomicBool) -> Result<Vec<Change>> {
+    fn changes(&self, ended: &AtomicBool) -> Result<Vec<ConnectivityChange>> {
         let mut first = 0;
         let parties = self.ends.classes.chunk_by(|a, b| a.party == b.party).map(|classes| {
             first += classes.len();
@@ -149,7 +149,7 @@ impl<'c> Asking<'_, 'c> {
             Ok(changes)
         };
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let done: Vec<Result<Vec<Change>>> = std::thread::scope(|scope| {
+        let done: Vec<Result<Vec<ConnectivityChange>>> = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
                 worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -167,11 +167,11 @@ impl<'c> Asking<'_, 'c> {
         senders: Range<usize>,
         parties: &[Range<usize>],
         known: &mut KnownChanges,
-        changes: &mut Vec<Change>,
+        changes: &mut Vec<ConnectivityChange>,
     ) -> Result<()> {
         let classes = &self.ends.classes;
         for receivers in parties {
-            let mut pair = Pair::default();
+            let mut pair = PairChanges::default();
             for from in senders.clone() {
                 for to in receivers.clone() {
                     self.classes([from, to], known, &mut pair)?;
@@ -181,7 +181,7 @@ impl<'c> Asking<'_, 'c> {
                 pair.change((classes[senders.start].party, classes[receivers.start].party)),
             );
         }
-        let mut pairs = Pairs::new();
+        let mut pairs = ChangesByPair::new();
         for from in &classes[senders] {
             self.own_nodes(from, &mut pairs)?;
             self.by_names(from, &mut pairs);
@@ -191,7 +191,7 @@ impl<'c> Asking<'_, 'c> {
     }
 
     /// Compares connections from one class to another.
-    fn classes(&self, of: [usize; 2], known: &mut KnownChanges, pair: &mut Pair) -> Result<()> {
+    fn classes(&self, of: [usize; 2], known: &mut KnownChanges, pair: &mut PairChanges) -> Result<()> {
         let [from, to] = of.map(|class| &self.ends.classes[class]);
         if !do_meet(from, to) {
             return Ok(());
@@ -210,7 +210,7 @@ impl<'c> Asking<'_, 'c> {
         }
         let mut starts = from.sends.clone();
         starts.add(&to.receives);
-        if to.special || to.kind == Kind::Nodes {
+        if to.special || to.kind == ClassKind::Nodes {
             starts.add(&self.ends.translated);
         }
         for sides in meetings(from, to, self.ends.node_ports) {
@@ -220,7 +220,7 @@ impl<'c> Asking<'_, 'c> {
     }
 
     /// Compares connections of pods to their own nodes, and from there.
-    fn own_nodes(&self, pods: &Class<'c>, pairs: &mut Pairs) -> Result<()> {
+    fn own_nodes(&self, pods: &Class<'c>, pairs: &mut ChangesByPair) -> Result<()> {
         let (pod, node) = (pods.party, self.ends.own_node);
         let [mut sends, mut receives] = [&pods.sends, &pods.receives].map(Clone::clone);
         sends.add(&self.ends.translated);
@@ -241,11 +241,11 @@ impl<'c> Asking<'_, 'c> {
     }
 
     /// Returns the lost and the gained ports.
-    fn ask(&self, [from, to]: Meeting<'c>, starts: &Starts) -> Result<LostGained> {
-        let [mut lost, mut gained] = [const { Ports::NONE }; 2];
+    fn ask(&self, [from, to]: EndPair<'c>, starts: &RangeStarts) -> Result<LostGained> {
+        let [mut lost, mut gained] = [const { PortRanges::NONE }; 2];
         let both = |protocol, port| -> Result<[bool; 2]> {
             let allowed = |i: usize| {
-                let side = |end: &End<'_>| Side::Address(end.address);
+                let side = |end: &PartyEnd<'_>| Side::Address(end.address);
                 let probe = Probe { from: side(&from[i]), to: side(&to[i]), protocol, port };
                 let ends = [&from[i], &to[i]].map(|end| (end.pod, end.address));
                 match self.explainers[i].verdict_at(&probe, ends) {
@@ -274,7 +274,7 @@ impl<'c> Asking<'_, 'c> {
     }
 
     /// Compares what a class may reach by domain names.
-    fn by_names(&self, from: &Class<'c>, pairs: &mut Pairs) {
+    fn by_names(&self, from: &Class<'c>, pairs: &mut ChangesByPair) {
         let [Some(before), Some(after)] = from.members[0].map(|end| end.pod) else { return };
         for (name, party) in &self.ends.names {
             let key = (from.party, *party);
@@ -297,9 +297,9 @@ impl<'c> Asking<'_, 'c> {
         pods: [&Pod; 2],
         name: &DomainName,
         address: IpAddr,
-        starts: &Starts,
+        starts: &RangeStarts,
     ) -> Option<LostGained> {
-        let [mut lost, mut gained] = [const { Ports::NONE }; 2];
+        let [mut lost, mut gained] = [const { PortRanges::NONE }; 2];
         let mut matters = false;
         // Whether the address is allowed, and whether only the name allows it, before and after.
         let mut both = |protocol, port| {
@@ -334,12 +334,12 @@ impl<'c> Asking<'_, 'c> {
 fn members_that_meet<'a, 'c>(
     from: &'a Class<'c>,
     to: &'a Class<'c>,
-) -> impl Iterator<Item = Meeting<'c>> + use<'a, 'c> {
+) -> impl Iterator<Item = EndPair<'c>> + use<'a, 'c> {
     let pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| [*a, *b]));
-    let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
-    let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
-    let is_between_pods = from.kind == Kind::Pods && to.kind == Kind::Pods;
-    let with_outside = [from.kind, to.kind].contains(&Kind::Outside);
+    let key = |end: &PartyEnd<'c>| end.pod.map(|pod| &pod.key);
+    let is_template = |end: &PartyEnd<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
+    let is_between_pods = from.kind == ClassKind::Pods && to.kind == ClassKind::Pods;
+    let with_outside = [from.kind, to.kind].contains(&ClassKind::Outside);
     pairs.filter(move |[a, b]| {
         [0, 1].into_iter().all(|i| match is_between_pods {
             // A pod and itself are no pair. A template stands for any number of pods, so also for two different ones.
@@ -351,7 +351,7 @@ fn members_that_meet<'a, 'c>(
 }
 
 /// Picks representatives of all pairs of members: sender and receiver, before and after.
-fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<Meeting<'c>> {
+fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<EndPair<'c>> {
     let mut pairs = members_that_meet(from, to);
     if !from.is_by_node(to, node_ports) {
         return pairs.next().into_iter().collect();

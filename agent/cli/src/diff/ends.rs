@@ -12,15 +12,15 @@ use netpold_core::model::{Direction, DomainName, NamedPort, Pod};
 use super::Party;
 use super::isolation::gap;
 use super::nodes::OwnNode;
-use super::rules::{Named, Starts, Subject};
-use super::workloads::{Workload, workloads};
+use super::rules::{PolicyCriteria, RangeStarts, ApplicableRules};
+use super::workloads::{ComparedWorkload, workloads};
 
 /// Most sample addresses per pod without an address.
 const PLACES: usize = 64;
 
 /// Address in one cluster.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct End<'c> {
+pub(super) struct PartyEnd<'c> {
     pub(super) pod: Option<&'c Pod>,
     /// Node of the pod, or node that has the address; empty if there is none.
     pub(super) node: &'c str,
@@ -29,7 +29,7 @@ pub(super) struct End<'c> {
 
 /// Kind of a class's party.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ClassKind {
     Pods,
     Nodes,
     Outside,
@@ -40,9 +40,9 @@ pub(super) enum Kind {
 pub(super) struct Class<'c> {
     /// Index of the party.
     pub(super) party: usize,
-    pub(super) kind: Kind,
+    pub(super) kind: ClassKind,
     /// Members, each before and after.
-    pub(super) members: Vec<[End<'c>; 2]>,
+    pub(super) members: Vec<[PartyEnd<'c>; 2]>,
     /// Whether the address is a Service's, or shared by several nodes: only the explainer resolves these.
     pub(super) special: bool,
     /// Whether another object has an address of some member's pod: traffic to that object may count as the pod's own.
@@ -52,9 +52,9 @@ pub(super) struct Class<'c> {
     /// Whether nothing relevant to the class as a receiver changed.
     pub(super) receives_as_before: bool,
     /// Ports at which the class's egress may change.
-    pub(super) sends: Starts,
+    pub(super) sends: RangeStarts,
     /// Ports at which the class's ingress, or a named port's number, may change.
-    pub(super) receives: Starts,
+    pub(super) receives: RangeStarts,
     /// Domain names in the rules of the class's egress, before or after.
     pub(super) names: BTreeSet<DomainName>,
     /// Addresses of no object to which the names are assumed to resolve, one of each set that these rules distinguish.
@@ -71,13 +71,13 @@ impl Class<'_> {
     /// Returns whether the verdict on connections to another class may depend on the nodes of pods: if Services translate
     /// them, perhaps to a pod's own node.
     pub(super) fn is_by_node(&self, to: &Self, node_ports: bool) -> bool {
-        self.special || to.special || node_ports && [self.kind, to.kind].contains(&Kind::Nodes)
+        self.special || to.special || node_ports && [self.kind, to.kind].contains(&ClassKind::Nodes)
     }
 }
 
 /// Properties by which policies distinguish ends of one cluster.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(super) struct Traits<'c> {
+pub(super) struct EndTraits<'c> {
     labels: Vec<(&'c str, &'c str)>,
     ports: &'c [NamedPort],
     block: IpNet,
@@ -87,11 +87,11 @@ pub(super) struct Traits<'c> {
 }
 
 /// Parties and their classes.
-pub(super) struct Ends<'c> {
+pub(super) struct PartyEnds<'c> {
     pub(super) parties: Vec<Party>,
     pub(super) classes: Vec<Class<'c>>,
     /// Ports of Services and node ports: relevant at special addresses and at nodes.
-    pub(super) translated: Starts,
+    pub(super) translated: RangeStarts,
     /// Whether a Service has node ports.
     pub(super) node_ports: bool,
     /// Index of [`Party::OwnNode`].
@@ -104,19 +104,19 @@ pub(super) struct Ends<'c> {
     pub(super) not_compared: Vec<String>,
 }
 
-impl<'c> Ends<'c> {
+impl<'c> PartyEnds<'c> {
     /// Returns whether more than policies and addresses may decide about connections from one class to another: a Service
     /// that translates them, or an address of several owners.
     pub(super) fn may_translate(&self, from: &Class<'c>, to: &Class<'c>) -> bool {
         let special = from.special || to.special || from.is_contested || to.is_contested;
-        special || self.node_ports && to.kind == Kind::Nodes
+        special || self.node_ports && to.kind == ClassKind::Nodes
     }
 }
 
 /// Builder of [`Ends`].
-pub(super) struct Census<'c> {
+pub(super) struct PartyEndsBuilder<'c> {
     pub(super) clusters: [&'c Cluster; 2],
-    pub(super) named: Named,
+    pub(super) named: PolicyCriteria,
     blocks: Blocks,
     /// Addresses that labels and blocks alone do not determine.
     special: HashSet<IpAddr>,
@@ -135,11 +135,11 @@ pub(super) struct Census<'c> {
 }
 
 /// Groups the ends of two clusters; pods without an address may get any address of these ranges.
-pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c> {
-    let mut named = Named::default();
+pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> PartyEnds<'c> {
+    let mut named = PolicyCriteria::default();
     clusters.iter().for_each(|cluster| named.add(cluster));
     let blocks = Blocks::new(std::mem::take(&mut named.blocks));
-    let mut translated = Starts::default();
+    let mut translated = RangeStarts::default();
     let mut node_ports = false;
     for service in clusters.iter().flat_map(|cluster| cluster.services().values()) {
         for port in &service.ports {
@@ -162,7 +162,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
     let mut places = places(clusters, &blocks, ranges);
     let left_out = places.len().saturating_sub(PLACES);
     places.truncate(PLACES);
-    let mut census = Census {
+    let mut census = PartyEndsBuilder {
         clusters,
         named,
         blocks,
@@ -187,8 +187,8 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
     let names: BTreeMap<DomainName, usize> =
         names.into_iter().zip(census.parties.len()..).collect();
     census.parties.extend(names.keys().cloned().map(Party::Name));
-    let Census { parties, classes, not_compared, .. } = census;
-    Ends { parties, classes, translated, node_ports, own_node, names, left_out, not_compared }
+    let PartyEndsBuilder { parties, classes, not_compared, .. } = census;
+    PartyEnds { parties, classes, translated, node_ports, own_node, names, left_out, not_compared }
 }
 
 /// Returns an unused address of each block within the ranges that policies distinguish. A single address is that of a
@@ -242,28 +242,28 @@ fn special(clusters: [&Cluster; 2]) -> HashSet<IpAddr> {
     special
 }
 
-impl<'c> Census<'c> {
+impl<'c> PartyEndsBuilder<'c> {
     /// Returns the addresses of a pod in a cluster, without those that another pod owns.
-    fn of_pod(&self, cluster: usize, pod: &'c Pod) -> Vec<End<'c>> {
+    fn of_pod(&self, cluster: usize, pod: &'c Pod) -> Vec<PartyEnd<'c>> {
         let owns = |address: &&IpAddr| {
             self.clusters[cluster].owner(**address).is_some_and(|owner| owner.key == pod.key)
         };
-        let end = |address: &IpAddr| End { pod: Some(pod), node: &pod.node, address: *address };
+        let end = |address: &IpAddr| PartyEnd { pod: Some(pod), node: &pod.node, address: *address };
         pod.addresses.iter().filter(owns).map(end).collect()
     }
 
     /// Returns the addresses of a pod before and after. If the pod has an address on one side only, that address serves
     /// for both sides; if on neither side, the sample addresses do.
-    fn of_pods(&self, pods: [&'c Pod; 2]) -> [Vec<End<'c>>; 2] {
+    fn of_pods(&self, pods: [&'c Pod; 2]) -> [Vec<PartyEnd<'c>>; 2] {
         let end = |i: usize| {
-            move |address: &IpAddr| End {
+            move |address: &IpAddr| PartyEnd {
                 pod: Some(pods[i]),
                 node: &pods[i].node,
                 address: *address,
             }
         };
         let ends = [0, 1].map(|i| self.of_pod(i, pods[i]));
-        let at = |i: usize, other: &[End<'c>]| -> Vec<End<'c>> {
+        let at = |i: usize, other: &[PartyEnd<'c>]| -> Vec<PartyEnd<'c>> {
             other.iter().map(|of| end(i)(&of.address)).collect()
         };
         match pods.map(is_unaddressed) {
@@ -276,15 +276,15 @@ impl<'c> Census<'c> {
     }
 
     /// Returns whether another object has the address at which a pod is judged.
-    fn is_taken(&self, cluster: usize, end: End<'c>) -> bool {
+    fn is_taken(&self, cluster: usize, end: PartyEnd<'c>) -> bool {
         let owner = self.clusters[cluster].owner(end.address);
         let is_other = owner.is_some_and(|owner| end.pod.is_none_or(|pod| pod.key != owner.key));
         is_other || self.of_nodes[cluster].contains(&end.address)
     }
 
-    fn workload(&mut self, workload: Workload) {
+    fn workload(&mut self, workload: ComparedWorkload) {
         let party = self.parties.len();
-        let mut known: HashMap<(bool, bool, [Traits<'c>; 2]), usize> = HashMap::new();
+        let mut known: HashMap<(bool, bool, [EndTraits<'c>; 2]), usize> = HashMap::new();
         let mut own = HashSet::new();
         let mut gaps = BTreeSet::new();
         for (before, after) in workload.counterparts() {
@@ -332,11 +332,11 @@ impl<'c> Census<'c> {
         self.parties.push(Party::Workload(workload));
     }
 
-    pub(super) fn traits(&self, end: End<'c>) -> Traits<'c> {
+    pub(super) fn traits(&self, end: PartyEnd<'c>) -> EndTraits<'c> {
         let address = end.address;
         let labels = end.pod.into_iter().flat_map(|pod| pod.labels.iter());
         let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
-        Traits {
+        EndTraits {
             labels: labels.map(|(key, value)| (key.as_str(), value.as_str())).collect(),
             ports: end.pod.map_or(&[], |pod| &pod.ports),
             block: self.blocks.around(address),
@@ -346,19 +346,19 @@ impl<'c> Census<'c> {
     }
 
     /// Creates the class of a pod's address, without members.
-    fn pods(&self, party: usize, pair: [End<'c>; 2]) -> Class<'c> {
+    fn pods(&self, party: usize, pair: [PartyEnd<'c>; 2]) -> Class<'c> {
         let [before, after] = pair.map(|end| self.traits(end));
         let special = before.special.is_some() || after.special.is_some();
         let alike = before == after
             && !special
             && pair[0].node == pair[1].node
             && pair[0].pod.is_none_or(|pod| !self.relabelled.contains(pod.key.namespace.as_str()));
-        let [mut sends, mut receives] = [Starts::default(), Starts::default()];
+        let [mut sends, mut receives] = [RangeStarts::default(), RangeStarts::default()];
         let (mut names, mut blocks) = (BTreeSet::new(), BTreeSet::new());
-        let mut as_before = |direction, starts: &mut Starts| {
+        let mut as_before = |direction, starts: &mut RangeStarts| {
             let [before, after] = [0, 1].map(|i| {
                 let pod = pair[i].pod?;
-                let subject = Subject::new(self.clusters[i], pod, direction);
+                let subject = ApplicableRules::new(self.clusters[i], pod, direction);
                 subject.add_to(starts);
                 if !self.named.names.is_empty() && direction == Direction::Egress {
                     subject.add_names(&mut names, &mut blocks);
@@ -378,7 +378,7 @@ impl<'c> Census<'c> {
         }
         Class {
             party,
-            kind: Kind::Pods,
+            kind: ClassKind::Pods,
             members: Vec::new(),
             special,
             is_contested: false,
@@ -410,17 +410,17 @@ impl<'c> Census<'c> {
             else {
                 continue;
             };
-            let end = End { pod: None, node: "", address };
+            let end = PartyEnd { pod: None, node: "", address };
             self.classes.push(Class {
                 party: self.parties.len(),
-                kind: Kind::Outside,
+                kind: ClassKind::Outside,
                 members: vec![[end; 2]],
                 special: false,
                 is_contested: false,
                 sends_as_before: true,
                 receives_as_before: true,
-                sends: Starts::default(),
-                receives: Starts::default(),
+                sends: RangeStarts::default(),
+                receives: RangeStarts::default(),
                 names: BTreeSet::new(),
                 resolved: Vec::new(),
                 own_nodes: Vec::new(),

@@ -6,19 +6,19 @@ use std::net::IpAddr;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Direction, Enforcement, Key, Pod};
 
-use super::{Party, Workload};
+use super::{Party, ComparedWorkload};
 
 /// Changes of isolation per workload, and gaps of the comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Isolation {
     /// Workloads that no policy isolates any more, with the directions.
-    pub open: Vec<Turned>,
+    pub open: Vec<IsolationChange>,
     /// Workloads that policies isolate newly.
-    pub isolated: Vec<Turned>,
+    pub isolated: Vec<IsolationChange>,
     /// Workloads that begin or cease to use the host's network.
-    pub moved: Vec<Moved>,
+    pub moved: Vec<HostNetworkChange>,
     /// Workloads that exist in one cluster only.
-    pub alone: Vec<Alone>,
+    pub alone: Vec<UnmatchedWorkload>,
     /// Workloads not compared, or compared in part, each with the reason.
     pub unknown: Vec<String>,
     /// Pod templates that stand in for pods, as `Deployment shop/web (template)`.
@@ -29,7 +29,7 @@ pub struct Isolation {
 
 /// Workload for which isolation begins or ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turned {
+pub struct IsolationChange {
     /// Name of the workload.
     pub workload: String,
     /// Directions in which isolation begins or ends.
@@ -44,7 +44,7 @@ pub struct Turned {
 
 /// Workload with pods that begin or cease to use the host's network (`spec.hostNetwork`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moved {
+pub struct HostNetworkChange {
     /// Name of the workload.
     pub workload: String,
     /// Whether the pods use the host's network now.
@@ -55,7 +55,7 @@ pub struct Moved {
 
 /// Workload of one of the clusters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Alone {
+pub struct UnmatchedWorkload {
     /// Name of the workload.
     pub workload: String,
     /// Whether the workload exists in the second cluster.
@@ -67,12 +67,12 @@ pub struct Alone {
 }
 
 /// Cache of the policies that isolate each pod of a cluster.
-struct Side<'c> {
+struct IsolatingPolicies<'c> {
     cluster: &'c Cluster,
     known: BTreeMap<(&'c Key, Direction), BTreeSet<&'c Key>>,
 }
 
-impl<'c> Side<'c> {
+impl<'c> IsolatingPolicies<'c> {
     fn pod(&self, key: &Key) -> Option<&'c Pod> {
         self.cluster.pods().get(key).map(|pod| &**pod)
     }
@@ -120,8 +120,8 @@ pub(super) fn gap([before, after]: [&Pod; 2]) -> Option<&'static str> {
 }
 
 /// Returns whether the second of two corresponding pods uses the host's network, if only one of them does.
-fn moves(sides: &[Side<'_>; 2], (before, after): &(&Key, &Key)) -> Option<bool> {
-    let is_on_host = |side: &Side<'_>, key| side.pod(key).map(|pod| pod.host_network);
+fn moves(sides: &[IsolatingPolicies<'_>; 2], (before, after): &(&Key, &Key)) -> Option<bool> {
+    let is_on_host = |side: &IsolatingPolicies<'_>, key| side.pod(key).map(|pod| pod.host_network);
     let (before, after) = (is_on_host(&sides[0], before)?, is_on_host(&sides[1], after)?);
     (before != after).then_some(after)
 }
@@ -136,7 +136,7 @@ impl Isolation {
         left_out: usize,
     ) -> Self {
         let mut this = Self { compared: compared.len(), ..Self::default() };
-        let mut sides = clusters.map(|cluster| Side { cluster, known: BTreeMap::new() });
+        let mut sides = clusters.map(|cluster| IsolatingPolicies { cluster, known: BTreeMap::new() });
         let mut templates = BTreeSet::new();
         for (index, party) in parties.iter().enumerate() {
             let Party::Workload(workload) = party else { continue };
@@ -161,7 +161,7 @@ impl Isolation {
         this
     }
 
-    fn both(&mut self, workload: &Workload, sides: &mut [Side<'_>; 2], is_compared: bool) {
+    fn both(&mut self, workload: &ComparedWorkload, sides: &mut [IsolatingPolicies<'_>; 2], is_compared: bool) {
         let pairs = workload.counterparts();
         self.moves(workload, &pairs, sides);
         for opens in [true, false] {
@@ -192,11 +192,11 @@ impl Isolation {
                 let workload = workload.name.clone();
                 let policies = policies.into_iter().collect();
                 let list = if opens { &mut self.open } else { &mut self.isolated };
-                list.push(Turned { workload, directions, policies, some, by_network });
+                list.push(IsolationChange { workload, directions, policies, some, by_network });
             }
         }
         let is_host =
-            |side: &Side<'_>, key: &Key| side.pod(key).is_some_and(|pod| pod.host_network);
+            |side: &IsolatingPolicies<'_>, key: &Key| side.pod(key).is_some_and(|pod| pod.host_network);
         // A pod on the host's network is the node on one side at least.
         let is_host = |(b, a): &(&Key, &Key)| is_host(&sides[0], b) || is_host(&sides[1], a);
         if !is_compared && (pairs.is_empty() || !pairs.iter().all(is_host)) {
@@ -209,17 +209,17 @@ impl Isolation {
     }
 
     /// Notes that pods of a workload begin or cease to use the host's network.
-    fn moves(&mut self, workload: &Workload, pairs: &[(&Key, &Key)], sides: &[Side<'_>; 2]) {
+    fn moves(&mut self, workload: &ComparedWorkload, pairs: &[(&Key, &Key)], sides: &[IsolatingPolicies<'_>; 2]) {
         for is_on_host in [true, false] {
             let count = pairs.iter().filter(|pair| moves(sides, pair) == Some(is_on_host)).count();
             if count > 0 {
                 let (workload, some) = (workload.name.clone(), count < pairs.len());
-                self.moved.push(Moved { workload, is_on_host, some });
+                self.moved.push(HostNetworkChange { workload, is_on_host, some });
             }
         }
     }
 
-    fn alone(&mut self, workload: &Workload, is_new: bool, side: &mut Side<'_>) {
+    fn alone(&mut self, workload: &ComparedWorkload, is_new: bool, side: &mut IsolatingPolicies<'_>) {
         let keys = &workload.pods[usize::from(is_new)];
         let mut policies = BTreeSet::new();
         let directions = Direction::BOTH.into_iter().filter(|direction| {
@@ -231,6 +231,6 @@ impl Isolation {
         });
         let directions = directions.collect();
         let (workload, policies) = (workload.name.clone(), policies.into_iter().collect());
-        self.alone.push(Alone { workload, is_new, directions, policies });
+        self.alone.push(UnmatchedWorkload { workload, is_new, directions, policies });
     }
 }

@@ -9,29 +9,29 @@ use netpold_core::model::Enforcement;
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
 use super::Party;
-use super::ends::{Class, End, Ends, Kind};
-use super::peers::{Classes, Remote};
-use super::ports::{FIRST_PORT, PROTOCOLS, Ports};
-use super::rules::Starts;
+use super::ends::{Class, PartyEnd, PartyEnds, ClassKind};
+use super::peers::{ClassPair, Remote};
+use super::ports::{FIRST_PORT, PROTOCOLS, PortRanges};
+use super::rules::RangeStarts;
 
 /// Result of a pair of classes.
-pub(super) struct Judged {
+pub(super) struct PairVerdict {
     pub(super) from: usize,
     pub(super) to: usize,
-    pub(super) allowed: Ports,
-    pub(super) on_trial: Ports,
+    pub(super) allowed: PortRanges,
+    pub(super) on_trial: PortRanges,
     pub(super) asked: (IpProtocol, u16),
 }
 
 /// Evaluates pairs of classes.
-pub(super) struct Judge<'a, 'c> {
-    ends: &'a Ends<'c>,
+pub(super) struct PairJudge<'a, 'c> {
+    ends: &'a PartyEnds<'c>,
     explainer: Explainer<'c>,
     with_trials: Option<Explainer<'c>>,
 }
 
-impl<'a, 'c> Judge<'a, 'c> {
-    pub(super) fn new(cluster: &'c Cluster, ends: &'a Ends<'c>) -> Self {
+impl<'a, 'c> PairJudge<'a, 'c> {
+    pub(super) fn new(cluster: &'c Cluster, ends: &'a PartyEnds<'c>) -> Self {
         let explainer = Explainer::new(cluster);
         let mut all = cluster.policies().values().map(|policy| policy.enforcement);
         let mut tiers = cluster.cluster_policies().map(|policy| policy.enforcement);
@@ -41,7 +41,7 @@ impl<'a, 'c> Judge<'a, 'c> {
     }
 
     /// Evaluates a pair; with several results if these may depend on the nodes of pods.
-    pub(super) fn pair(&self, (from, to): Classes) -> Vec<Judged> {
+    pub(super) fn pair(&self, (from, to): ClassPair) -> Vec<PairVerdict> {
         let from = &self.ends.classes[from];
         match to {
             Remote::Class(to) => self.classes(from, &self.ends.classes[to]),
@@ -49,13 +49,13 @@ impl<'a, 'c> Judge<'a, 'c> {
         }
     }
 
-    fn classes(&self, from: &Class<'c>, to: &Class<'c>) -> Vec<Judged> {
-        if from.is_ipv6() != to.is_ipv6() || ![from.kind, to.kind].contains(&Kind::Pods) {
+    fn classes(&self, from: &Class<'c>, to: &Class<'c>) -> Vec<PairVerdict> {
+        if from.is_ipv6() != to.is_ipv6() || ![from.kind, to.kind].contains(&ClassKind::Pods) {
             return Vec::new();
         }
         let mut starts = from.sends.clone();
         starts.add(&to.receives);
-        if to.special || to.kind == Kind::Nodes {
+        if to.special || to.kind == ClassKind::Nodes {
             starts.add(&self.ends.translated);
         }
         let judged = meetings(from, to, self.ends.node_ports).into_iter().map(|sides| {
@@ -70,7 +70,7 @@ impl<'a, 'c> Judge<'a, 'c> {
         judged.collect()
     }
 
-    fn name(&self, from: &Class<'c>, party: usize) -> Option<Judged> {
+    fn name(&self, from: &Class<'c>, party: usize) -> Option<PairVerdict> {
         let Party::Name(name) = &self.ends.parties[party] else { return None };
         let pod = from.members[0][0].pod?;
         let address: IpAddr = *from.resolved.first()?;
@@ -83,10 +83,10 @@ impl<'a, 'c> Judge<'a, 'c> {
     fn at_ports(
         &self,
         (from, to): (usize, usize),
-        starts: &Starts,
+        starts: &RangeStarts,
         verdict: impl Fn(&Explainer<'c>, IpProtocol, u16) -> bool,
-    ) -> Judged {
-        let [mut allowed, mut on_trial] = [const { Ports::NONE }; 2];
+    ) -> PairVerdict {
+        let [mut allowed, mut on_trial] = [const { PortRanges::NONE }; 2];
         let (mut asked, mut distinct) = (None, None);
         // Whether the port is allowed, and whether it still is if trials are enforced.
         let both = |protocol, port| {
@@ -112,22 +112,22 @@ impl<'a, 'c> Judge<'a, 'c> {
         let (now, then) = both(IpProtocol::ICMP, 0);
         (allowed.other, on_trial.other) = (now, now && !then);
         let asked = asked.or(distinct).unwrap_or((IpProtocol::TCP, FIRST_PORT));
-        Judged { from, to, allowed, on_trial, asked }
+        PairVerdict { from, to, allowed, on_trial, asked }
     }
 }
 
 /// Returns members of two classes that are two ends: not one pod twice, and if possible not a pod and its own node. One
 /// pair, or one of each pair of nodes if these may matter.
-fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<[End<'c>; 2]> {
-    let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
-    let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
-    let apart = |[a, b]: &[End<'c>; 2]| key(a) != key(b) || is_template(a);
+fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<[PartyEnd<'c>; 2]> {
+    let key = |end: &PartyEnd<'c>| end.pod.map(|pod| &pod.key);
+    let is_template = |end: &PartyEnd<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
+    let apart = |[a, b]: &[PartyEnd<'c>; 2]| key(a) != key(b) || is_template(a);
     let all = || {
         let all = from.members.iter().flat_map(|a| to.members.iter().map(move |b| [a[0], b[0]]));
         all.filter(apart)
     };
-    let with_nodes = [from.kind, to.kind].contains(&Kind::Nodes);
-    let is_elsewhere = |[a, b]: &[End<'c>; 2]| !with_nodes || a.node != b.node;
+    let with_nodes = [from.kind, to.kind].contains(&ClassKind::Nodes);
+    let is_elsewhere = |[a, b]: &[PartyEnd<'c>; 2]| !with_nodes || a.node != b.node;
     let mut found = BTreeMap::new();
     if from.is_by_node(to, node_ports) {
         for sides in all().filter(is_elsewhere) {

@@ -28,9 +28,9 @@ pub struct Cuts {
     /// Number of judged connections.
     pub open: usize,
     /// Connections that the change cuts.
-    pub cut: Vec<Group>,
+    pub cut: Vec<ConnectionGroup>,
     /// Connections that depend on an unknown backend of a Service.
-    pub unsure: Vec<Group>,
+    pub unsure: Vec<ConnectionGroup>,
     /// Number of connections of pods that exist in one cluster only: they were not judged.
     pub gone: usize,
     /// Reasons why connections are unknown.
@@ -39,7 +39,7 @@ pub struct Cuts {
 
 /// Connections from one party to a port of another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Group {
+pub struct ConnectionGroup {
     /// Initiator: `namespace/pod`, or an address.
     pub from: String,
     /// Responder: `namespace/pod`, `svc/namespace/name` or an address.
@@ -49,12 +49,12 @@ pub struct Group {
     /// Destination port; 0 where the protocol has none.
     pub port: u16,
     /// Connections of the group.
-    pub connections: Vec<Connection>,
+    pub connections: Vec<OpenConnection>,
 }
 
 /// Open connection.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Connection {
+pub struct OpenConnection {
     /// Address and port of the initiator.
     pub from: String,
     /// Address and port of the responder.
@@ -65,19 +65,19 @@ pub struct Connection {
 }
 
 /// Address and port.
-type End = (IpAddr, u16);
+type AddressPort = (IpAddr, u16);
 /// Protocol, initiator, responder.
-type Tuple = (IpProtocol, End, End);
+type ConnectionTuple = (IpProtocol, AddressPort, AddressPort);
 
 /// Knowledge about a connection from its flows.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct ConnectionFlows {
     from: Option<Key>,
     to: Option<Key>,
     from_node: bool,
     /// Address to judge instead of the destination, for a connection to the sender's own node.
     node: Option<IpAddr>,
-    sent_to: Option<End>,
+    sent_to: Option<AddressPort>,
     /// Translation by the sender's node.
     translated: Option<Translated>,
 }
@@ -92,14 +92,14 @@ enum Fate {
 }
 
 /// Key of connections with the same judgement.
-type Kind = (IpAddr, IpAddr, IpProtocol, u16, bool, Option<(IpAddr, End)>);
+type FateKey = (IpAddr, IpAddr, IpProtocol, u16, bool, Option<(IpAddr, AddressPort)>);
 
 /// Judges the effect of a change from one cluster to another on the flows of these nodes.
 #[must_use]
 pub fn cuts(before: &Cluster, after: &Cluster, flows: &[Answer]) -> Cuts {
-    let mut judge = Judge::new(before, after);
+    let mut judge = ConnectionJudge::new(before, after);
     let mut found = Cuts::default();
-    let mut seen: BTreeMap<Tuple, Seen> = BTreeMap::new();
+    let mut seen: BTreeMap<ConnectionTuple, ConnectionFlows> = BTreeMap::new();
     for answer in flows {
         for flow in answer.flows.iter().filter(|flow| flow.state != FlowState::Closed) {
             take_in(before, flow, &mut seen);
@@ -132,15 +132,15 @@ pub fn cuts(before: &Cluster, after: &Cluster, flows: &[Answer]) -> Cuts {
             Some(_) | None => (to, seen.sent_to),
         };
         let names = (judge.name(seen.from.as_ref(), from.0), judge.name(seen.to.as_ref(), to.0));
-        let of: &mut Vec<Connection> = list.entry((names, protocol, to.1)).or_default();
-        of.push(Connection {
+        let of: &mut Vec<OpenConnection> = list.entry((names, protocol, to.1)).or_default();
+        of.push(OpenConnection {
             from: socket(from.0, from.1),
             to: socket(to.0, to.1),
             sent_to: sent_to.map(|(address, port)| socket(address, port)),
         });
     }
     let [cut, unsure] = groups.map(|groups| {
-        let group = |(((from, to), protocol, port), connections)| Group {
+        let group = |(((from, to), protocol, port), connections)| ConnectionGroup {
             from,
             to,
             protocol,
@@ -152,12 +152,12 @@ pub fn cuts(before: &Cluster, after: &Cluster, flows: &[Answer]) -> Cuts {
     Cuts { cut, unsure, ..found }
 }
 
-fn end(address: SocketAddr) -> End {
+fn end(address: SocketAddr) -> AddressPort {
     (address.ip(), address.port())
 }
 
 /// Records a flow under the tuple that the flow at the other end has, too.
-fn take_in(before: &Cluster, flow: &Flow, seen: &mut BTreeMap<Tuple, Seen>) {
+fn take_in(before: &Cluster, flow: &Flow, seen: &mut BTreeMap<ConnectionTuple, ConnectionFlows>) {
     let same_family = |address: &&IpAddr| address.is_ipv4() == flow.remote.is_ipv4();
     let of = |addresses: &[IpAddr]| addresses.iter().find(same_family).copied();
     let pod = before.pods().get(&flow.pod);
@@ -183,15 +183,15 @@ fn take_in(before: &Cluster, flow: &Flow, seen: &mut BTreeMap<Tuple, Seen>) {
 }
 
 /// Judge of connections in two clusters.
-struct Judge<'c> {
+struct ConnectionJudge<'c> {
     before: &'c Cluster,
     explainers: [Explainer<'c>; 2],
     nodes: BTreeSet<IpAddr>,
-    fates: HashMap<Kind, Fate>,
-    backends: HashMap<(IpAddr, IpProtocol, u16), Vec<End>>,
+    fates: HashMap<FateKey, Fate>,
+    backends: HashMap<(IpAddr, IpProtocol, u16), Vec<AddressPort>>,
 }
 
-impl<'c> Judge<'c> {
+impl<'c> ConnectionJudge<'c> {
     fn new(before: &'c Cluster, after: &'c Cluster) -> Self {
         let nodes = before.nodes().values().flat_map(|node| node.addresses.iter().copied());
         Self {
@@ -204,8 +204,8 @@ impl<'c> Judge<'c> {
     }
 
     /// Joins a sender's flow to a Service and the backend's flow into one connection.
-    fn join_translated(&mut self, seen: &mut BTreeMap<Tuple, Seen>) {
-        let mut to_pods: BTreeMap<(IpProtocol, End), Vec<End>> = BTreeMap::new();
+    fn join_translated(&mut self, seen: &mut BTreeMap<ConnectionTuple, ConnectionFlows>) {
+        let mut to_pods: BTreeMap<(IpProtocol, AddressPort), Vec<AddressPort>> = BTreeMap::new();
         for ((protocol, from, to), at) in seen.iter() {
             if at.to.is_some() {
                 to_pods.entry((*protocol, *from)).or_default().push(*to);
@@ -245,7 +245,7 @@ impl<'c> Judge<'c> {
     }
 
     /// Returns the backends to which the node may translate packets to this address and port.
-    fn backends(&mut self, from: IpAddr, to: IpAddr, protocol: IpProtocol, port: u16) -> Vec<End> {
+    fn backends(&mut self, from: IpAddr, to: IpAddr, protocol: IpProtocol, port: u16) -> Vec<AddressPort> {
         if !self.nodes.contains(&to) && self.before.service_at(to).is_none() {
             return Vec::new();
         }
@@ -258,7 +258,7 @@ impl<'c> Judge<'c> {
         self.backends.entry((to, protocol, port)).or_insert_with(backends).clone()
     }
 
-    fn fate(&mut self, (protocol, from, to): &Tuple, seen: &Seen) -> Fate {
+    fn fate(&mut self, (protocol, from, to): &ConnectionTuple, seen: &ConnectionFlows) -> Fate {
         let port = if protocol.has_ports() { to.1 } else { 0 };
         let address = seen.node.unwrap_or(to.0);
         let on = seen.translated.map(|on| (on.from.ip(), end(on.to)));
@@ -292,7 +292,7 @@ impl<'c> Judge<'c> {
     fn fate_on(
         &self,
         sender: (IpAddr, Option<&Key>),
-        (source, (to, port)): (IpAddr, End),
+        (source, (to, port)): (IpAddr, AddressPort),
         protocol: IpProtocol,
     ) -> Fate {
         let receiver = (to, None);

@@ -14,10 +14,10 @@ use netpold_core::probe::{IpProtocol, Party as Side};
 use serde::Serialize;
 
 use super::Party;
-use super::ends::{Ends, ends};
-use super::judge::{Judge, Judged};
-use super::peers::{Classes, Peers, Remote, is_everyone};
-use super::ports::Ports;
+use super::ends::{PartyEnds, ends};
+use super::judge::{PairJudge, PairVerdict};
+use super::peers::{ClassPair, PeerIndex, Remote, is_everyone};
+use super::ports::PortRanges;
 
 /// Most pairs of classes that are counted.
 const COUNTED: usize = 1_000_000;
@@ -32,7 +32,7 @@ pub struct NamedPairs {
     /// Workloads, nodes, blocks of outside addresses and domain names.
     pub parties: Vec<Party>,
     /// Isolation of each party.
-    pub sides: Vec<Sides>,
+    pub sides: Vec<PartyIsolation>,
     /// Pods or addresses that stand for each party; none for a domain name.
     pub representatives: Vec<Vec<Side>>,
     /// Evaluated pairs, in the order of the parties.
@@ -50,9 +50,9 @@ pub struct NamedPair {
     /// Index of the receiver among the parties.
     pub to: usize,
     /// Ports that are allowed; empty if all are denied.
-    pub allowed: Ports,
+    pub allowed: PortRanges,
     /// Allowed ports that policies on trial would deny.
-    pub on_trial: Ports,
+    pub on_trial: PortRanges,
     /// A port that the rules distinguish, for an explanation.
     pub asked: (IpProtocol, u16),
     /// Whether some pairs of pods or addresses of the two parties are treated otherwise.
@@ -64,7 +64,7 @@ pub struct NamedPair {
 /// Isolation of a party in one direction by NetworkPolicies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum IsolationState {
     /// No NetworkPolicy selects the pods, or the party has no pods.
     #[default]
     Open,
@@ -78,11 +78,11 @@ pub enum State {
 
 /// Isolation of a party.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Sides {
+pub struct PartyIsolation {
     /// Isolation of ingress.
-    pub ingress: State,
+    pub ingress: IsolationState,
     /// Isolation of egress.
-    pub egress: State,
+    pub egress: IsolationState,
     /// Whether a rule allows ingress from everyone.
     pub from_everyone: bool,
     /// Whether a rule allows egress to everyone.
@@ -98,27 +98,27 @@ pub struct Sides {
 #[must_use]
 pub fn named_pairs(cluster: &Cluster, ranges: &[IpNet], most: usize) -> NamedPairs {
     let ends = ends([cluster, cluster], ranges);
-    let mut sides = vec![Sides::default(); ends.parties.len()];
+    let mut sides = vec![PartyIsolation::default(); ends.parties.len()];
     let (mut named, uncounted) = named_classes(cluster, &ends, &mut sides);
     let left_out = named.len().saturating_sub(most) + uncounted;
     named.truncate(most);
     let (named, partly) = whole_pairs(&ends, named);
-    let judge = Judge::new(cluster, &ends);
+    let judge = PairJudge::new(cluster, &ends);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = named.len().div_ceil(threads).max(1);
-    let judged: Vec<Judged> = std::thread::scope(|scope| {
-        let work = |part: &[Classes]| part.iter().flat_map(|it| judge.pair(*it)).collect();
+    let judged: Vec<PairVerdict> = std::thread::scope(|scope| {
+        let work = |part: &[ClassPair]| part.iter().flat_map(|it| judge.pair(*it)).collect();
         let parts: Vec<_> = named
             .chunks(part)
-            .map(|part| scope.spawn(move || -> Vec<Judged> { work(part) }))
+            .map(|part| scope.spawn(move || -> Vec<PairVerdict> { work(part) }))
             .collect();
-        let join = |part: std::thread::ScopedJoinHandle<'_, Vec<Judged>>| {
+        let join = |part: std::thread::ScopedJoinHandle<'_, Vec<PairVerdict>>| {
             part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         parts.into_iter().flat_map(join).collect()
     });
     let mut pairs: BTreeMap<(usize, usize), NamedPair> = BTreeMap::new();
-    for Judged { from, to, allowed, on_trial, asked } in judged {
+    for PairVerdict { from, to, allowed, on_trial, asked } in judged {
         let some = partly.contains(&(from, to));
         let some_denied = allowed.is_empty();
         let new = NamedPair { from, to, allowed, on_trial, asked, some, some_denied };
@@ -143,12 +143,12 @@ impl NamedPair {
 
 /// Extends pairs of classes to all classes of their parties: rules may name some pods of a workload only. Returns also the
 /// pairs of parties with too many classes for that.
-fn whole_pairs(ends: &Ends<'_>, named: Vec<Classes>) -> (Vec<Classes>, BTreeSet<(usize, usize)>) {
+fn whole_pairs(ends: &PartyEnds<'_>, named: Vec<ClassPair>) -> (Vec<ClassPair>, BTreeSet<(usize, usize)>) {
     let mut of_parties = vec![Vec::new(); ends.parties.len()];
     for (index, class) in ends.classes.iter().enumerate() {
         of_parties[class.party].push(index);
     }
-    let mut by_parties: BTreeMap<(usize, usize), Vec<Classes>> = BTreeMap::new();
+    let mut by_parties: BTreeMap<(usize, usize), Vec<ClassPair>> = BTreeMap::new();
     for (from, to) in named {
         let receiver = match to {
             Remote::Class(to) => ends.classes[to].party,
@@ -176,7 +176,7 @@ fn whole_pairs(ends: &Ends<'_>, named: Vec<Classes>) -> (Vec<Classes>, BTreeSet<
 }
 
 /// Returns pods or addresses that stand for the parties.
-fn representatives(ends: &Ends<'_>) -> Vec<Vec<Side>> {
+fn representatives(ends: &PartyEnds<'_>) -> Vec<Vec<Side>> {
     let mut all = vec![Vec::new(); ends.parties.len()];
     for class in &ends.classes {
         let of: &mut Vec<Side> = &mut all[class.party];
@@ -200,16 +200,16 @@ fn representatives(ends: &Ends<'_>) -> Vec<Vec<Side>> {
 /// place for them.
 fn named_classes<'c>(
     cluster: &'c Cluster,
-    ends: &Ends<'c>,
-    sides: &mut [Sides],
-) -> (Vec<Classes>, usize) {
-    let mut peers = Peers::new(cluster, ends, 0);
+    ends: &PartyEnds<'c>,
+    sides: &mut [PartyIsolation],
+) -> (Vec<ClassPair>, usize) {
+    let mut peers = PeerIndex::new(cluster, ends, 0);
     let mut mentions = Mentions::default();
     let mut seen: HashMap<usize, [bool; 2]> = HashMap::new();
     for (index, class) in ends.classes.iter().enumerate() {
         let Some(pod) = class.members[0][0].pod.filter(|pod| is_subject(pod)) else { continue };
         for (number, direction) in [Direction::Ingress, Direction::Egress].into_iter().enumerate() {
-            let about = About::new(cluster, pod, direction);
+            let about = ApplicablePolicies::new(cluster, pod, direction);
             let side = &mut sides[class.party];
             let is_first =
                 !std::mem::replace(&mut seen.entry(class.party).or_default()[number], true);
@@ -282,25 +282,25 @@ impl Mentions {
 }
 
 /// Policies about a pod in a direction.
-struct About<'c> {
-    state: State,
+struct ApplicablePolicies<'c> {
+    state: IsolationState,
     everyone: bool,
     tiers: bool,
     /// Rules, with the namespace of their policy.
     rules: Vec<(&'c str, &'c Rule)>,
 }
 
-impl<'c> About<'c> {
+impl<'c> ApplicablePolicies<'c> {
     fn new(cluster: &'c Cluster, pod: &Pod, direction: Direction) -> Self {
         let mut about =
-            Self { state: State::Open, everyone: false, tiers: false, rules: Vec::new() };
+            Self { state: IsolationState::Open, everyone: false, tiers: false, rules: Vec::new() };
         for policy in cluster.policies_in(&pod.key.namespace) {
             let Some(rules) = policy.rules(direction) else { continue };
             if !policy.pod_selector.matches(&pod.labels) {
                 continue;
             }
             let enforced = policy.enforcement == Enforcement::Enforce;
-            about.state = about.state.max(if enforced { State::Isolated } else { State::Trial });
+            about.state = about.state.max(if enforced { IsolationState::Isolated } else { IsolationState::Trial });
             about.everyone |= enforced && rules.iter().any(admits_everyone);
             about.rules.extend(rules.iter().map(|rule| (policy.key.namespace.as_str(), rule)));
         }
@@ -322,9 +322,9 @@ fn admits_everyone(rule: &Rule) -> bool {
     rule.peers.as_ref().is_none_or(|peers: &Vec<Peer>| peers.iter().any(is_everyone))
 }
 
-impl Sides {
+impl PartyIsolation {
     /// Adds what holds for one class of the party.
-    fn add(&mut self, direction: Direction, about: &About<'_>, is_first: bool) {
+    fn add(&mut self, direction: Direction, about: &ApplicablePolicies<'_>, is_first: bool) {
         let (state, everyone, tiers) = match direction {
             Direction::Ingress => {
                 (&mut self.ingress, &mut self.from_everyone, &mut self.ingress_tiers)
@@ -334,7 +334,7 @@ impl Sides {
         *state = match *state {
             _ if is_first => about.state,
             same if same == about.state => same,
-            State::Open | State::Trial | State::Some | State::Isolated => State::Some,
+            IsolationState::Open | IsolationState::Trial | IsolationState::Some | IsolationState::Isolated => IsolationState::Some,
         };
         *everyone |= about.everyone;
         *tiers |= about.tiers;

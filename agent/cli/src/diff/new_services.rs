@@ -10,7 +10,7 @@ use anyhow::Result;
 use netpold_core::model::{Key, Protocol, Service};
 
 use super::compare::go_on;
-use super::services::{Differing, Found, answer, has, ports, senders};
+use super::services::{Differing, PortAnswer, answer, has, ports, senders};
 use super::{Difference, few};
 use crate::judge::Judge;
 
@@ -30,7 +30,7 @@ struct Senders {
 }
 
 /// Ports with equal answers.
-struct Group {
+struct PortGroup {
     /// Property of the Service that is new, for example `is new`.
     news: &'static str,
     ports: Vec<(Protocol, u16)>,
@@ -71,13 +71,13 @@ pub(super) fn notes(
             continue;
         };
         left = rest;
-        let mut groups: Vec<Group> = Vec::new();
+        let mut groups: Vec<PortGroup> = Vec::new();
         for (news, port) in new {
             let senders = of_port(judges[1], &senders, key, port);
-            let alike = |it: &&mut Group| it.news == news && it.senders == senders;
+            let alike = |it: &&mut PortGroup| it.news == news && it.senders == senders;
             match groups.iter_mut().find(alike) {
                 Some(group) => group.ports.push(port),
-                None => groups.push(Group { news, ports: vec![port], senders }),
+                None => groups.push(PortGroup { news, ports: vec![port], senders }),
             }
         }
         let has_outside = before.is_none() && *is_external;
@@ -104,7 +104,7 @@ fn news(
         return Some("has a new port");
     }
     let [sender, _] = senders.first()?.1.first()?;
-    matches!(answer(judge, (sender, key), port), Found::Nobody).then_some("has its first pods")
+    matches!(answer(judge, (sender, key), port), PortAnswer::Nobody).then_some("has its first pods")
 }
 
 fn of_port(
@@ -118,10 +118,10 @@ fn of_port(
         let [mut allowed, mut denied] = [false; 2];
         for [_, sender] in pairs {
             match answer(judge, (sender, service), port) {
-                Found::Judged(true) => allowed = true,
-                Found::Judged(false) => denied = true,
-                Found::Nobody => all.is_empty = true,
-                Found::Unknown(reason) => {
+                PortAnswer::Judged(true) => allowed = true,
+                PortAnswer::Judged(false) => denied = true,
+                PortAnswer::Nobody => all.is_empty = true,
+                PortAnswer::Unknown(reason) => {
                     all.unknown.insert(reason);
                 }
             }
@@ -134,7 +134,7 @@ fn of_port(
     all
 }
 
-impl Group {
+impl PortGroup {
     fn text(&self, service: &Key, has_outside: bool) -> String {
         let Senders { allowed, denied, is_empty, unknown } = &self.senders;
         let ports: Vec<String> =

@@ -5,36 +5,36 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use netpold_core::model::Node;
 
 use super::Party;
-use super::ends::{Census, Class, End, Kind};
-use super::rules::Starts;
+use super::ends::{PartyEndsBuilder, Class, PartyEnd, ClassKind};
+use super::rules::RangeStarts;
 
 /// A pod and an address of its own node, each before and after; a pod that moves has another node after.
 #[derive(Debug)]
 pub(super) struct OwnNode<'c> {
-    pub(super) pod: [End<'c>; 2],
-    pub(super) node: [End<'c>; 2],
+    pub(super) pod: [PartyEnd<'c>; 2],
+    pub(super) node: [PartyEnd<'c>; 2],
     /// Whether nothing relevant to the node changed.
     pub(super) is_as_before: bool,
     /// Whether, moreover, no Service has node ports.
     pub(super) receives_as_before: bool,
 }
 
-impl<'c> Census<'c> {
+impl<'c> PartyEndsBuilder<'c> {
     /// Returns the addresses of a node in a cluster, without those that a pod owns.
     fn of_node(
         &self,
         cluster: usize,
         node: &'c Node,
         v6: bool,
-    ) -> impl Iterator<Item = End<'c>> + use<'c> {
+    ) -> impl Iterator<Item = PartyEnd<'c>> + use<'c> {
         let cluster = self.clusters[cluster];
         let addresses = node.addresses.iter().copied();
         let addresses = addresses.filter(move |a| a.is_ipv6() == v6 && cluster.owner(*a).is_none());
-        addresses.map(|address| End { pod: None, node: node.name.as_str(), address })
+        addresses.map(|address| PartyEnd { pod: None, node: node.name.as_str(), address })
     }
 
     /// Pairs a pod's address with the addresses of its own node, of the same family.
-    pub(super) fn own_node(&self, pod: [End<'c>; 2]) -> Vec<OwnNode<'c>> {
+    pub(super) fn own_node(&self, pod: [PartyEnd<'c>; 2]) -> Vec<OwnNode<'c>> {
         let nodes = [0, 1].map(|i| self.clusters[i].nodes().get(pod[i].node));
         let [Some(before), Some(after)] = nodes else { return Vec::new() };
         let v6 = pod[0].address.is_ipv6();
@@ -77,7 +77,7 @@ impl<'c> Census<'c> {
                 for v6 in [false, true] {
                     let [b, a] = [0, 1].map(|i| self.of_node(i, pair[i], v6));
                     for pair in b.zip(a) {
-                        let pair: [End<'c>; 2] = pair.into();
+                        let pair: [PartyEnd<'c>; 2] = pair.into();
                         let traits = pair.map(|end| self.traits(end));
                         let special = traits.iter().any(|traits| traits.special.is_some());
                         let moved = pair[0].address != pair[1].address;
@@ -85,14 +85,14 @@ impl<'c> Census<'c> {
                             let same = before == after && !moved && !special;
                             self.classes.push(Class {
                                 party,
-                                kind: Kind::Nodes,
+                                kind: ClassKind::Nodes,
                                 members: Vec::new(),
                                 special,
                                 is_contested: false,
                                 sends_as_before: same,
                                 receives_as_before: same && !self.node_ports,
-                                sends: Starts::default(),
-                                receives: Starts::default(),
+                                sends: RangeStarts::default(),
+                                receives: RangeStarts::default(),
                                 names: BTreeSet::new(),
                                 resolved: Vec::new(),
                                 own_nodes: Vec::new(),

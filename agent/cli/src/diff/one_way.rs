@@ -14,16 +14,16 @@ use netpold_core::model::{Direction, Enforcement, Key, NamedPort, Peer, Pod, Por
 use netpold_core::probe::IpProtocol;
 
 use super::class_numbers::ClassNumbers;
-use super::ends::{Class, End, Ends};
-use super::peers::Peers;
-use super::ports::{PROTOCOLS, Ports};
+use super::ends::{Class, PartyEnd, PartyEnds};
+use super::peers::PeerIndex;
+use super::ports::{PROTOCOLS, PortRanges};
 
 /// Numbers of distinct sets of ports.
 #[derive(Default)]
-pub(super) struct PortSets(Mutex<(HashMap<Ports, u32>, Vec<Ports>)>);
+pub(super) struct PortSets(Mutex<(HashMap<PortRanges, u32>, Vec<PortRanges>)>);
 
 impl PortSets {
-    fn number(&self, ports: Ports) -> u32 {
+    fn number(&self, ports: PortRanges) -> u32 {
         let mut sets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (numbers, all) = &mut *sets;
         *numbers.entry(ports).or_insert_with_key(|ports| {
@@ -33,7 +33,7 @@ impl PortSets {
     }
 
     /// Returns the set with a number of [`OneWay::ports`].
-    pub(super) fn get(&self, number: u32) -> Ports {
+    pub(super) fn get(&self, number: u32) -> PortRanges {
         let sets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sets.1.get(number as usize).cloned().unwrap_or_default()
     }
@@ -42,16 +42,16 @@ impl PortSets {
 /// Rule, with the namespace of its policy; empty for a ClusterNetworkPolicy.
 type RuleOf<'c> = (&'c str, &'c Rule);
 /// Property by which subjects differ: keys of policies, names of ClusterNetworkPolicies, the pods' named ports.
-type SubjectKey<'c> = (Vec<&'c Key>, Vec<&'c str>, &'c [NamedPort]);
+type RuleGroupKey<'c> = (Vec<&'c Key>, Vec<&'c str>, &'c [NamedPort]);
 
 /// Classes of pods to which the same rules apply, with the same named ports.
-struct Subject<'c> {
+struct RuleGroup<'c> {
     rules: Vec<RuleOf<'c>>,
-    answers: OnceLock<Answers>,
+    answers: OnceLock<RuleGroupAnswers>,
 }
 
 /// Answers of a subject, by the set of rules that have a peer for the other side.
-struct Answers {
+struct RuleGroupAnswers {
     /// Set of each class.
     sets: ClassNumbers,
     /// Number of the allowed ports of each set, once some pair of classes has needed it.
@@ -60,7 +60,7 @@ struct Answers {
 
 /// Ports allowed in one direction, by sender and receiver.
 pub(super) struct OneWay<'a, 'c> {
-    ends: &'a Ends<'c>,
+    ends: &'a PartyEnds<'c>,
     direction: Direction,
     explainer: Explainer<'c>,
     peers: &'a MatchedPeers<'a, 'c>,
@@ -69,7 +69,7 @@ pub(super) struct OneWay<'a, 'c> {
     everything: u32,
     /// Subject of each class; `None` for one that is no pod.
     subject_of: Vec<Option<usize>>,
-    subjects: Vec<Subject<'c>>,
+    subjects: Vec<RuleGroup<'c>>,
     /// Number of each class's named ports.
     named_ports: Vec<u32>,
 }
@@ -93,13 +93,13 @@ impl<'a, 'c> OneWay<'a, 'c> {
             subject_of.push(pod.map(|pod| {
                 let (key, rules) = rules(cluster, pod, direction);
                 *known.entry(key).or_insert_with(|| {
-                    subjects.push(Subject { rules, answers: OnceLock::new() });
+                    subjects.push(RuleGroup { rules, answers: OnceLock::new() });
                     subjects.len() - 1
                 })
             }));
         }
         let explainer = Explainer::new(cluster);
-        let everything = port_sets.number(Ports::everything());
+        let everything = port_sets.number(PortRanges::everything());
         Self {
             ends,
             direction,
@@ -114,7 +114,7 @@ impl<'a, 'c> OneWay<'a, 'c> {
     }
 
     /// Returns the number of the ports that are allowed from one class to another; `ends` are a member of each.
-    pub(super) fn ports(&self, [from, to]: [usize; 2], ends: [End<'c>; 2]) -> u32 {
+    pub(super) fn ports(&self, [from, to]: [usize; 2], ends: [PartyEnd<'c>; 2]) -> u32 {
         let (own, remote) = match self.direction {
             Direction::Egress => (from, to),
             Direction::Ingress => (to, from),
@@ -129,7 +129,7 @@ impl<'a, 'c> OneWay<'a, 'c> {
     }
 
     /// Finds the set of rules that match each class.
-    fn answers(&self, subject: &Subject<'c>) -> Answers {
+    fn answers(&self, subject: &RuleGroup<'c>) -> RuleGroupAnswers {
         let depends_on_ports =
             self.direction == Direction::Egress && subject.rules.iter().any(|(_, it)| is_named(it));
         let mut set_of = match depends_on_ports {
@@ -161,17 +161,17 @@ impl<'a, 'c> OneWay<'a, 'c> {
             *set = *numbers.entry(*set).or_insert(next);
         }
         let ports = (0..numbers.len().max(1)).map(|_| OnceLock::new()).collect();
-        Answers { sets: ClassNumbers::new(&set_of), ports }
+        RuleGroupAnswers { sets: ClassNumbers::new(&set_of), ports }
     }
 
-    fn judge(&self, from: &Class<'c>, to: &Class<'c>, ends: [End<'c>; 2]) -> u32 {
+    fn judge(&self, from: &Class<'c>, to: &Class<'c>, ends: [PartyEnd<'c>; 2]) -> u32 {
         let mut starts = to.receives.clone();
         if self.direction == Direction::Egress {
             starts.add(&from.sends);
         }
         let ends = ends.map(|end| (end.pod, end.address));
         let allows = |kind| self.explainer.allows_one_way(self.direction, ends, kind);
-        let mut ports = Ports::NONE;
+        let mut ports = PortRanges::NONE;
         for protocol in PROTOCOLS {
             for region in starts.regions(protocol) {
                 if allows((IpProtocol(protocol.number()), region.0)) {
@@ -193,7 +193,7 @@ fn rules<'c>(
     cluster: &'c Cluster,
     pod: &'c Pod,
     direction: Direction,
-) -> (SubjectKey<'c>, Vec<RuleOf<'c>>) {
+) -> (RuleGroupKey<'c>, Vec<RuleOf<'c>>) {
     let (mut policies, mut tiers, mut all) = (Vec::new(), Vec::new(), Vec::new());
     for policy in cluster.policies_in(&pod.key.namespace) {
         let is_enforced = policy.enforcement == Enforcement::Enforce;
@@ -220,16 +220,16 @@ fn rules<'c>(
 
 /// Classes that match the peers of one cluster's rules; each distinct peer is matched once.
 pub(super) struct MatchedPeers<'a, 'c> {
-    ends: &'a Ends<'c>,
+    ends: &'a PartyEnds<'c>,
     /// Index of the cluster: 0 before, 1 after.
     side: usize,
-    peers: Peers<'a, 'c>,
+    peers: PeerIndex<'a, 'c>,
     /// By namespace of the policy, if it matters, and peer.
     matching: HashMap<(&'c str, &'c Peer), OnceLock<ClassNumbers>>,
 }
 
 impl<'a, 'c> MatchedPeers<'a, 'c> {
-    pub(super) fn new(cluster: &'c Cluster, ends: &'a Ends<'c>, side: usize) -> Self {
+    pub(super) fn new(cluster: &'c Cluster, ends: &'a PartyEnds<'c>, side: usize) -> Self {
         let policies = cluster.policies().values().flat_map(|policy| {
             let rules = Direction::BOTH.into_iter().filter_map(|it| policy.rules(it)).flatten();
             rules.map(|rule| (policy.key.namespace.as_str(), rule))
@@ -242,7 +242,7 @@ impl<'a, 'c> MatchedPeers<'a, 'c> {
             let peers = rule.peers.iter().flatten();
             peers.map(move |peer| (key(namespace, peer), OnceLock::new()))
         });
-        Self { ends, side, peers: Peers::new(cluster, ends, side), matching: peers.collect() }
+        Self { ends, side, peers: PeerIndex::new(cluster, ends, side), matching: peers.collect() }
     }
 
     fn matching(&self, namespace: &'c str, peer: &'c Peer) -> Option<&ClassNumbers> {
@@ -264,7 +264,7 @@ fn key<'c>(namespace: &'c str, peer: &'c Peer) -> (&'c str, &'c Peer) {
 }
 
 /// Known changes, by the numbers of the ports that sender and receiver allow, before and after.
-pub(super) type KnownChanges = HashMap<[[u32; 2]; 2], Option<Arc<[Ports; 2]>>>;
+pub(super) type KnownChanges = HashMap<[[u32; 2]; 2], Option<Arc<[PortRanges; 2]>>>;
 
 /// Ports allowed in both directions, before and after a change.
 pub(super) struct OneWays<'a, 'c> {
@@ -291,9 +291,9 @@ impl<'a, 'c> OneWays<'a, 'c> {
     pub(super) fn change(
         &self,
         of: [usize; 2],
-        sides: [[End<'c>; 2]; 2],
+        sides: [[PartyEnd<'c>; 2]; 2],
         known: &mut KnownChanges,
-    ) -> Option<Arc<[Ports; 2]>> {
+    ) -> Option<Arc<[PortRanges; 2]>> {
         let numbers = [0, 1].map(|side| {
             let ends = sides.map(|end| end[side]);
             self.by_side[side].each_ref().map(|one_way| one_way.ports(of, ends))
@@ -307,7 +307,7 @@ impl<'a, 'c> OneWays<'a, 'c> {
                 egress.intersection(&ingress)
             });
             let change = [before.without(&after), after.without(&before)];
-            (!change.iter().all(Ports::is_empty)).then(|| Arc::new(change))
+            (!change.iter().all(PortRanges::is_empty)).then(|| Arc::new(change))
         };
         known.entry(numbers).or_insert_with(find).clone()
     }

@@ -7,7 +7,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::{DomainName, Peer, Pod, Requirement, Selector};
 
 use super::Party;
-use super::ends::{Class, Ends, Kind};
+use super::ends::{Class, PartyEnds, ClassKind};
 
 /// Other side of a rule: index of a class, or of the party of a domain name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,13 +17,13 @@ pub(super) enum Remote {
 }
 
 /// Classes of a pair: sender and receiver. A domain name is a receiver only.
-pub(super) type Classes = (usize, Remote);
+pub(super) type ClassPair = (usize, Remote);
 
 /// Index of the classes by the properties that peers name. Of each distinct peer, the number of its classes is kept, not
 /// the classes: a tenant can write thousands of peers that match nearly all pods.
-pub(super) struct Peers<'a, 'c> {
+pub(super) struct PeerIndex<'a, 'c> {
     cluster: &'c Cluster,
-    ends: &'a Ends<'c>,
+    ends: &'a PartyEnds<'c>,
     /// Index of the cluster: 0 before, 1 after.
     side: usize,
     by_label: HashMap<(&'c str, &'c str), Vec<usize>>,
@@ -45,9 +45,9 @@ pub(super) fn is_everyone(peer: &Peer) -> bool {
     }
 }
 
-impl<'a, 'c> Peers<'a, 'c> {
+impl<'a, 'c> PeerIndex<'a, 'c> {
     /// Indexes the classes by their members in this cluster; `side` is 0 before the change and 1 after it.
-    pub(super) fn new(cluster: &'c Cluster, ends: &'a Ends<'c>, side: usize) -> Self {
+    pub(super) fn new(cluster: &'c Cluster, ends: &'a PartyEnds<'c>, side: usize) -> Self {
         let (mut by_label, mut by_namespace) = (HashMap::<_, Vec<_>>::new(), HashMap::new());
         for (index, class) in ends.classes.iter().enumerate() {
             let Some(pod) = pod_of(class, side) else { continue };
@@ -109,7 +109,7 @@ impl<'a, 'c> Peers<'a, 'c> {
             Peer::Block(block) => self.classes(|class| block.contains(self.address(class))),
             Peer::Nodes(nodes) => self.classes(|class| {
                 let node = self.cluster.nodes().get(class.members[0][self.side].node);
-                class.kind == Kind::Nodes && node.is_some_and(|node| nodes.matches(&node.labels))
+                class.kind == ClassKind::Nodes && node.is_some_and(|node| nodes.matches(&node.labels))
             }),
             Peer::Domain(_) => Vec::new(),
         }

@@ -13,7 +13,7 @@ pub(super) const FIRST_PORT: u16 = 1;
 
 /// Ports of each protocol, and all other protocols.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ports {
+pub struct PortRanges {
     /// Ranges (both ends included) of TCP, UDP and SCTP, sorted, disjoint and not adjacent.
     ranges: [Vec<(u16, u16)>; 3],
     /// Whether every protocol without ports, ICMP included, is part of the set.
@@ -30,7 +30,7 @@ struct Range {
     last: Option<u16>,
 }
 
-impl Ports {
+impl PortRanges {
     /// Empty set.
     pub const NONE: Self = Self { ranges: [const { Vec::new() }; 3], other: false };
 
@@ -127,7 +127,7 @@ fn is_whole(ranges: &[(u16, u16)]) -> bool {
     *ranges == [(FIRST_PORT, u16::MAX)]
 }
 
-impl fmt::Display for Ports {
+impl fmt::Display for PortRanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_everything() {
             return f.write_str("everything");
@@ -155,7 +155,7 @@ impl fmt::Display for Ports {
     }
 }
 
-impl Serialize for Ports {
+impl Serialize for PortRanges {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(None)?;
         for protocol in PROTOCOLS {
@@ -176,8 +176,8 @@ impl Serialize for Ports {
 mod tests {
     use super::*;
 
-    fn ports(protocol: Protocol, ranges: &[(u16, u16)]) -> Ports {
-        let mut ports = Ports::default();
+    fn ports(protocol: Protocol, ranges: &[(u16, u16)]) -> PortRanges {
+        let mut ports = PortRanges::default();
         ranges.iter().for_each(|range| ports.push(protocol, *range));
         ports
     }
@@ -196,21 +196,21 @@ mod tests {
     fn sets_intersect_and_lack_each_other() {
         let some = ports(Protocol::Tcp, &[(1, 80), (443, 500), (u16::MAX, u16::MAX)]);
         let more = ports(Protocol::Tcp, &[(80, 443), (450, 450)]);
-        let text = |ports: Ports| ports.to_string();
+        let text = |ports: PortRanges| ports.to_string();
         assert_eq!(text(some.intersection(&more)), "TCP 80,443,450");
         assert_eq!(text(some.without(&more)), "TCP 1-79,444-449,451-500,65535");
         assert_eq!(text(more.without(&some)), "TCP 81-442");
-        let everything = Ports::everything();
+        let everything = PortRanges::everything();
         assert_eq!(everything.to_string(), "everything");
         assert_eq!(some.intersection(&everything), some);
-        assert_eq!(some.without(&Ports::NONE), some);
+        assert_eq!(some.without(&PortRanges::NONE), some);
         assert!(some.without(&everything).is_empty() && some.without(&some).is_empty());
         assert_eq!(everything.without(&everything.without(&some)), some);
     }
 
     #[test]
     fn whole_protocols_are_named() {
-        let mut all = Ports { other: true, ..Ports::default() };
+        let mut all = PortRanges { other: true, ..PortRanges::default() };
         assert_eq!(all.to_string(), "ICMP and other protocols");
         for protocol in PROTOCOLS {
             assert!(!all.is_everything());

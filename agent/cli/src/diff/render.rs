@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::live::Cuts;
 use super::{
-    Alone, Change, DiffOutput, Difference, Isolation, Moved, Party, Ports, SHOWN, Turned, few,
+    UnmatchedWorkload, ConnectivityChange, DiffOutput, Difference, Isolation, HostNetworkChange, Party, PortRanges, SHOWN, IsolationChange, few,
     render_live,
 };
 use crate::printable_document::printable_json;
@@ -39,37 +39,37 @@ pub(super) fn render(
 }
 
 /// Pairs with an equal change: all of some senders to all of some receivers.
-struct Line<'d> {
+struct ChangeLine<'d> {
     from: Vec<usize>,
     to: Vec<usize>,
-    change: What<'d>,
+    change: PortChange<'d>,
 }
 
 /// Lost and gained ports, and whether only some members are concerned.
-type What<'d> = (&'d Ports, &'d Ports, bool);
+type PortChange<'d> = (&'d PortRanges, &'d PortRanges, bool);
 
 /// Groups the changes in few lines: by senders first or by receivers first, the shorter of both.
-fn lines(difference: &Difference) -> Vec<Line<'_>> {
-    let by = |ends: fn(&Change) -> (usize, usize)| {
-        let mut others: BTreeMap<(usize, What<'_>), Vec<usize>> = BTreeMap::new();
+fn lines(difference: &Difference) -> Vec<ChangeLine<'_>> {
+    let by = |ends: fn(&ConnectivityChange) -> (usize, usize)| {
+        let mut others: BTreeMap<(usize, PortChange<'_>), Vec<usize>> = BTreeMap::new();
         for change in &difference.changes {
             let (one, other) = ends(change);
             let what = (&change.loses, &change.gains, change.some);
             others.entry((one, what)).or_default().push(other);
         }
-        let mut ones: BTreeMap<(Vec<usize>, What<'_>), Vec<usize>> = BTreeMap::new();
+        let mut ones: BTreeMap<(Vec<usize>, PortChange<'_>), Vec<usize>> = BTreeMap::new();
         for ((one, what), others) in others {
             ones.entry((others, what)).or_default().push(one);
         }
         ones
     };
     let (senders, receivers) = (by(|c| (c.from, c.to)), by(|c| (c.to, c.from)));
-    let mut lines: Vec<Line<'_>> = if senders.len() <= receivers.len() {
+    let mut lines: Vec<ChangeLine<'_>> = if senders.len() <= receivers.len() {
         let lines = senders.into_iter();
-        lines.map(|((to, change), from)| Line { from, to, change }).collect()
+        lines.map(|((to, change), from)| ChangeLine { from, to, change }).collect()
     } else {
         let lines = receivers.into_iter();
-        lines.map(|((from, change), to)| Line { from, to, change }).collect()
+        lines.map(|((from, change), to)| ChangeLine { from, to, change }).collect()
     };
     lines.sort_by(|a, b| (&a.from, &a.to).cmp(&(&b.from, &b.to)));
     lines
@@ -100,7 +100,7 @@ fn policies(policies: &[Key]) -> String {
 
 /// Describes workloads that become open or isolated: a word and the rest of the line.
 fn turned(difference: &Difference) -> Vec<(&'static str, String)> {
-    let line = |it: &Turned, isolates: bool| {
+    let line = |it: &IsolationChange, isolates: bool| {
         let (workload, directions) = (&it.workload, in_words(&it.directions));
         let by = policies(&it.policies);
         let some = if it.some { " (some pods)" } else { "" };
@@ -120,7 +120,7 @@ fn turned(difference: &Difference) -> Vec<(&'static str, String)> {
         printable(&text).into_owned()
     };
     let Isolation { open, isolated, moved, .. } = &difference.isolation;
-    let is_named = |it: &&Moved| {
+    let is_named = |it: &&HostNetworkChange| {
         open.iter().chain(isolated).any(|of| of.by_network && of.workload == it.workload)
     };
     let moved = moved.iter().filter(|it| !is_named(it)).map(moved_line);
@@ -130,7 +130,7 @@ fn turned(difference: &Difference) -> Vec<(&'static str, String)> {
 }
 
 /// Describes a workload that begins or ceases to use the host's network, and that no policy isolates.
-fn moved_line(Moved { workload, is_on_host, some }: &Moved) -> String {
+fn moved_line(HostNetworkChange { workload, is_on_host, some }: &HostNetworkChange) -> String {
     let some = if *some { " (some pods)" } else { "" };
     let text = match is_on_host {
         true => format!(
@@ -144,7 +144,7 @@ fn moved_line(Moved { workload, is_on_host, some }: &Moved) -> String {
 }
 
 /// Describes a workload of one cluster and the policies that isolate it.
-fn state(alone: &Alone) -> String {
+fn state(alone: &UnmatchedWorkload) -> String {
     let workload = &alone.workload;
     match alone.directions[..] {
         [] => format!("{workload} (open: no policy isolates it)"),
@@ -157,7 +157,7 @@ fn state(alone: &Alone) -> String {
 
 /// Counts pairs that lose ports, and pairs that gain ports.
 pub(crate) fn counts(difference: &Difference) -> (usize, usize) {
-    let count = |ports: fn(&Change) -> &Ports| {
+    let count = |ports: fn(&ConnectivityChange) -> &PortRanges| {
         difference.changes.iter().filter(|change| !ports(change).is_empty()).count()
     };
     (count(|change| &change.loses), count(|change| &change.gains))
@@ -184,7 +184,7 @@ pub(crate) fn line_documents(difference: &Difference, most: usize) -> Vec<Value>
     let names = |indexes: &[usize]| -> Vec<String> {
         indexes.iter().map(|index| difference.parties[*index].to_string()).collect()
     };
-    let document = |Line { from, to, change: (loses, gains, some) }| {
+    let document = |ChangeLine { from, to, change: (loses, gains, some) }| {
         let [loses, gains] =
             [loses, gains].map(|ports| (!ports.is_empty()).then(|| ports.to_string()));
         json!({ "from": names(&from), "to": names(&to), "loses": loses, "gains": gains, "some": some })
@@ -196,7 +196,7 @@ fn footnotes(difference: &Difference) -> Vec<String> {
     let Isolation { alone, unknown, templates, .. } = &difference.isolation;
     let mut notes = Vec::new();
     for (word, is_new) in [("gone", false), ("new", true)] {
-        let mut all: Vec<&Alone> = alone.iter().filter(|it| it.is_new == is_new).collect();
+        let mut all: Vec<&UnmatchedWorkload> = alone.iter().filter(|it| it.is_new == is_new).collect();
         // Open workloads come first, so that the text names them instead of only counting them.
         all.sort_by_key(|it| !it.directions.is_empty());
         if !all.is_empty() {
@@ -222,7 +222,7 @@ fn table(difference: &Difference) -> String {
         let style = if word == "OPEN" { style.red() } else { style };
         let _ = writeln!(text, "{}: {line}", word.style(style));
     }
-    for Line { from, to, change: (loses, gains, some) } in lines(difference) {
+    for ChangeLine { from, to, change: (loses, gains, some) } in lines(difference) {
         let (from, to) = (names(difference, &from), names(difference, &to));
         let mut parts = Vec::new();
         if !loses.is_empty() {
@@ -259,7 +259,7 @@ pub(crate) fn document(difference: &Difference) -> Value {
     let changes: Vec<Value> = difference
         .changes
         .iter()
-        .map(|Change { from, to, loses, gains, some }| {
+        .map(|ConnectivityChange { from, to, loses, gains, some }| {
             let [from, to] = [from, to].map(|index| party(&difference.parties[*index]));
             json!({ "from": from, "to": to, "loses": loses, "gains": gains, "some": some })
         })
@@ -271,19 +271,19 @@ pub(crate) fn document(difference: &Difference) -> Value {
         let names = alone.iter().filter(|it| it.is_new == is_new).map(|it| it.workload.clone());
         names.collect::<Vec<_>>()
     };
-    let turned = |it: &Turned| {
-        let Turned { workload, directions, policies, some, by_network: _ } = it;
+    let turned = |it: &IsolationChange| {
+        let IsolationChange { workload, directions, policies, some, by_network: _ } = it;
         let policies: Vec<String> = policies.iter().map(ToString::to_string).collect();
         json!({ "workload": workload, "directions": directions, "policies": policies, "some": some })
     };
     let alone = alone.iter().map(|it| {
-        let Alone { workload, is_new, directions, policies } = it;
+        let UnmatchedWorkload { workload, is_new, directions, policies } = it;
         let policies: Vec<String> = policies.iter().map(ToString::to_string).collect();
         let reason = if *is_new { "new" } else { "gone" };
         json!({ "workload": workload, "reason": reason, "isolated": directions, "policies": policies })
     });
     let moved = moved.iter().map(|it| {
-        let Moved { workload, is_on_host, some } = it;
+        let HostNetworkChange { workload, is_on_host, some } = it;
         json!({ "workload": workload, "on_host": is_on_host, "some": some })
     });
     let unknown = unknown.iter().map(|reason| json!({ "reason": reason }));
@@ -325,7 +325,7 @@ fn markdown(difference: &Difference) -> String {
     if !lines.is_empty() {
         text.push_str("\n| From | To | Loses | Gains |\n|---|---|---|---|\n");
     }
-    for Line { from, to, change: (loses, gains, some) } in lines {
+    for ChangeLine { from, to, change: (loses, gains, some) } in lines {
         let [from, to] = [from, to].map(|ends| cell(&names(difference, &ends)));
         let some = if some { " (some pods or addresses)" } else { "" };
         let [loses, gains] = [loses, gains].map(|ports| match ports.is_empty() {
@@ -351,7 +351,7 @@ fn mermaid(difference: &Difference) -> String {
     for index in named {
         let _ = writeln!(text, "  n{index}[\"{}\"]", label(&difference.parties[index].to_string()));
     }
-    for Change { from, to, loses, gains, some } in &difference.changes {
+    for ConnectivityChange { from, to, loses, gains, some } in &difference.changes {
         let some = if *some { " (some)" } else { "" };
         for (arrow, word, ports) in [("-.->", "loses", loses), ("-->", "gains", gains)] {
             if !ports.is_empty() {

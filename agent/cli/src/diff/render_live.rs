@@ -7,14 +7,14 @@ use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 
 use super::few;
-use super::live::{Cuts, Group};
+use super::live::{Cuts, ConnectionGroup};
 use super::render::{cell, label};
 
 /// Most groups in text; JSON has all.
 const GROUPS: usize = 100;
 
 /// Counts the connections of these groups.
-fn count(groups: &[Group]) -> usize {
+fn count(groups: &[ConnectionGroup]) -> usize {
     groups.iter().map(|group| group.connections.len()).sum()
 }
 
@@ -48,20 +48,20 @@ fn notes(cuts: &Cuts) -> Vec<String> {
 }
 
 /// Returns the groups to show, and whether the cut is certain.
-fn shown(cuts: &Cuts) -> impl Iterator<Item = (&Group, bool)> {
+fn shown(cuts: &Cuts) -> impl Iterator<Item = (&ConnectionGroup, bool)> {
     let cut = cuts.cut.iter().map(|group| (group, true));
     cut.chain(cuts.unsure.iter().map(|group| (group, false))).take(GROUPS)
 }
 
-fn port(group: &Group) -> String {
+fn port(group: &ConnectionGroup) -> String {
     match group.port {
         0 => group.protocol.to_string(),
         port => format!("{} {port}", group.protocol),
     }
 }
 
-fn ends(group: &Group) -> String {
-    let sent = |it: &super::live::Connection| match &it.sent_to {
+fn ends(group: &ConnectionGroup) -> String {
+    let sent = |it: &super::live::OpenConnection| match &it.sent_to {
         Some(sent_to) => format!("{} to {sent_to}", it.from),
         None => it.from.clone(),
     };

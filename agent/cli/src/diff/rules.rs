@@ -14,9 +14,9 @@ use super::ports::FIRST_PORT;
 
 /// Ports at which a verdict may change: the first of each range, by protocol.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Starts([BTreeSet<u16>; 3]);
+pub(super) struct RangeStarts([BTreeSet<u16>; 3]);
 
-impl Starts {
+impl RangeStarts {
     /// Adds the boundaries of a range.
     pub(super) fn range(&mut self, protocol: Protocol, first: u16, last: u16) {
         let starts = &mut self.0[protocol as usize];
@@ -49,14 +49,14 @@ impl Starts {
 
 /// Rules that apply to a pod in one direction.
 #[derive(PartialEq)]
-pub(super) struct Subject<'c> {
+pub(super) struct ApplicableRules<'c> {
     /// Rules of each isolating NetworkPolicy, and whether the policy is over its budget and grants nothing.
     policies: Vec<(&'c [Rule], bool, Enforcement)>,
     /// Rules of each ClusterNetworkPolicy, in order.
     tiers: Vec<(Tier, &'c [ClusterRule], Enforcement)>,
 }
 
-impl<'c> Subject<'c> {
+impl<'c> ApplicableRules<'c> {
     pub(super) fn new(cluster: &'c Cluster, pod: &Pod, direction: Direction) -> Self {
         let policies = cluster.policies_in(&pod.key.namespace);
         let policies = policies.filter(|policy| policy.pod_selector.matches(&pod.labels));
@@ -75,7 +75,7 @@ impl<'c> Subject<'c> {
     }
 
     /// Adds the boundaries of the ranges in the rules.
-    pub(super) fn add_to(&self, starts: &mut Starts) {
+    pub(super) fn add_to(&self, starts: &mut RangeStarts) {
         let of_policies = self.policies.iter().flat_map(|(rules, ..)| *rules);
         let of_tiers = self.tiers.iter().flat_map(|(_, rules, _)| *rules);
         of_policies.chain(of_tiers.map(|rule| &rule.matches)).for_each(|rule| starts.rule(rule));
@@ -99,7 +99,7 @@ impl<'c> Subject<'c> {
 
 /// Criteria by which policies distinguish pods and addresses.
 #[derive(Debug, Default)]
-pub(super) struct Named {
+pub(super) struct PolicyCriteria {
     /// Label keys of pods and nodes.
     pub(super) labels: BTreeSet<String>,
     /// Address blocks.
@@ -108,7 +108,7 @@ pub(super) struct Named {
     pub(super) names: BTreeSet<DomainName>,
 }
 
-impl Named {
+impl PolicyCriteria {
     /// Adds the criteria of a cluster's policies.
     pub(super) fn add(&mut self, cluster: &Cluster) {
         for policy in cluster.policies().values() {
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn regions_cover_every_port_once() {
-        let mut starts = Starts::default();
+        let mut starts = RangeStarts::default();
         assert_eq!(starts.regions(Protocol::Tcp), [(1, u16::MAX)]);
         starts.range(Protocol::Tcp, 1, 79);
         starts.range(Protocol::Tcp, 443, u16::MAX);

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use netpold_core::model::Change;
 
-use super::workloads::{Group, group};
+use super::workloads::{WorkloadKey, group};
 
 /// Turns, for each workload with finished pods only, the latest pod into one that has yet to start: unfinished and
 /// without an address.
 pub(super) fn go_on(mut objects: Vec<Change>) -> Vec<Change> {
     // Per workload: whether a pod runs, and the latest finished pod.
-    type Seen = (bool, Option<(i64, usize)>);
-    let mut workloads: BTreeMap<(&str, Group<'_>), Seen> = BTreeMap::new();
+    type WorkloadRuns = (bool, Option<(i64, usize)>);
+    let mut workloads: BTreeMap<(&str, WorkloadKey<'_>), WorkloadRuns> = BTreeMap::new();
     for (index, object) in objects.iter().enumerate() {
         let Change::Pod(pod) = object else { continue };
         let (runs, latest) = workloads.entry(group(pod)).or_default();

@@ -13,11 +13,11 @@ use netpold_core::model::{
 };
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
-use super::compare::{Pair, changed, go_on};
+use super::compare::{PairChanges, changed, go_on};
 use super::ports::PROTOCOLS;
-use super::rules::Named;
-use super::{Difference, Party, Ports};
-use crate::doctor::details::{Backend, Service as Written};
+use super::rules::PolicyCriteria;
+use super::{Difference, Party, PortRanges};
+use crate::doctor::details::{EndpointsPort, WrittenService as Written};
 use crate::doctor::{Details, is_selected};
 use crate::judge::Judge;
 
@@ -30,7 +30,7 @@ struct Definition<'a> {
     service: &'a Service,
     written: Option<&'a Written>,
     slices: Vec<&'a EndpointSlice>,
-    endpoints: Option<&'a Vec<Backend>>,
+    endpoints: Option<&'a Vec<EndpointsPort>>,
     /// Names of the selected pods, with their named ports.
     pods: BTreeMap<&'a str, &'a [NamedPort]>,
     /// Clients connect to the pods themselves, or to no pod: headless, or with an external name.
@@ -50,7 +50,7 @@ impl Definition<'_> {
 }
 
 /// Definitions on both sides.
-type Sides<'a> = [Option<Definition<'a>>; 2];
+type DefinitionPair<'a> = [Option<Definition<'a>>; 2];
 
 /// Service that differs.
 pub(super) struct Differing {
@@ -60,7 +60,7 @@ pub(super) struct Differing {
 }
 
 /// Answer about a port of a Service.
-pub(super) enum Found {
+pub(super) enum PortAnswer {
     Judged(bool),
     /// No backend is ready.
     Nobody,
@@ -70,7 +70,7 @@ pub(super) enum Found {
 /// Returns the Services that differ or are new, apart from those without clients of their own: headless ones, and those
 /// with an external name.
 pub(super) fn differing(objects: &[Vec<Object>; 2], details: &[Details; 2]) -> Vec<Differing> {
-    let differ = |(key, [before, after]): (&Key, Sides<'_>)| {
+    let differ = |(key, [before, after]): (&Key, DefinitionPair<'_>)| {
         let first = before.as_ref().or(after.as_ref());
         let is_one = first.is_some_and(|it| !it.is_direct) && before != after;
         let is_external = [before, after].iter().flatten().any(Definition::is_external);
@@ -126,8 +126,8 @@ fn outdated(objects: &[Vec<Object>; 2], details: &[Details; 2]) -> [BTreeSet<Key
 fn sides<'a>(
     objects: &'a [Vec<Object>; 2],
     details: &'a [Details; 2],
-) -> BTreeMap<&'a Key, Sides<'a>> {
-    let mut all: BTreeMap<&Key, Sides<'_>> = BTreeMap::new();
+) -> BTreeMap<&'a Key, DefinitionPair<'a>> {
+    let mut all: BTreeMap<&Key, DefinitionPair<'_>> = BTreeMap::new();
     for (side, (objects, details)) in objects.iter().zip(details).enumerate() {
         for (key, definition) in definitions(objects, details) {
             all.entry(key).or_insert_with(|| [None, None])[side] = Some(definition);
@@ -253,9 +253,9 @@ pub(super) fn has(service: &Service, (protocol, number): (Protocol, u16)) -> boo
 }
 
 /// Labels, node, and the blocks of policies around the addresses.
-type Traits<'c> = (&'c Labels, &'c str, Vec<IpNet>);
+type SenderTraits<'c> = (&'c Labels, &'c str, Vec<IpNet>);
 
-fn traits<'c>(pod: &'c Pod, blocks: &Blocks) -> Traits<'c> {
+fn traits<'c>(pod: &'c Pod, blocks: &Blocks) -> SenderTraits<'c> {
     let around = pod.addresses.iter().map(|address| blocks.around(*address));
     (&pod.labels, &pod.node, around.collect())
 }
@@ -266,7 +266,7 @@ pub(super) fn senders<'d>(
     clusters: [&Cluster; 2],
     parties: &'d [Party],
 ) -> Vec<(usize, Vec<[&'d Key; 2]>)> {
-    let mut named = Named::default();
+    let mut named = PolicyCriteria::default();
     clusters.iter().for_each(|cluster| named.add(cluster));
     let blocks = Blocks::new(named.blocks);
     let of_workload = |(index, party): (usize, &'d Party)| {
@@ -294,24 +294,24 @@ fn of_pairs(
     pairs: &[[&Key; 2]],
     (service, ports): (&Key, &[(Protocol, u16)]),
     unknown: &mut BTreeSet<String>,
-) -> Pair {
-    let mut all = Pair::default();
+) -> PairChanges {
+    let mut all = PairChanges::default();
     for pair in pairs {
-        let [mut loses, mut gains] = [const { Ports::NONE }; 2];
+        let [mut loses, mut gains] = [const { PortRanges::NONE }; 2];
         for &(protocol, port) in ports {
             let answers = [0, 1].map(|i| answer(judges[i], (pair[i], service), (protocol, port)));
             let at = || format!("connections to Service {service} at {protocol} {port}");
             match answers {
                 // Nothing else was reached before.
-                [Found::Nobody, _] => {}
+                [PortAnswer::Nobody, _] => {}
                 // Equal reasons do not show equal verdicts.
-                [_, Found::Unknown(reason)] | [Found::Unknown(reason), Found::Judged(_)] => {
+                [_, PortAnswer::Unknown(reason)] | [PortAnswer::Unknown(reason), PortAnswer::Judged(_)] => {
                     unknown.insert(format!("{}: {reason}", at()));
                 }
-                [Found::Judged(true), Found::Judged(false)] => loses.push(protocol, (port, port)),
-                [Found::Judged(false), Found::Judged(true)] => gains.push(protocol, (port, port)),
-                [Found::Judged(_), Found::Judged(_)] | [Found::Judged(false), Found::Nobody] => {}
-                [Found::Judged(true) | Found::Unknown(_), Found::Nobody] => {
+                [PortAnswer::Judged(true), PortAnswer::Judged(false)] => loses.push(protocol, (port, port)),
+                [PortAnswer::Judged(false), PortAnswer::Judged(true)] => gains.push(protocol, (port, port)),
+                [PortAnswer::Judged(_), PortAnswer::Judged(_)] | [PortAnswer::Judged(false), PortAnswer::Nobody] => {}
+                [PortAnswer::Judged(true) | PortAnswer::Unknown(_), PortAnswer::Nobody] => {
                     unknown.insert(format!("{}: no pod is behind it any more", at()));
                 }
             }
@@ -325,14 +325,14 @@ pub(super) fn answer(
     judge: &Judge,
     (from, to): (&Key, &Key),
     (protocol, port): (Protocol, u16),
-) -> Found {
+) -> PortAnswer {
     let (from, to) = (Side::Pod(from.clone()), Side::Service(to.clone()));
     let probe = Probe { from, to, protocol: IpProtocol(protocol.number()), port };
     let answer = judge.explain(&probe);
     match answer.verdict {
-        Verdict::Allow => Found::Judged(true),
-        Verdict::Deny if answer.backends.is_empty() => Found::Nobody,
-        Verdict::Deny => Found::Judged(false),
-        Verdict::Unknown => Found::Unknown(answer.reason.unwrap_or_default()),
+        Verdict::Allow => PortAnswer::Judged(true),
+        Verdict::Deny if answer.backends.is_empty() => PortAnswer::Nobody,
+        Verdict::Deny => PortAnswer::Judged(false),
+        Verdict::Unknown => PortAnswer::Unknown(answer.reason.unwrap_or_default()),
     }
 }

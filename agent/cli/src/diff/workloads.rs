@@ -14,7 +14,7 @@ use crate::offline::{is_generated, is_run, owner};
 
 /// Pods of a namespace that form a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Workload {
+pub struct ComparedWorkload {
     /// `namespace/name`, where the name is that of the pods' controller if it can be determined.
     pub name: String,
     /// Pods of the workload before and after.
@@ -23,7 +23,7 @@ pub struct Workload {
     pairs: Vec<(usize, usize)>,
 }
 
-impl Workload {
+impl ComparedWorkload {
     /// Returns pairs of corresponding pods. A pod after the change corresponds to the pod before of the same name, else
     /// to the pods before with its labels, else to every pod before.
     #[must_use]
@@ -37,7 +37,7 @@ pub(super) type Labels<'c> = Vec<(&'c str, &'c str)>;
 
 /// Common property of a workload's pods, apart from the namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Group<'c> {
+pub(super) enum WorkloadKey<'c> {
     /// Kind and name.
     Owner(&'c str, &'c str),
     /// Name of a Job without the number of its run, and the labels of the pods: nothing else shows that two Jobs are runs
@@ -47,7 +47,7 @@ pub(super) enum Group<'c> {
 }
 
 /// Pods of a workload, before and after.
-type Pods<'c> = [Vec<&'c Pod>; 2];
+type WorkloadPods<'c> = [Vec<&'c Pod>; 2];
 
 fn labels<'p>(pod: &'p Pod, dropped: &[&[&str]]) -> Labels<'p> {
     let labels = pod.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
@@ -55,16 +55,16 @@ fn labels<'p>(pod: &'p Pod, dropped: &[&[&str]]) -> Labels<'p> {
 }
 
 /// Returns namespace and workload of a pod; a pod without owner and labels is a workload of its own.
-pub(super) fn group(pod: &Pod) -> (&str, Group<'_>) {
+pub(super) fn group(pod: &Pod) -> (&str, WorkloadKey<'_>) {
     let group = match owner(pod) {
-        Some(owner) if is_run(pod) => Group::Run(owner.name, labels(pod, &[&OF_PODS])),
-        Some(owner) => Group::Owner(owner.kind, owner.name),
+        Some(owner) if is_run(pod) => WorkloadKey::Run(owner.name, labels(pod, &[&OF_PODS])),
+        Some(owner) => WorkloadKey::Owner(owner.kind, owner.name),
         None => {
             let mut labels = labels(pod, &[&OF_PODS]);
             if labels.is_empty() {
                 labels.push(("", &pod.key.name));
             }
-            Group::Labels(labels)
+            WorkloadKey::Labels(labels)
         }
     };
     (&pod.key.namespace, group)
@@ -84,20 +84,20 @@ fn base(name: &str) -> &str {
 }
 
 /// Properties by which a workload before and one after may be the same, most reliable first.
-const KIN: [for<'p> fn(&Group<'p>, &'p Pod) -> Labels<'p>; 3] = [
+const KIN: [for<'p> fn(&WorkloadKey<'p>, &'p Pod) -> Labels<'p>; 3] = [
     |_, pod| labels(pod, &[&OF_PODS]),
     |_, pod| labels(pod, &[&OF_PODS, &OF_RELEASES]),
     |group, pod| match group {
         // Users choose the names of workloads: no part of one is generated.
-        Group::Owner(_, name) | Group::Run(name, _) => vec![("", name)],
-        Group::Labels(_) => vec![("", base(&pod.key.name))],
+        WorkloadKey::Owner(_, name) | WorkloadKey::Run(name, _) => vec![("", name)],
+        WorkloadKey::Labels(_) => vec![("", base(&pod.key.name))],
     },
 ];
 
 /// Joins a workload of before with one of after, if they alone share a property of [`KIN`].
-fn join_kin<'c>(groups: &mut BTreeMap<(&'c str, Group<'c>), Pods<'c>>) {
+fn join_kin<'c>(groups: &mut BTreeMap<(&'c str, WorkloadKey<'c>), WorkloadPods<'c>>) {
     for kin in KIN {
-        let mut alike: BTreeMap<_, [Vec<(&'c str, Group<'c>)>; 2]> = BTreeMap::new();
+        let mut alike: BTreeMap<_, [Vec<(&'c str, WorkloadKey<'c>)>; 2]> = BTreeMap::new();
         for (key, pods) in groups.iter() {
             let side = match pods.each_ref().map(Vec::is_empty) {
                 [false, true] => 0,
@@ -121,7 +121,7 @@ fn join_kin<'c>(groups: &mut BTreeMap<(&'c str, Group<'c>), Pods<'c>>) {
 }
 
 /// Returns the indexes of corresponding pods, see [`Workload::counterparts`].
-fn pairs([before, after]: &Pods<'_>) -> Vec<(usize, usize)> {
+fn pairs([before, after]: &WorkloadPods<'_>) -> Vec<(usize, usize)> {
     let places: HashMap<&Key, usize> = (0..).zip(before).map(|(b, pod)| (&pod.key, b)).collect();
     let own: Vec<Labels<'_>> = before.iter().map(|pod| labels(pod, &[&OF_PODS])).collect();
     let mut pairs = Vec::new();
@@ -139,16 +139,16 @@ fn pairs([before, after]: &Pods<'_>) -> Vec<(usize, usize)> {
 }
 
 /// Returns the workloads of two clusters, by name. A pod with changed labels belongs to its workload after the change.
-pub(super) fn workloads(clusters: [&Cluster; 2]) -> Vec<Workload> {
+pub(super) fn workloads(clusters: [&Cluster; 2]) -> Vec<ComparedWorkload> {
     workloads_of(clusters.map(|cluster| cluster.pods().values().map(|pod| &**pod).collect()))
 }
 
 /// Returns the workloads of the pods before and after a change, like [`workloads`].
-pub(super) fn workloads_of(pods: [Vec<&Pod>; 2]) -> Vec<Workload> {
+pub(super) fn workloads_of(pods: [Vec<&Pod>; 2]) -> Vec<ComparedWorkload> {
     let [before, after] = pods.map(|pods| pods.into_iter().filter(|pod| !pod.finished));
-    let now: HashMap<&Key, (&str, Group<'_>)> =
+    let now: HashMap<&Key, (&str, WorkloadKey<'_>)> =
         after.clone().map(|pod| (&pod.key, group(pod))).collect();
-    let mut groups: BTreeMap<(&str, Group<'_>), Pods<'_>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, WorkloadKey<'_>), WorkloadPods<'_>> = BTreeMap::new();
     for pod in before {
         let group = now.get(&pod.key).cloned().unwrap_or_else(|| group(pod));
         groups.entry(group).or_default()[0].push(pod);
@@ -157,30 +157,30 @@ pub(super) fn workloads_of(pods: [Vec<&Pod>; 2]) -> Vec<Workload> {
         groups.entry(group(pod)).or_default()[1].push(pod);
     }
     join_kin(&mut groups);
-    let name = |(namespace, group): &(&str, Group<'_>), pods: &Pods<'_>| {
+    let name = |(namespace, group): &(&str, WorkloadKey<'_>), pods: &WorkloadPods<'_>| {
         // The pods after the change give the name: those before may have had another owner.
         let first = pods[1].first().or(pods[0].first());
         let full = first.map_or_else(String::new, |pod| pod.key.to_string());
         match group {
-            Group::Owner(kind, name) => {
+            WorkloadKey::Owner(kind, name) => {
                 let kind = kind.to_lowercase();
                 (format!("{namespace}/{name}"), format!("{namespace}/{kind}.{name}"))
             }
-            Group::Run(name, _) => (format!("{namespace}/{name}"), full),
-            Group::Labels(_) => (full.clone(), full),
+            WorkloadKey::Run(name, _) => (format!("{namespace}/{name}"), full),
+            WorkloadKey::Labels(_) => (full.clone(), full),
         }
     };
     let mut taken: HashMap<String, u32> = HashMap::new();
     for (group, pods) in &groups {
         *taken.entry(name(group, pods).0).or_default() += 1;
     }
-    let mut all: Vec<Workload> = groups
+    let mut all: Vec<ComparedWorkload> = groups
         .iter()
         .map(|(group, pods)| {
             let (short, full) = name(group, pods);
             let name = if taken[&short] == 1 { short } else { full };
             let keys = |pods: &Vec<&Pod>| pods.iter().map(|pod| pod.key.clone()).collect();
-            Workload { name, pairs: pairs(pods), pods: pods.each_ref().map(keys) }
+            ComparedWorkload { name, pairs: pairs(pods), pods: pods.each_ref().map(keys) }
         })
         .collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -247,8 +247,8 @@ mod tests {
 
     #[test]
     fn a_new_version_and_a_new_run_are_the_same_workload() {
-        type Named = (&'static str, &'static [(&'static str, &'static str)]);
-        let cases: [(Named, Named, &str); 5] = [
+        type NamedPod = (&'static str, &'static [(&'static str, &'static str)]);
+        let cases: [(NamedPod, NamedPod, &str); 5] = [
             // Releases change labels, revisions change names.
             (
                 ("web-1f-aaaaa", &[("app", "web"), ("v", "1"), ("pod-template-hash", "1f")]),

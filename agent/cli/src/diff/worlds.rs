@@ -10,7 +10,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::Change as Object;
 
 use super::compare::compare_until;
-use super::{Change, Difference, Ports};
+use super::{ConnectivityChange, Difference, PortRanges};
 use crate::judge::Hypotheses;
 
 /// Most comparisons with assumed labels.
@@ -18,9 +18,9 @@ const COMPARISONS: usize = 256;
 
 /// Result of a comparison that a label may decide.
 #[derive(PartialEq, Eq)]
-struct Outcome {
+struct ComparisonOutcome {
     /// Names of sender and receiver, lost and gained ports.
-    changes: BTreeSet<(String, String, Ports, Ports)>,
+    changes: BTreeSet<(String, String, PortRanges, PortRanges)>,
     /// Workloads that become open or isolated.
     turned: [Vec<String>; 2],
 }
@@ -54,7 +54,7 @@ pub(super) fn depending(
         for (changes_before, changes_after) in worlds {
             before.extend(changes_before);
             after.extend(changes_after);
-            outcomes.push(Outcome::new(&compare_until(&before, &after, ranges, ended)?));
+            outcomes.push(ComparisonOutcome::new(&compare_until(&before, &after, ranges, ended)?));
         }
         before.extend(one.undone(clusters[0]));
         after.extend(one.undone(clusters[1]));
@@ -69,11 +69,11 @@ pub(super) fn depending(
     Ok(depending)
 }
 
-impl Outcome {
+impl ComparisonOutcome {
     fn new(difference: &Difference) -> Self {
         let name = |party: usize| difference.parties[party].to_string();
-        let change = |change: &Change| {
-            let Change { from, to, loses, gains, .. } = change;
+        let change = |change: &ConnectivityChange| {
+            let ConnectivityChange { from, to, loses, gains, .. } = change;
             (name(*from), name(*to), loses.clone(), gains.clone())
         };
         let isolation = &difference.isolation;

@@ -9,8 +9,8 @@ use netpold_core::model::{Action, Direction, IpBlock, Key, Peer, Pod, PortMatch,
 use netpold_core::probe::IpProtocol;
 
 use super::finding::{Check, Findings, Severity};
-use super::leads::Led;
-use super::objects::{Group, Named, Objects, Place};
+use super::leads::PortBackends;
+use super::objects::{PodGroup, NamedPolicy, GroupedObjects, RulePlace};
 
 const NOTHING_LEFT: Check = Check {
     name: "except-covers-block",
@@ -55,10 +55,10 @@ const PRIVATE: [&str; 3] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
 
 /// Checks the blocks of a rule.
 pub(super) fn examine(
-    objects: &Objects<'_>,
-    place: &Place<'_>,
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
     rule: &Rule,
-    subject: &[&Group<'_>],
+    subject: &[&PodGroup<'_>],
     found: &mut Findings,
 ) {
     for (number, peer) in rule.peers.iter().flatten().enumerate() {
@@ -75,7 +75,7 @@ pub(super) fn examine(
 }
 
 /// Checks the CIDRs of a policy as written.
-pub(super) fn written(policy: &Named<'_>, found: &mut Findings) {
+pub(super) fn written(policy: &NamedPolicy<'_>, found: &mut Findings) {
     for (path, text) in policy.cidrs() {
         let mut numbers = text.split(['.', '/']);
         let has_zero = |number: &str| number.len() > 1 && number.starts_with('0');
@@ -112,10 +112,10 @@ pub(super) fn has_no_address(block: IpNet, direction: Direction) -> bool {
 
 /// Names the Services with addresses in a block, if the block holds nothing else and grants none of their backends.
 fn services(
-    objects: &Objects<'_>,
-    place: &Place<'_>,
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
     (rule, block): (&Rule, &IpBlock),
-    subject: &[&Group<'_>],
+    subject: &[&PodGroup<'_>],
 ) -> Option<String> {
     let family = usize::from(matches!(block.cidr, IpNet::V6(_)));
     let length = block.cidr.prefix_len();
@@ -129,12 +129,12 @@ fn services(
         let is_cluster = led.service.cluster.contains(address);
         block.contains(*address) && !objects.is_known(*address) && (is_cluster || is_narrow)
     });
-    let meant: Vec<&Led<'_>> = within.map(|(_, led)| led).collect();
+    let meant: Vec<&PortBackends<'_>> = within.map(|(_, led)| led).collect();
     let first = &meant.first()?.service.key;
     if holds_others(objects, block) {
         return None;
     }
-    let is_reached = |led: &&Led<'_>| is_reached(objects, led, rule.ports.as_deref(), subject);
+    let is_reached = |led: &&PortBackends<'_>| is_reached(objects, led, rule.ports.as_deref(), subject);
     let may_be_allowed = place.action == Action::Accept && place.direction == Direction::Egress;
     if may_be_allowed && meant.iter().any(is_reached) {
         return None;
@@ -148,7 +148,7 @@ fn services(
 }
 
 /// Returns whether a block also holds pods, nodes or endpoints.
-fn holds_others(objects: &Objects<'_>, block: &IpBlock) -> bool {
+fn holds_others(objects: &GroupedObjects<'_>, block: &IpBlock) -> bool {
     let pods = objects.cluster.pods().values().flat_map(|pod| &pod.addresses);
     let slices = objects.cluster.slices().values().flat_map(|slice| &slice.addresses);
     let mut all = pods.chain(slices).chain(&objects.node_addresses);
@@ -157,10 +157,10 @@ fn holds_others(objects: &Objects<'_>, block: &IpBlock) -> bool {
 
 /// Returns whether a group of the rule's subject reaches some backend from each node, at the rule's ports, by other rules.
 fn is_reached(
-    objects: &Objects<'_>,
-    led: &Led<'_>,
+    objects: &GroupedObjects<'_>,
+    led: &PortBackends<'_>,
     rules: Option<&[PortRule]>,
-    subject: &[&Group<'_>],
+    subject: &[&PodGroup<'_>],
 ) -> bool {
     let port = led.port;
     let is_here = rules.is_none_or(|rules| {

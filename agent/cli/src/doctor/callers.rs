@@ -7,9 +7,9 @@ use netpold_core::model::{Direction, Peer, Pod, Protocol, Rule};
 use netpold_core::probe::IpProtocol;
 
 use super::complete::numbers;
-use super::details::TargetPort;
+use super::details::WrittenServicePort;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Objects, pods_text};
+use super::objects::{PodGroup, GroupedObjects, pods_text};
 use super::service_ports::{covers, is_of_api_server};
 use super::services::is_selected;
 
@@ -27,8 +27,8 @@ const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 const PROXY: (&str, &str) = ("k8s-app", "konnectivity-agent");
 
 /// Checks the Services that the API server calls.
-pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
-    let is_proxy = |group: &Group<'_>| group.labels.get(PROXY.0).is_some_and(|it| it == PROXY.1);
+pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
+    let is_proxy = |group: &PodGroup<'_>| group.labels.get(PROXY.0).is_some_and(|it| it == PROXY.1);
     if objects.details.called.is_empty() || objects.groups.iter().any(is_proxy) {
         return;
     }
@@ -36,7 +36,7 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     for ((key, number), called) in &objects.details.called {
         let Some(service) = objects.details.services.get(key) else { continue };
         let is_called =
-            |port: &&TargetPort| port.port == i32::from(*number) && port.protocol == Protocol::Tcp;
+            |port: &&WrittenServicePort| port.port == i32::from(*number) && port.protocol == Protocol::Tcp;
         let Some(port) = service.ports.iter().find(is_called) else { continue };
         let groups = objects.groups.iter().filter(|group| {
             group.namespace == key.namespace && is_selected(group.labels, &service.selector)
@@ -57,7 +57,7 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
 }
 
 /// Returns the addresses of the API server, or those of every node if none is known as its node.
-fn servers(objects: &Objects<'_>) -> BTreeSet<IpAddr> {
+fn servers(objects: &GroupedObjects<'_>) -> BTreeSet<IpAddr> {
     let own = objects.leads.all().iter().filter(|led| is_of_api_server(&led.service.key));
     let backends: BTreeSet<IpAddr> =
         own.flat_map(|led| &led.backends).map(|(address, _)| *address).collect();
@@ -72,9 +72,9 @@ fn servers(objects: &Objects<'_>) -> BTreeSet<IpAddr> {
 
 /// Returns the port at which a group is closed to the API server.
 fn closed(
-    objects: &Objects<'_>,
-    group: &Group<'_>,
-    port: &TargetPort,
+    objects: &GroupedObjects<'_>,
+    group: &PodGroup<'_>,
+    port: &WrittenServicePort,
     servers: &BTreeSet<IpAddr>,
 ) -> Option<u16> {
     let isolating = objects.isolating(group, Direction::Ingress);
@@ -101,7 +101,7 @@ fn closed(
 
 /// Returns whether a rule may admit a node: without peers, or by a block with some address that nodes or their tunnels
 /// may have.
-fn may_be_node(objects: &Objects<'_>, rule: &Rule, servers: &BTreeSet<IpAddr>) -> bool {
+fn may_be_node(objects: &GroupedObjects<'_>, rule: &Rule, servers: &BTreeSet<IpAddr>) -> bool {
     let Some(peers) = &rule.peers else { return true };
     peers.iter().any(|peer| match peer {
         Peer::Block(block) => {
@@ -119,7 +119,7 @@ fn may_be_node(objects: &Objects<'_>, rule: &Rule, servers: &BTreeSet<IpAddr>) -
 /// Returns whether a pod is closed to some address of the API server; `None` if none is known. Its own node always reaches
 /// it.
 fn is_denied(
-    objects: &Objects<'_>,
+    objects: &GroupedObjects<'_>,
     pod: &Pod,
     port: u16,
     servers: &BTreeSet<IpAddr>,

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, EndpointSlice, Key, Pod, Protocol, SlicePort};
 
-use super::details::{Details, Service, Target, TargetPort};
+use super::details::{Details, WrittenService, PortReference, WrittenServicePort};
 
 /// First of the stand-in addresses for pods without any (benchmark block, RFC 2544): no pod has them.
 const STAND_INS: u32 = u32::from_be_bytes([198, 18, 0, 0]);
@@ -85,7 +85,7 @@ pub(crate) fn slices(changes: &[Change], details: &Details) -> Vec<EndpointSlice
 
 /// Adds the endpoints that a Service's selector yields.
 fn of_pods<'p>(
-    service: &Service,
+    service: &WrittenService,
     pods: impl Iterator<Item = &'p Pod>,
     add: &mut dyn FnMut(&mut dyn Iterator<Item = IpAddr>, SlicePort),
 ) {
@@ -96,7 +96,7 @@ fn of_pods<'p>(
         |pod: &&Pod| service.selector.iter().all(|(key, value)| pod.labels.get(key) == Some(value));
     for pod in pods.filter(is_selected) {
         for port in &service.ports {
-            let TargetPort { name, protocol, .. } = port;
+            let WrittenServicePort { name, protocol, .. } = port;
             for number in numbers(&port.target, *protocol, pod) {
                 let port = SlicePort { name: name.clone(), protocol: *protocol, port: number };
                 add(&mut pod.addresses.iter().copied(), port);
@@ -106,10 +106,10 @@ fn of_pods<'p>(
 }
 
 /// Returns the port numbers of a `targetPort` at a pod.
-pub(crate) fn numbers(target: &Target, protocol: Protocol, pod: &Pod) -> Vec<u16> {
+pub(crate) fn numbers(target: &PortReference, protocol: Protocol, pod: &Pod) -> Vec<u16> {
     match target {
-        Target::Number(number) => vec![*number],
-        Target::Name(name) => {
+        PortReference::Number(number) => vec![*number],
+        PortReference::Name(name) => {
             let ports = pod.ports.iter();
             let same = ports.filter(|port| port.name == *name && port.protocol == protocol);
             same.map(|port| port.port).collect()

@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 
 use netpold_core::model::{Key, Labels};
 
-pub(crate) use manifest::{Manifest, Source};
+pub(crate) use manifest::{PolicyManifest, FileLine};
 pub(crate) use node::NodeAddress;
 pub(crate) use pages::{PAGES, foreign_groups, foreign_lists};
-pub(super) use pod::{Container, Mesh, PodDetails};
-pub(crate) use service::{Backend, Service, Target, TargetPort};
+pub(super) use pod::{ContainerProgram, Mesh, PodDetails};
+pub(crate) use service::{EndpointsPort, WrittenService, PortReference, WrittenServicePort};
 
 use super::foreign_kinds::{ForeignKind, ForeignPolicies};
 
@@ -29,55 +29,55 @@ pub struct Details {
     /// Pods with any relevant field.
     pub(super) pods: BTreeMap<Key, PodDetails>,
     /// Containers of DaemonSets, and of Deployments and pods on the host's network.
-    pub(super) running: Vec<Running>,
+    pub(super) running: Vec<RunningContainers>,
     /// Pod templates of workloads.
-    pub(super) templates: Vec<Template>,
+    pub(super) templates: Vec<WorkloadTemplate>,
     /// Services with a selector, or with hand-written endpoints.
-    pub(crate) services: BTreeMap<Key, Service>,
+    pub(crate) services: BTreeMap<Key, WrittenService>,
     /// `spec.externalName` of Services of that type.
     pub(crate) external_names: BTreeMap<Key, String>,
     /// `v1` Endpoints, by name of the Service.
-    pub(crate) endpoints: BTreeMap<Key, Vec<Backend>>,
+    pub(crate) endpoints: BTreeMap<Key, Vec<EndpointsPort>>,
     /// NetworkPolicies as written.
-    pub(crate) policies: BTreeMap<Key, Manifest>,
+    pub(crate) policies: BTreeMap<Key, PolicyManifest>,
     /// ClusterNetworkPolicies as written, by name.
-    pub(super) cluster_policies: BTreeMap<String, Manifest>,
+    pub(super) cluster_policies: BTreeMap<String, PolicyManifest>,
     /// File and line of other objects, by kind and name.
-    pub(super) sources: BTreeMap<(&'static str, Key), Source>,
+    pub(super) sources: BTreeMap<(&'static str, Key), FileLine>,
     /// Namespaces with annotations that put their pods into a mesh.
     pub(super) meshed: BTreeMap<String, Mesh>,
     /// Addresses of nodes beyond their `status.addresses`, also from the status of pods, by node.
     pub(crate) nodes: BTreeMap<String, Vec<NodeAddress>>,
     /// Services that the API server calls, with their ports, and the objects by which it calls them: webhook
     /// configurations, `APIService` and `CustomResourceDefinition` objects.
-    pub(super) called: BTreeMap<(Key, u16), Called>,
+    pub(super) called: BTreeMap<(Key, u16), ServiceCaller>,
     /// Policies of other APIs.
     pub(crate) foreign: BTreeMap<&'static ForeignKind, ForeignPolicies>,
 }
 
 /// Object by which the API server calls a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Called {
+pub(super) struct ServiceCaller {
     /// Kind and name.
     pub(super) by: String,
-    pub(super) source: Option<Source>,
+    pub(super) source: Option<FileLine>,
 }
 
 /// Containers with the same images and commands, of one workload or of pods of one namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Running {
+pub(super) struct RunningContainers {
     /// `DaemonSet`, `Deployment` or `Pod`
     pub(super) kind: &'static str,
     /// Key of the workload, or of the first pod.
     pub(super) key: Key,
-    pub(super) containers: Vec<Container>,
+    pub(super) containers: Vec<ContainerProgram>,
     /// Number of such pods.
     pub(super) count: usize,
 }
 
 /// Pod template of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Template {
+pub(super) struct WorkloadTemplate {
     pub(super) namespace: String,
     pub(super) labels: Labels,
     pub(super) host_network: bool,

@@ -15,7 +15,7 @@ use self::allowance::{is_resolver, may_be_dns, may_need_names};
 
 pub(super) use self::server::{Server, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Named, Objects, pods_text};
+use super::objects::{PodGroup, NamedPolicy, GroupedObjects, pods_text};
 
 const NO_DNS: Check = Check {
     name: "no-dns",
@@ -42,7 +42,7 @@ const NAMED: usize = 3;
 const ASKED: usize = 8;
 
 /// Checks the pods that some policy isolates, and the name servers.
-pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
+pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
     let servers = servers(objects);
     let local = is_node_local(objects);
     for group in &objects.groups {
@@ -57,12 +57,12 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
 }
 
 /// Returns whether all pods of the group have a `dnsPolicy` without the cluster's name server.
-pub(super) fn asks_others(objects: &Objects<'_>, group: &Group<'_>) -> bool {
+pub(super) fn asks_others(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> bool {
     group.pods.iter().all(|pod| objects.pod(pod).is_some_and(|details| details.own_dns))
 }
 
 /// Checks the egress of a group of pods.
-fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], found: &mut Findings) {
+fn senders(objects: &GroupedObjects<'_>, group: &PodGroup<'_>, servers: &[Server<'_>], found: &mut Findings) {
     let isolating = objects.isolating(group, Direction::Egress);
     if isolating.is_empty() {
         denied_by_tier(objects, group, servers, found);
@@ -108,8 +108,8 @@ fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], fou
 
 /// Checks pods that no NetworkPolicy isolates: a ClusterNetworkPolicy may deny them DNS, and allow them the Internet.
 fn denied_by_tier(
-    objects: &Objects<'_>,
-    group: &Group<'_>,
+    objects: &GroupedObjects<'_>,
+    group: &PodGroup<'_>,
     servers: &[Server<'_>],
     found: &mut Findings,
 ) {
@@ -126,7 +126,7 @@ fn denied_by_tier(
         if let Some(policies) = policies.collect::<Option<Vec<_>>>()
             && let Some(policy) = policies.first()
         {
-            let named = Named::cluster_policy(policy, objects.details);
+            let named = NamedPolicy::cluster_policy(policy, objects.details);
             let place = named.at("spec.egress", &pods_text(group));
             found.add_with_fix(&NO_DNS, ACCEPT_FIRST, place);
             return;
@@ -136,7 +136,7 @@ fn denied_by_tier(
 
 /// Returns the ClusterNetworkPolicy with the rule that denies this traffic at a pod, if there is one.
 fn denying<'o>(
-    objects: &'o Objects<'_>,
+    objects: &'o GroupedObjects<'_>,
     pod: &Key,
     direction: Direction,
     remote: IpAddr,
@@ -149,7 +149,7 @@ fn denying<'o>(
 }
 
 /// Returns whether a rule may allow DNS to pods that are not among the objects.
-fn is_for_unknown(objects: &Objects<'_>, group: &Group<'_>, rule: &Rule) -> bool {
+fn is_for_unknown(objects: &GroupedObjects<'_>, group: &PodGroup<'_>, rule: &Rule) -> bool {
     let own = Some(group.namespace);
     may_be_dns(rule)
         && rule.peers.iter().flatten().any(|peer| match peer {
@@ -162,12 +162,12 @@ fn is_for_unknown(objects: &Objects<'_>, group: &Group<'_>, rule: &Rule) -> bool
 
 /// Checks the ingress of the name server's own pods, from every group that asks the server.
 fn closed(
-    objects: &Objects<'_>,
+    objects: &GroupedObjects<'_>,
     server: &Server<'_>,
     servers: &[Server<'_>],
     found: &mut Findings,
 ) {
-    let own: Vec<&Group<'_>> = objects.groups.iter().filter(|group| server.is(group)).collect();
+    let own: Vec<&PodGroup<'_>> = objects.groups.iter().filter(|group| server.is(group)).collect();
     let isolating: BTreeSet<_> = own
         .iter()
         .flat_map(|group| objects.isolating(group, Direction::Ingress))
@@ -219,7 +219,7 @@ fn closed(
         }
     };
     if let Some(policy) = refused.first().and_then(|group| refusing(objects, server, group)) {
-        let named = Named::cluster_policy(policy, objects.details);
+        let named = NamedPolicy::cluster_policy(policy, objects.details);
         let place = named.at("spec.ingress", &format!("{}: {who}", server.text()));
         found.add_with_fix(&CLOSED, ACCEPT_FIRST, place);
         return;
@@ -234,14 +234,14 @@ fn closed(
 }
 
 /// Question at a pod of the name server: the pod, the asker's address, protocol and port.
-type Question<'o> = (&'o Key, IpAddr, (IpProtocol, u16));
+type NameServerProbe<'o> = (&'o Key, IpAddr, (IpProtocol, u16));
 
 /// Returns the questions of a group at the pods of the name server.
 fn questions_of<'o>(
-    objects: &'o Objects<'_>,
+    objects: &'o GroupedObjects<'_>,
     server: &'o Server<'_>,
-    group: &'o Group<'_>,
-) -> impl Iterator<Item = Question<'o>> {
+    group: &'o PodGroup<'_>,
+) -> impl Iterator<Item = NameServerProbe<'o>> {
     let asker = group.pods.iter().find(|pod| !pod.addresses.is_empty());
     server.questions().filter_map(move |(protocol, address, port)| {
         let pod = objects.cluster.owner(*address)?;
@@ -253,16 +253,16 @@ fn questions_of<'o>(
 
 /// Returns the ClusterNetworkPolicy that closes the name server to a group, if there is one.
 fn refusing<'o>(
-    objects: &'o Objects<'_>,
+    objects: &'o GroupedObjects<'_>,
     server: &Server<'_>,
-    group: &Group<'_>,
+    group: &PodGroup<'_>,
 ) -> Option<&'o ClusterPolicy> {
     let mut questions = questions_of(objects, server, group);
     questions.find_map(|(pod, from, at)| denying(objects, pod, Direction::Ingress, from, at))
 }
 
 /// Returns whether some pod of the name server admits a group.
-fn admits(objects: &Objects<'_>, server: &Server<'_>, group: &Group<'_>) -> bool {
+fn admits(objects: &GroupedObjects<'_>, server: &Server<'_>, group: &PodGroup<'_>) -> bool {
     let mut of_pods = questions_of(objects, server, group).filter_map(|(pod, from, at)| {
         let (protocol, port) = at;
         objects.explainer.allows(pod, Direction::Ingress, from, protocol, port)

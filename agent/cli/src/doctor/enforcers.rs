@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 pub use known::{ENFORCERS, Enforcer};
 
-use super::details::{Container, Details, Running};
+use super::details::{ContainerProgram, Details, RunningContainers};
 use super::finding::{Check, Findings, Severity};
 
 const ON_THE_NODE: Check = Check {
@@ -31,8 +31,8 @@ impl Enforcer {
 
     /// Returns the image, command or other sign by which a container is the enforcer. `None` if there is no sign, or if
     /// the container's arguments switch policy off.
-    fn is_container(&self, container: &Container) -> Option<String> {
-        let Container { name, image, words, .. } = container;
+    fn is_container(&self, container: &ContainerProgram) -> Option<String> {
+        let ContainerProgram { name, image, words, .. } = container;
         if words.iter().any(|word| self.off.contains(&word.as_str())) {
             return None;
         }
@@ -49,13 +49,13 @@ impl Enforcer {
     }
 
     /// Returns the environment variable by which a container is the enforcer, or another one that contains it.
-    fn variable<'r>(&self, container: &'r Container) -> Option<&'r String> {
+    fn variable<'r>(&self, container: &'r ContainerProgram) -> Option<&'r String> {
         let mut variables = container.variables.iter();
         variables.find(|it| self.variables.iter().any(|begin| it.starts_with(begin)))
     }
 
     /// Returns the sign in a DaemonSet or pod; the text is empty if only the DaemonSet's name is one.
-    fn sign(&self, running: &Running) -> Option<String> {
+    fn sign(&self, running: &RunningContainers) -> Option<String> {
         let by_container = running.containers.iter().find_map(|it| self.is_container(it));
         let off = || {
             let words = running.containers.iter().flat_map(|it| &it.words);
@@ -69,7 +69,7 @@ impl Enforcer {
     }
 
     /// Returns the variable of a workload that no enforcer has another sign of: other enforcers contain Felix.
-    fn sign_by_variable(&self, running: &Running) -> Option<String> {
+    fn sign_by_variable(&self, running: &RunningContainers) -> Option<String> {
         let variable = running.containers.iter().find_map(|it| self.variable(it))?;
         let is_known = ENFORCERS.iter().any(|it| it.sign(running).is_some());
         (!is_known).then(|| format!("variable {variable}"))
@@ -108,7 +108,7 @@ fn is_image(image: &str, name: &str) -> bool {
 /// Returns the enforcers in the cluster, each with a running workload and the sign.
 pub(super) fn in_cluster(
     details: &Details,
-) -> impl Iterator<Item = (&'static str, &'static Enforcer, &Running, String)> {
+) -> impl Iterator<Item = (&'static str, &'static Enforcer, &RunningContainers, String)> {
     ENFORCERS.iter().flat_map(move |enforcer| {
         let found: Vec<_> = details
             .running
@@ -131,7 +131,7 @@ pub(super) fn examine(details: &Details, findings: &mut Findings) {
     // kindnetd and Flannel may contain another enforcer's container: each pair is named once.
     let mut named = BTreeSet::new();
     for (_, enforcer, running, sign) in in_cluster(details) {
-        let Running { kind, key, count, .. } = running;
+        let RunningContainers { kind, key, count, .. } = running;
         let sign = if sign.is_empty() { sign } else { format!(" ({sign})") };
         let more = if *count > 1 { format!(" and {} like it", count - 1) } else { String::new() };
         let source = details.sources.get(&(*kind, key.clone()));
@@ -192,25 +192,25 @@ mod tests {
     /// The signs of each entry match that entry only, and its off switch hides it.
     #[test]
     fn signs_are_of_one_enforcer() {
-        let running = |container: Container| Running {
+        let running = |container: ContainerProgram| RunningContainers {
             kind: "DaemonSet",
             key: netpold_core::model::Key::new("x", "renamed"),
             containers: vec![container],
             count: 1,
         };
-        let finds = |running: &Running| -> Vec<&str> {
+        let finds = |running: &RunningContainers| -> Vec<&str> {
             let found = ENFORCERS.iter().filter(|it| it.sign(running).is_some());
             found.map(|it| it.name).collect()
         };
         for enforcer in &ENFORCERS {
             for image in enforcer.images {
                 let image = format!("registry.local:5000/m/{image}:v1");
-                let with = running(Container { image, ..Container::default() });
+                let with = running(ContainerProgram { image, ..ContainerProgram::default() });
                 assert_eq!(finds(&with), [enforcer.name]);
             }
             for command in enforcer.commands {
                 let words = vec!["/usr/bin/env".to_owned(), format!("/opt/bin/{command}")];
-                let mut with = running(Container { words, ..Container::default() });
+                let mut with = running(ContainerProgram { words, ..ContainerProgram::default() });
                 assert_eq!(finds(&with), [enforcer.name]);
                 for off in enforcer.off {
                     with.containers[0].words.push((*off).to_owned());
@@ -218,7 +218,7 @@ mod tests {
                 }
             }
             for name in enforcer.daemon_sets {
-                let mut with = running(Container::default());
+                let mut with = running(ContainerProgram::default());
                 with.key.name = (*name).to_owned();
                 assert_eq!(finds(&with), [enforcer.name]);
             }
@@ -238,7 +238,7 @@ mod tests {
             "netpold:0.1.0",
             "multus-cni:v4",
         ] {
-            let with = running(Container { image: image.to_owned(), ..Container::default() });
+            let with = running(ContainerProgram { image: image.to_owned(), ..ContainerProgram::default() });
             assert_eq!(finds(&with), [""; 0], "{image}");
         }
     }

@@ -6,8 +6,8 @@ use netpold_core::model::{Action, Change, ClusterPolicy, Direction, Key, Pod, Po
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 
 use super::details::Details;
-use super::finding::{Check, Findings, Report, Severity};
-use super::objects::{Group, Named, Objects, Place};
+use super::finding::{Check, Findings, DoctorReport, Severity};
+use super::objects::{PodGroup, NamedPolicy, GroupedObjects, RulePlace};
 use super::{
     blocks, callers, complete, dns, enforcers, foreign, mesh, names, node_ports, ports, selectors,
     service_ports, services, void_rules,
@@ -62,13 +62,13 @@ const AGENT: (&str, &str) = ("app.kubernetes.io/name", "netpold");
 
 /// Checks a cluster's objects.
 #[must_use]
-pub fn examine(changes: Vec<Change>, details: &Details) -> Report {
+pub fn examine(changes: Vec<Change>, details: &Details) -> DoctorReport {
     let mut found = Findings::default();
     if changes.is_empty() {
         found.unknown(NO_OBJECTS);
     }
     let cluster = complete::cluster(changes, details);
-    let objects = Objects::new(&cluster, details);
+    let objects = GroupedObjects::new(&cluster, details);
     for policy in cluster.policies().values() {
         self::policy(&objects, policy, &mut found);
     }
@@ -93,8 +93,8 @@ pub fn examine(changes: Vec<Change>, details: &Details) -> Report {
     found.report()
 }
 
-fn policy(objects: &Objects<'_>, policy: &Policy, found: &mut Findings) {
-    let named = Named::policy(policy, objects.details);
+fn policy(objects: &GroupedObjects<'_>, policy: &Policy, found: &mut Findings) {
+    let named = NamedPolicy::policy(policy, objects.details);
     understood(&named, &policy.problems, found);
     if let Some(excess) = objects.cluster.excess(&policy.key) {
         found.add(&OVER_BUDGET, named.at("", excess));
@@ -108,14 +108,14 @@ fn policy(objects: &Objects<'_>, policy: &Policy, found: &mut Findings) {
     for direction in Direction::BOTH {
         let rules = policy.rules(direction).unwrap_or_default();
         for (number, rule) in rules.iter().enumerate() {
-            let place = Place { policy: &named, direction, number, action: Action::Accept };
+            let place = RulePlace { policy: &named, direction, number, action: Action::Accept };
             self::rule(objects, &place, rule, &subject, found);
         }
     }
 }
 
-fn cluster_policy(objects: &Objects<'_>, policy: &ClusterPolicy, found: &mut Findings) {
-    let named = Named::cluster_policy(policy, objects.details);
+fn cluster_policy(objects: &GroupedObjects<'_>, policy: &ClusterPolicy, found: &mut Findings) {
+    let named = NamedPolicy::cluster_policy(policy, objects.details);
     understood(&named, &policy.problems, found);
     blocks::written(&named, found);
     let selector = &policy.subject;
@@ -125,7 +125,7 @@ fn cluster_policy(objects: &Objects<'_>, policy: &ClusterPolicy, found: &mut Fin
     }
     for direction in Direction::BOTH {
         for (number, rule) in policy.rules(direction).iter().enumerate() {
-            let place = Place { policy: &named, direction, number, action: rule.action };
+            let place = RulePlace { policy: &named, direction, number, action: rule.action };
             self::rule(objects, &place, &rule.matches, &subject, found);
         }
     }
@@ -133,10 +133,10 @@ fn cluster_policy(objects: &Objects<'_>, policy: &ClusterPolicy, found: &mut Fin
 
 /// Checks a rule. Blocks need no pods; all other checks do.
 fn rule(
-    objects: &Objects<'_>,
-    place: &Place<'_>,
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
     rule: &Rule,
-    subject: &[&Group<'_>],
+    subject: &[&PodGroup<'_>],
     found: &mut Findings,
 ) {
     blocks::examine(objects, place, rule, subject, found);
@@ -149,7 +149,7 @@ fn rule(
     node_ports::examine(objects, place, rule, subject, found);
 }
 
-fn understood(policy: &Named<'_>, problems: &[String], found: &mut Findings) {
+fn understood(policy: &NamedPolicy<'_>, problems: &[String], found: &mut Findings) {
     for path in policy.unknown_keys() {
         found.add(&UNKNOWN_KEY, policy.at(&path, ""));
     }
@@ -166,7 +166,7 @@ fn understood(policy: &Named<'_>, problems: &[String], found: &mut Findings) {
 
 /// Reports policies of one tier and priority. The API leaves their order open only where some pod is the subject of
 /// both, and both have rules of one direction.
-fn equal_priorities(objects: &Objects<'_>, found: &mut Findings) {
+fn equal_priorities(objects: &GroupedObjects<'_>, found: &mut Findings) {
     let mut equal: BTreeMap<(Tier, u16), Vec<&ClusterPolicy>> = BTreeMap::new();
     for policy in objects.cluster.cluster_policies() {
         equal.entry((policy.tier, policy.priority)).or_default().push(policy);
@@ -176,7 +176,7 @@ fn equal_priorities(objects: &Objects<'_>, found: &mut Findings) {
         for direction in Direction::BOTH {
             let with_rules = policies.iter().filter(|policy| !policy.rules(direction).is_empty());
             let with_rules: Vec<&ClusterPolicy> = with_rules.copied().collect();
-            let of_one_pod = |group: &Group<'_>| -> Vec<&str> {
+            let of_one_pod = |group: &PodGroup<'_>| -> Vec<&str> {
                 let subjects = with_rules.iter().filter(|policy| group.is_subject(policy));
                 subjects.map(|policy| &*policy.name).collect()
             };
@@ -191,7 +191,7 @@ fn equal_priorities(objects: &Objects<'_>, found: &mut Findings) {
 }
 
 /// Reports nodes without an agent, if any node has one: manifests need not contain the agents' pods.
-fn agents(objects: &Objects<'_>, found: &mut Findings) {
+fn agents(objects: &GroupedObjects<'_>, found: &mut Findings) {
     let cluster = objects.cluster;
     let (label, value) = AGENT;
     let is_agent = |pod: &&Pod| {

@@ -54,14 +54,14 @@ pub struct Finding {
 
 /// Findings, and checks that were not possible.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct DoctorReport {
     /// Findings by severity, the worst first, then by name of the check.
     pub findings: Vec<Finding>,
     /// Things that could not be checked, each with the reason.
     pub unknown: Vec<String>,
 }
 
-impl Report {
+impl DoctorReport {
     /// Merges two reports into one sorted report.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
@@ -86,12 +86,12 @@ pub struct Check {
 }
 
 /// Severity, check and problem.
-type Kind = (Severity, String, String);
+type FindingKey = (Severity, String, String);
 
 /// Collector of a report in bounded memory.
 #[derive(Debug, Default)]
 pub struct Findings {
-    found: BTreeMap<Kind, Finding>,
+    found: BTreeMap<FindingKey, Finding>,
     unknown: Vec<String>,
 }
 
@@ -131,7 +131,7 @@ impl Findings {
 
     fn note(
         &mut self,
-        kind: Kind,
+        kind: FindingKey,
         finding: Finding,
         places: impl IntoIterator<Item = String>,
         count: usize,
@@ -157,13 +157,13 @@ impl Findings {
 
     /// Returns the report.
     #[must_use]
-    pub fn report(self) -> Report {
-        Report { findings: self.found.into_values().collect(), unknown: self.unknown }
+    pub fn report(self) -> DoctorReport {
+        DoctorReport { findings: self.found.into_values().collect(), unknown: self.unknown }
     }
 }
 
 /// Creates a finding without places.
-fn empty(check: &Check, problem: &str, fix: &str) -> (Kind, Finding) {
+fn empty(check: &Check, problem: &str, fix: &str) -> (FindingKey, Finding) {
     let kind = (check.severity, check.name.to_owned(), problem.to_owned());
     let finding = Finding {
         severity: check.severity,
@@ -178,9 +178,9 @@ fn empty(check: &Check, problem: &str, fix: &str) -> (Kind, Finding) {
 
 /// Merges the reports of several nodes: each place, with the nodes where it occurs.
 #[must_use]
-pub fn merge(reports: Vec<(String, Report)>) -> Report {
+pub fn merge(reports: Vec<(String, DoctorReport)>) -> DoctorReport {
     let mut all = Findings::default();
-    let mut places: BTreeMap<Kind, BTreeMap<String, Vec<String>>> = BTreeMap::new();
+    let mut places: BTreeMap<FindingKey, BTreeMap<String, Vec<String>>> = BTreeMap::new();
     for (node, report) in reports {
         for what in report.unknown {
             all.unknown(format!("node {node}: {what}"));
@@ -224,7 +224,7 @@ mod tests {
         fix: "put it right",
     };
 
-    fn report(places: &[&str]) -> Report {
+    fn report(places: &[&str]) -> DoctorReport {
         let mut findings = Findings::default();
         for place in places {
             findings.add_of(&CHECK, "something", *place);

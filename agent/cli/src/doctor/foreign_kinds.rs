@@ -1,6 +1,6 @@
 //! Kinds of policies of other APIs, which netpold does not enforce.
 
-use super::details::Source;
+use super::details::FileLine;
 
 /// Kind of policy of another API.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,11 +122,11 @@ pub(crate) struct ForeignPolicy {
     /// Namespace; `None` for a cluster-scoped policy.
     pub(crate) namespace: Option<String>,
     pub(crate) name: String,
-    pub(crate) source: Option<Source>,
+    pub(crate) source: Option<FileLine>,
 }
 
 impl ForeignPolicies {
-    pub(crate) fn add(&mut self, namespace: Option<String>, name: String, source: Option<Source>) {
+    pub(crate) fn add(&mut self, namespace: Option<String>, name: String, source: Option<FileLine>) {
         self.count += 1;
         if self.objects.len() < KEPT {
             let name = netpold_core::printable::cut(name, 253);

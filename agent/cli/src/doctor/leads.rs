@@ -8,21 +8,21 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::{EndpointSlice, Key, Protocol, Service, ServicePort};
 
 /// Port of a Service, with addresses and ports of its backends.
-pub(super) struct Led<'c> {
+pub(super) struct PortBackends<'c> {
     pub(super) service: &'c Service,
     pub(super) port: &'c ServicePort,
     pub(super) backends: BTreeSet<(IpAddr, u16)>,
 }
 
 /// Service ports of a cluster.
-pub(super) struct Leads<'c> {
-    all: Vec<Led<'c>>,
+pub(super) struct BackendIndex<'c> {
+    all: Vec<PortBackends<'c>>,
     by_backend: BTreeMap<IpAddr, Vec<usize>>,
     by_address: BTreeMap<IpAddr, Vec<usize>>,
     by_port: BTreeMap<(Protocol, u16), Vec<usize>>,
 }
 
-impl<'c> Leads<'c> {
+impl<'c> BackendIndex<'c> {
     pub(super) fn new(cluster: &'c Cluster) -> Self {
         let mut slices: BTreeMap<(&str, &str), Vec<&EndpointSlice>> = BTreeMap::new();
         for slice in cluster.slices().values().filter(|slice| !slice.service.is_empty()) {
@@ -36,7 +36,7 @@ impl<'c> Leads<'c> {
             let Key { namespace, name } = &service.key;
             let slices = slices.get(&(namespace.as_str(), name.as_str()));
             let backends = slices.into_iter().flatten().flat_map(|slice| backends(slice, port));
-            Led { service, port, backends: backends.collect() }
+            PortBackends { service, port, backends: backends.collect() }
         });
         let mut this = Self {
             all: all.collect(),
@@ -59,19 +59,19 @@ impl<'c> Leads<'c> {
     }
 
     /// Returns every port of every Service.
-    pub(super) fn all(&self) -> &[Led<'c>] {
+    pub(super) fn all(&self) -> &[PortBackends<'c>] {
         &self.all
     }
 
     /// Returns the ports with a backend at some of these addresses, each once.
-    pub(super) fn behind(&self, addresses: impl Iterator<Item = IpAddr>) -> Vec<&Led<'c>> {
+    pub(super) fn behind(&self, addresses: impl Iterator<Item = IpAddr>) -> Vec<&PortBackends<'c>> {
         let found = addresses.filter_map(|address| self.by_backend.get(&address));
         let numbers: BTreeSet<usize> = found.flatten().copied().collect();
         numbers.into_iter().map(|number| &self.all[number]).collect()
     }
 
     /// Returns the ports of Services with an address in a block, with that address.
-    pub(super) fn within(&self, block: IpNet) -> impl Iterator<Item = (IpAddr, &Led<'c>)> {
+    pub(super) fn within(&self, block: IpNet) -> impl Iterator<Item = (IpAddr, &PortBackends<'c>)> {
         let (first, last) = (block.network(), block.broadcast());
         let found = self.by_address.range(first..=last);
         found.flat_map(|(address, numbers)| {
@@ -83,7 +83,7 @@ impl<'c> Leads<'c> {
     pub(super) fn with_port(
         &self,
         (protocol, first, last): (Protocol, u16, u16),
-    ) -> impl Iterator<Item = &Led<'c>> {
+    ) -> impl Iterator<Item = &PortBackends<'c>> {
         let found = self.by_port.range((protocol, first)..=(protocol, last));
         found.flat_map(|(_, numbers)| numbers).map(|number| &self.all[*number])
     }

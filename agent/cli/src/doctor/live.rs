@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::details::{Details, PAGES, foreign_groups, foreign_lists};
-use super::finding::{Report, merge};
+use super::finding::{DoctorReport, merge};
 use crate::live::{self, Agents, ClusterArgs};
 use crate::offline::Recursive;
 
@@ -14,7 +14,7 @@ use crate::offline::Recursive;
 ///
 /// # Errors
 /// The objects cannot be read.
-pub(crate) fn examine_cluster(cluster: &ClusterArgs, namespace: Option<&str>) -> Result<Report> {
+pub(crate) fn examine_cluster(cluster: &ClusterArgs, namespace: Option<&str>) -> Result<DoctorReport> {
     live::block_on(async {
         let objects = live::objects(cluster, namespace).await?;
         let (mut details, mut unread) = (Details::default(), Vec::new());
@@ -27,7 +27,7 @@ pub(crate) fn examine_cluster(cluster: &ClusterArgs, namespace: Option<&str>) ->
         report.unknown.extend(unread);
         match Agents::find(cluster).await {
             Ok(agents) => {
-                let all = agents.answers::<Report>(&["doctor", "-o", "json"]).await;
+                let all = agents.answers::<DoctorReport>(&["doctor", "-o", "json"]).await;
                 let silent = all.failures.iter();
                 let silent = silent.map(|(node, error)| format!("node {node}: {error}"));
                 report.unknown.extend(silent);

@@ -10,7 +10,7 @@ use netpold_core::model::{Direction, Labels, Peer, PortMatch, PortRule, Protocol
 use super::complete::is_stand_in;
 use super::details::Mesh;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Named, Objects, pods_text};
+use super::objects::{PodGroup, NamedPolicy, GroupedObjects, pods_text};
 
 const MESH_PORT: Check = Check {
     name: "mesh-port",
@@ -28,7 +28,7 @@ const HBONE: u16 = 15008;
 const LINKERD: u16 = 4143;
 
 /// Checks every group that some policy isolates.
-pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
+pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
     let meshes: Vec<Option<Mesh>> =
         objects.groups.iter().map(|group| mesh(objects, group)).collect();
     if meshes.iter().all(Option::is_none) {
@@ -49,7 +49,7 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
         for direction in Direction::BOTH {
             let members = objects.groups.iter().zip(&ports);
             let members = members.filter(|(_, port)| *port == own).map(|(group, _)| group);
-            let members: Vec<&Group<'_>> = members.collect();
+            let members: Vec<&PodGroup<'_>> = members.collect();
             if let Some(place) = lacks(objects, group, direction, *number, &members) {
                 found.add_of(&MESH_PORT, name, place);
             }
@@ -59,11 +59,11 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
 
 /// Returns the place of the first rule for members of the mesh, if no rule has the mesh's port.
 fn lacks(
-    objects: &Objects<'_>,
-    group: &Group<'_>,
+    objects: &GroupedObjects<'_>,
+    group: &PodGroup<'_>,
     direction: Direction,
     number: u16,
-    members: &[&Group<'_>],
+    members: &[&PodGroup<'_>],
 ) -> Option<String> {
     let isolating = objects.isolating(group, direction);
     let own = Some(group.namespace);
@@ -95,7 +95,7 @@ fn lacks(
     for (policy, rules) in isolating {
         for (index, rule) in rules.iter().enumerate() {
             if is_tcp(rule) && is_for_member(rule) {
-                let named = Named::policy(policy, objects.details);
+                let named = NamedPolicy::policy(policy, objects.details);
                 let path = format!("spec.{direction}[{index}].ports");
                 let what = format!("no TCP {number} ({})", pods_text(group));
                 return Some(named.at(&path, &what));
@@ -122,7 +122,7 @@ fn allows(rule: &Rule, number: u16) -> bool {
 }
 
 /// Returns the mesh of a group: from the containers, else from the labels of pods and namespace.
-fn mesh(objects: &Objects<'_>, group: &Group<'_>) -> Option<Mesh> {
+fn mesh(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> Option<Mesh> {
     let of_pods = group.pods.iter().find_map(|pod| objects.pod(pod)?.mesh);
     let mode = |labels: &Labels| labels.get(DATAPLANE).cloned();
     let labelled = || {
@@ -145,8 +145,8 @@ fn mesh(objects: &Objects<'_>, group: &Group<'_>) -> Option<Mesh> {
 
 /// Returns whether a port is that of the mesh whose members these pods are: the proxy listens there, not a container.
 pub(super) fn is_port(
-    objects: &Objects<'_>,
-    pods: &[&Group<'_>],
+    objects: &GroupedObjects<'_>,
+    pods: &[&PodGroup<'_>],
     (protocol, number): (Protocol, u16),
 ) -> bool {
     protocol == Protocol::Tcp

@@ -9,7 +9,7 @@ use netpold_core::probe::IpProtocol;
 
 use super::dns::{Server, asks_others, is_explicit, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Named, Objects, pods_text};
+use super::objects::{PodGroup, NamedPolicy, GroupedObjects, pods_text};
 
 const NO_RESOLVER: Check = Check {
     name: "names-without-dns",
@@ -35,7 +35,7 @@ const BEYOND_LIMIT: Check = Check {
 const SERVICES: &str = ".svc.cluster.local";
 
 /// Checks the rules with domain names of all pods.
-pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
+pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
     let has_names = |policy: &&ClusterPolicy| {
         policy.egress.iter().any(|rule| rule.matches.domain_names().next().is_some())
     };
@@ -53,7 +53,7 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     for group in &objects.groups {
         let Some(pod) = group.pods.first() else { continue };
         for (policy, rule) in objects.cluster.names_beyond_limit(pod) {
-            let named = Named::cluster_policy(policy, objects.details);
+            let named = NamedPolicy::cluster_policy(policy, objects.details);
             let path = format!("spec.egress[{rule}]");
             if beyond.insert((policy.name.clone(), rule)) {
                 found.add(&BEYOND_LIMIT, named.at(&path, &pods_text(group)));
@@ -62,8 +62,8 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     }
 }
 
-fn names_of_services(objects: &Objects<'_>, policy: &ClusterPolicy, found: &mut Findings) {
-    let named = Named::cluster_policy(policy, objects.details);
+fn names_of_services(objects: &GroupedObjects<'_>, policy: &ClusterPolicy, found: &mut Findings) {
+    let named = NamedPolicy::cluster_policy(policy, objects.details);
     for (number, rule) in policy.egress.iter().enumerate() {
         for name in rule.matches.domain_names().filter(|name| is_of_cluster_ip(objects, name)) {
             let path = format!("spec.egress[{number}]");
@@ -73,7 +73,7 @@ fn names_of_services(objects: &Objects<'_>, policy: &ClusterPolicy, found: &mut 
 }
 
 /// Returns whether a name is that of existing Services with cluster addresses, and of no other.
-fn is_of_cluster_ip(objects: &Objects<'_>, name: &DomainName) -> bool {
+fn is_of_cluster_ip(objects: &GroupedObjects<'_>, name: &DomainName) -> bool {
     let text = name.to_string();
     let text = text.strip_prefix("*.").unwrap_or(&text);
     // With a leading dot, the domain of all namespaces has the suffix too.
@@ -100,7 +100,7 @@ fn is_of_cluster_ip(objects: &Objects<'_>, name: &DomainName) -> bool {
 
 /// Checks that the subjects of names may ask the cluster's DNS by UDP. Pods that may ask another resolver are left out:
 /// an agent's options may trust it.
-fn without_resolver(objects: &Objects<'_>, policies: &[&ClusterPolicy], found: &mut Findings) {
+fn without_resolver(objects: &GroupedObjects<'_>, policies: &[&ClusterPolicy], found: &mut Findings) {
     let servers: Vec<_> = servers(objects).into_iter().filter(|it| it.is_of_cluster).collect();
     let is_known = servers.iter().any(|server| !server.is_guess && !server.backends.is_empty());
     if !is_known || is_node_local(objects) {
@@ -119,14 +119,14 @@ fn without_resolver(objects: &Objects<'_>, policies: &[&ClusterPolicy], found: &
             questions.any(|(_, at, port)| objects.may_send(pod, *at, IpProtocol::UDP, *port))
         };
         if !group.by_node.iter().all(asks) {
-            let named = Named::cluster_policy(policy, objects.details);
+            let named = NamedPolicy::cluster_policy(policy, objects.details);
             found.add(&NO_RESOLVER, named.at("spec.egress", &pods_text(group)));
         }
     }
 }
 
 /// Returns whether a rule names the port of DNS at some block: it may be a resolver that the agents trust.
-fn names_a_resolver(objects: &Objects<'_>, group: &Group<'_>) -> bool {
+fn names_a_resolver(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> bool {
     let isolating = objects.isolating(group, Direction::Egress);
     let rules = isolating.iter().flat_map(|(_, rules)| rules.iter());
     let tiers = objects

@@ -4,8 +4,8 @@ use netpold_core::model::{Pod, PortRule, Rule};
 
 use super::complete::numbers;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Objects, Place, pods_text};
-use super::ports::{Numbers, range_text, ranges, receivers};
+use super::objects::{PodGroup, GroupedObjects, RulePlace, pods_text};
+use super::ports::{PortRange, range_text, ranges, receivers};
 use super::service_ports::{covers, is_of_a_service};
 use super::services::is_selected;
 
@@ -18,10 +18,10 @@ const NODE_PORT: Check = Check {
 
 /// Compares the port numbers of a rule with the ports of nodes that lead to the rule's receivers.
 pub(super) fn examine(
-    objects: &Objects<'_>,
-    place: &Place<'_>,
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
     rule: &Rule,
-    subject: &[&Group<'_>],
+    subject: &[&PodGroup<'_>],
     found: &mut Findings,
 ) {
     let Some(rules) = &rule.ports else { return };
@@ -40,10 +40,10 @@ pub(super) fn examine(
 /// Returns text about the port of a node that has this number and leads to some of the pods at a port that no rule
 /// covers; `None` if a container lists the number.
 pub(super) fn of_a_node(
-    objects: &Objects<'_>,
-    (protocol, first, last): Numbers,
+    objects: &GroupedObjects<'_>,
+    (protocol, first, last): PortRange,
     rules: &[PortRule],
-    pods: &[&Group<'_>],
+    pods: &[&PodGroup<'_>],
 ) -> Option<String> {
     let details = |pod: &Pod| objects.pod(pod);
     let all = || pods.iter().flat_map(|group| group.pods.iter().map(move |pod| (*group, *pod)));
@@ -61,7 +61,7 @@ pub(super) fn of_a_node(
         objects.details.services.iter().find_map(|(key, service)| {
             let mut ports = service.ports.iter();
             let port = ports.find(|it| it.node_port == Some(first) && it.protocol == protocol)?;
-            let is_here = |(group, _): &(&Group<'_>, &Pod)| {
+            let is_here = |(group, _): &(&PodGroup<'_>, &Pod)| {
                 group.namespace == key.namespace && is_selected(group.labels, &service.selector)
             };
             let (_, pod) = all().find(is_here)?;

@@ -13,8 +13,8 @@ use netpold_core::printable::cut;
 use netpold_core::probe::IpProtocol;
 
 use super::complete::is_stand_in;
-use super::details::{Details, Manifest, PodDetails};
-use super::leads::Leads;
+use super::details::{Details, PolicyManifest, PodDetails};
+use super::leads::BackendIndex;
 
 /// Longest text before the file and line of a place, in bytes.
 const WHAT_MAX: usize = 280;
@@ -22,7 +22,7 @@ const WHAT_MAX: usize = 280;
 const NODES_MAX: usize = 16;
 
 /// Pods with equal labels in one namespace: policies distinguish them by their ports only.
-pub(super) struct Group<'c> {
+pub(super) struct PodGroup<'c> {
     pub(super) namespace: &'c str,
     pub(super) labels: &'c Labels,
     pub(super) namespace_labels: Cow<'c, Labels>,
@@ -32,31 +32,31 @@ pub(super) struct Group<'c> {
 }
 
 /// Cluster with its pods in groups.
-pub(super) struct Objects<'c> {
+pub(super) struct GroupedObjects<'c> {
     pub(super) cluster: &'c Cluster,
     pub(super) explainer: Explainer<'c>,
     pub(super) details: &'c Details,
-    pub(super) groups: Vec<Group<'c>>,
+    pub(super) groups: Vec<PodGroup<'c>>,
     /// Whether there is neither a node nor a running pod: the objects are a chart's, not a cluster's.
     pub(super) is_partial: bool,
     /// Addresses of nodes, and of pods on the host's network.
     pub(super) node_addresses: BTreeSet<IpAddr>,
-    pub(super) leads: Leads<'c>,
-    templates: BTreeMap<GroupKey<'c>, &'c PodDetails>,
+    pub(super) leads: BackendIndex<'c>,
+    templates: BTreeMap<PodGroupKey<'c>, &'c PodDetails>,
 }
 
 /// Policy of either kind, with its name as text.
-pub(super) struct Named<'p> {
+pub(super) struct NamedPolicy<'p> {
     /// `NetworkPolicy shop/web`
     pub(super) text: String,
     /// Namespace; `None` for a ClusterNetworkPolicy.
     pub(super) namespace: Option<&'p str>,
-    manifest: Option<&'p Manifest>,
+    manifest: Option<&'p PolicyManifest>,
 }
 
 /// Rule of a policy, with its position.
-pub(super) struct Place<'p> {
-    pub(super) policy: &'p Named<'p>,
+pub(super) struct RulePlace<'p> {
+    pub(super) policy: &'p NamedPolicy<'p>,
     pub(super) direction: Direction,
     pub(super) number: usize,
     /// Action of the rule: Accept for a NetworkPolicy.
@@ -64,9 +64,9 @@ pub(super) struct Place<'p> {
 }
 
 /// Namespace and labels.
-type GroupKey<'c> = (&'c str, Vec<(&'c String, &'c String)>);
+type PodGroupKey<'c> = (&'c str, Vec<(&'c String, &'c String)>);
 
-impl<'p> Named<'p> {
+impl<'p> NamedPolicy<'p> {
     pub(super) fn policy(policy: &'p Policy, details: &'p Details) -> Self {
         let manifest = details.policies.get(&policy.key);
         let namespace = Some(policy.key.namespace.as_str());
@@ -80,12 +80,12 @@ impl<'p> Named<'p> {
 
     /// Returns the paths of netpold's annotations and labels that a policy cannot have.
     pub(super) fn unknown_keys(&self) -> impl Iterator<Item = String> {
-        self.manifest.into_iter().flat_map(Manifest::unknown_keys)
+        self.manifest.into_iter().flat_map(PolicyManifest::unknown_keys)
     }
 
     /// Returns every CIDR as written, with its path.
     pub(super) fn cidrs(&self) -> impl Iterator<Item = (String, &'p str)> {
-        self.manifest.into_iter().flat_map(Manifest::cidrs)
+        self.manifest.into_iter().flat_map(PolicyManifest::cidrs)
     }
 
     /// Formats `NetworkPolicy shop/web: spec.podSelector: WHAT (FILE:LINE)`; empty parts are left out.
@@ -108,7 +108,7 @@ impl<'p> Named<'p> {
     }
 }
 
-impl Place<'_> {
+impl RulePlace<'_> {
     /// Returns a path such as `spec.egress[0]`, followed by `below`.
     pub(super) fn path(&self, below: &str) -> String {
         format!("spec.{}[{}]{below}", self.direction, self.number)
@@ -144,7 +144,7 @@ impl Place<'_> {
     }
 }
 
-impl<'c> Objects<'c> {
+impl<'c> GroupedObjects<'c> {
     pub(super) fn new(cluster: &'c Cluster, details: &'c Details) -> Self {
         let nodes = cluster.nodes().values().flat_map(|node| &node.addresses);
         let hosts = cluster.pods().values().filter(|pod| pod.host_network && !pod.finished);
@@ -163,7 +163,7 @@ impl<'c> Objects<'c> {
             details,
             groups: groups(cluster),
             node_addresses: nodes.chain(hosts).chain(noted).copied().collect(),
-            leads: Leads::new(cluster),
+            leads: BackendIndex::new(cluster),
             templates: templates.collect(),
         }
     }
@@ -174,7 +174,7 @@ impl<'c> Objects<'c> {
         own: Option<&str>,
         namespaces: Option<&Selector>,
         pods: &Selector,
-    ) -> Vec<&Group<'c>> {
+    ) -> Vec<&PodGroup<'c>> {
         self.groups.iter().filter(|group| group.is_in(own, namespaces, pods)).collect()
     }
 
@@ -216,8 +216,8 @@ impl<'c> Objects<'c> {
         path: &str,
         text: impl FnOnce(&str) -> String,
     ) -> String {
-        let named: Vec<Named<'_>> =
-            policies.map(|policy| Named::policy(policy, self.details)).collect();
+        let named: Vec<NamedPolicy<'_>> =
+            policies.map(|policy| NamedPolicy::policy(policy, self.details)).collect();
         let names: Vec<&str> = named.iter().map(|named| named.text.as_str()).collect();
         let place = text(&names.join(", "));
         match named.first() {
@@ -230,7 +230,7 @@ impl<'c> Objects<'c> {
     /// nothing.
     pub(super) fn isolating<'o>(
         &'o self,
-        group: &Group<'_>,
+        group: &PodGroup<'_>,
         direction: Direction,
     ) -> Vec<(&'o Policy, &'o [Rule])> {
         let policies = self.cluster.policies_in(group.namespace);
@@ -241,12 +241,12 @@ impl<'c> Objects<'c> {
     }
 }
 
-fn groups(cluster: &Cluster) -> Vec<Group<'_>> {
-    let mut groups: BTreeMap<GroupKey<'_>, Group<'_>> = BTreeMap::new();
+fn groups(cluster: &Cluster) -> Vec<PodGroup<'_>> {
+    let mut groups: BTreeMap<PodGroupKey<'_>, PodGroup<'_>> = BTreeMap::new();
     for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
         let namespace = pod.key.namespace.as_str();
         let group = groups.entry((namespace, pod.labels.iter().collect()));
-        let group = group.or_insert_with(|| Group {
+        let group = group.or_insert_with(|| PodGroup {
             namespace,
             labels: &pod.labels,
             namespace_labels: cluster.namespace_labels(namespace),
@@ -255,7 +255,7 @@ fn groups(cluster: &Cluster) -> Vec<Group<'_>> {
         });
         group.pods.push(pod);
     }
-    let mut groups: Vec<Group<'_>> = groups.into_values().collect();
+    let mut groups: Vec<PodGroup<'_>> = groups.into_values().collect();
     for group in &mut groups {
         let mut nodes = BTreeSet::new();
         let pods = group.pods.iter().copied();
@@ -264,7 +264,7 @@ fn groups(cluster: &Cluster) -> Vec<Group<'_>> {
     groups
 }
 
-impl Group<'_> {
+impl PodGroup<'_> {
     /// Returns whether a peer or a subject matches the group; `own` is the policy's namespace, `namespaces` the
     /// namespace selector.
     pub(super) fn is_in(
@@ -287,7 +287,7 @@ impl Group<'_> {
 }
 
 /// Describes a group by its first pod and the number of the others.
-pub(super) fn pods_text(group: &Group<'_>) -> String {
+pub(super) fn pods_text(group: &PodGroup<'_>) -> String {
     let first = group.pods.first().map(|pod| &pod.key);
     match (first, group.pods.len()) {
         (Some(Key { namespace, name }), 1) => format!("Pod {namespace}/{name}"),

@@ -6,7 +6,7 @@ use netpold_core::model::{Direction, Peer, Pod, PortMatch, PortRule, Protocol, R
 
 use super::complete::is_stand_in;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Objects, Place, pods_text};
+use super::objects::{PodGroup, GroupedObjects, RulePlace, pods_text};
 
 const NO_SUCH_NAME: Check = Check {
     name: "port-name-absent",
@@ -41,14 +41,14 @@ const UNLISTED: Check = Check {
 };
 
 /// Protocol, and the first and last number.
-pub(super) type Numbers = (Protocol, u16, u16);
+pub(super) type PortRange = (Protocol, u16, u16);
 
 /// Compares the ports of a rule with those of its receivers.
 pub(super) fn examine(
-    objects: &Objects<'_>,
-    place: &Place<'_>,
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
     rule: &Rule,
-    subject: &[&Group<'_>],
+    subject: &[&PodGroup<'_>],
     found: &mut Findings,
 ) {
     let Some(rules) = &rule.ports else { return };
@@ -75,7 +75,7 @@ pub(super) fn examine(
 }
 
 /// Returns the port numbers of a rule, with their index in the rule.
-pub(super) fn ranges(rules: &[PortRule]) -> impl Iterator<Item = (usize, Numbers)> {
+pub(super) fn ranges(rules: &[PortRule]) -> impl Iterator<Item = (usize, PortRange)> {
     rules.iter().enumerate().filter_map(|(number, port)| {
         let PortMatch::Range(first, last) = port.port else { return None };
         Some((number, (port.protocol, first, last)))
@@ -85,11 +85,11 @@ pub(super) fn ranges(rules: &[PortRule]) -> impl Iterator<Item = (usize, Numbers
 /// Returns the pods that a rule allows traffic to, if it is for pods alone: the subject, or the peers if all are
 /// selectors.
 pub(super) fn receivers<'o>(
-    objects: &'o Objects<'_>,
-    place: &Place<'_>,
+    objects: &'o GroupedObjects<'_>,
+    place: &RulePlace<'_>,
     rule: &Rule,
-    subject: &[&'o Group<'o>],
-) -> Option<Vec<&'o Group<'o>>> {
+    subject: &[&'o PodGroup<'o>],
+) -> Option<Vec<&'o PodGroup<'o>>> {
     if place.direction == Direction::Ingress {
         return Some(subject.to_vec());
     }
@@ -107,10 +107,10 @@ pub(super) fn receivers<'o>(
 
 /// Compares the named ports of a rule with the pods that may have them.
 fn names(
-    objects: &Objects<'_>,
-    place: &Place<'_>,
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
     (rule, rules): (&Rule, &[PortRule]),
-    subject: &[&Group<'_>],
+    subject: &[&PodGroup<'_>],
     found: &mut Findings,
 ) {
     blocks_without_pods(objects, place, (rule, rules), found);
@@ -154,8 +154,8 @@ fn names(
 
 /// Reports blocks without pods beside pods, in an egress rule with named ports alone.
 fn blocks_without_pods(
-    objects: &Objects<'_>,
-    place: &Place<'_>,
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
     (rule, rules): (&Rule, &[PortRule]),
     found: &mut Findings,
 ) {
@@ -181,7 +181,7 @@ fn blocks_without_pods(
 /// Names the first of the pods without a named port, and counts the others; `None` if all have it, or if the rule is for
 /// every pod of a namespace or for blocks, and so for those with the port.
 fn without(
-    objects: &Objects<'_>,
+    objects: &GroupedObjects<'_>,
     rule: &Rule,
     pods: &[&Pod],
     (name, protocol): (&str, Protocol),
@@ -200,7 +200,7 @@ fn without(
 }
 
 /// Returns whether these are all pods of a namespace with pods of several kinds.
-fn is_every_pod(objects: &Objects<'_>, pods: &[&Pod]) -> bool {
+fn is_every_pod(objects: &GroupedObjects<'_>, pods: &[&Pod]) -> bool {
     let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.key.namespace.as_str()).collect();
     let groups = objects.groups.iter().filter(|group| namespaces.contains(group.namespace));
     let counts: Vec<usize> = groups.map(|group| group.pods.len()).collect();
@@ -208,7 +208,7 @@ fn is_every_pod(objects: &Objects<'_>, pods: &[&Pod]) -> bool {
 }
 
 /// Returns whether some pod's real address is known, so that blocks can be compared.
-fn has_addresses(objects: &Objects<'_>) -> bool {
+fn has_addresses(objects: &GroupedObjects<'_>) -> bool {
     let pods = objects.groups.iter().flat_map(|group| &group.pods);
     let mut addresses = pods.flat_map(|pod| &pod.addresses);
     addresses.any(|address| !is_stand_in(*address))
@@ -216,12 +216,12 @@ fn has_addresses(objects: &Objects<'_>) -> bool {
 
 /// Returns the pods that resolve a rule's port names; a block stands for the pods in it.
 fn named_pods<'o>(
-    objects: &'o Objects<'_>,
-    place: &Place<'_>,
+    objects: &'o GroupedObjects<'_>,
+    place: &RulePlace<'_>,
     rule: &Rule,
-    subject: &[&'o Group<'o>],
+    subject: &[&'o PodGroup<'o>],
 ) -> Vec<&'o Pod> {
-    let all = |groups: Vec<&'o Group<'o>>| {
+    let all = |groups: Vec<&'o PodGroup<'o>>| {
         groups.into_iter().flat_map(|group| &group.pods).copied().collect()
     };
     let (Direction::Egress, Some(peers)) = (place.direction, &rule.peers) else {
@@ -249,9 +249,9 @@ fn named_pods<'o>(
 
 /// Returns whether all receivers list ports, and none lists these.
 fn is_unlisted(
-    objects: &Objects<'_>,
-    (protocol, first, last): Numbers,
-    receivers: &[&Group<'_>],
+    objects: &GroupedObjects<'_>,
+    (protocol, first, last): PortRange,
+    receivers: &[&PodGroup<'_>],
 ) -> bool {
     let mut pods = receivers.iter().flat_map(|group| &group.pods);
     let is_unlike = |ports: &BTreeSet<(Protocol, u16)>| {
@@ -260,6 +260,6 @@ fn is_unlisted(
     pods.all(|pod| objects.pod(pod).is_some_and(|details| is_unlike(&details.ports)))
 }
 
-pub(super) fn range_text((protocol, first, last): Numbers) -> String {
+pub(super) fn range_text((protocol, first, last): PortRange) -> String {
     if first == last { format!("{protocol} {first}") } else { format!("{protocol} {first}-{last}") }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use netpold_api::source::SourceProblem;
 use netpold_kube::manifests::is_repetition;
 
-use super::finding::{Check, Findings, Report, Severity};
+use super::finding::{Check, Findings, DoctorReport, Severity};
 use crate::offline::{self, Reviewed};
 
 const ABSENT: Check = Check {
@@ -31,7 +31,7 @@ const PART: Check = Check {
 
 /// Adds the reader's problems to a report, except those of policies that the report contains, and the subdirectories that
 /// were not read.
-pub(super) fn add(report: Report, directory: &Path, reviewed: Reviewed) -> Report {
+pub(super) fn add(report: DoctorReport, directory: &Path, reviewed: Reviewed) -> DoctorReport {
     let Reviewed { problems, undecoded, subdirectories, .. } = reviewed;
     let undecoded: BTreeSet<&SourceProblem> = undecoded.iter().map(|it| &it.problem).collect();
     let mut found = Findings::default();

@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use netpold_core::printable::printable;
 use owo_colors::{OwoColorize, Style};
 
-use super::finding::{Finding, Report, Severity};
+use super::finding::{Finding, DoctorReport, Severity};
 
 /// Most places shown per finding.
 const SHOWN: usize = 10;
 
 /// Renders the report as coloured text; the caller strips colours if necessary.
 #[must_use]
-pub fn text(report: &Report) -> String {
+pub fn text(report: &DoctorReport) -> String {
     let mut text = String::new();
     for finding in &report.findings {
         show(&mut text, finding);
@@ -48,7 +48,7 @@ fn show(text: &mut String, finding: &Finding) {
     line(text, format_args!("  fix: {}\n", printable(fix)));
 }
 
-fn summary(report: &Report) -> String {
+fn summary(report: &DoctorReport) -> String {
     let of = |severity| report.findings.iter().filter(move |f| f.severity == severity).count();
     let counted = |count: usize, one: &str, many: &str| match count {
         0 => None,
@@ -84,12 +84,12 @@ mod tests {
             count: 40,
             fix: forged.to_owned(),
         };
-        let report = Report { findings: vec![finding], unknown: vec![forged.to_owned()] };
+        let report = DoctorReport { findings: vec![finding], unknown: vec![forged.to_owned()] };
         let shown = anstream::adapter::strip_str(&text(&report)).to_string();
         assert!(!shown.lines().any(|line| line.starts_with("error")), "{shown}");
         assert!(shown.contains("  and 30 more\n"), "{shown}");
         assert!(shown.ends_with("\n1 piece of information, 1 item not checked\n"), "{shown}");
         assert_eq!(shown.lines().count(), 1 + SHOWN + 2 + 1 + 2 + 1 + 1, "{shown}");
-        assert_eq!(text(&Report::default()), "nothing found\n");
+        assert_eq!(text(&DoctorReport::default()), "nothing found\n");
     }
 }

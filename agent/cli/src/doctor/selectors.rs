@@ -6,7 +6,7 @@ use netpold_core::labels::{NAMESPACE_NAME, set_by_controller};
 use netpold_core::model::{Labels, Peer, Pod, Requirement, Rule, Selector};
 
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Named, Objects, Place};
+use super::objects::{PodGroup, NamedPolicy, GroupedObjects, RulePlace};
 
 const SELECTS_NOTHING: Check = Check {
     name: "selects-nothing",
@@ -59,7 +59,7 @@ const SYSTEM: &str = "kube-system";
 const NAMED: usize = 3;
 
 /// Pods that match a selector but are in no group: on the host's network, finished, or of a workload without pods now.
-enum Elsewhere<'o> {
+enum UngroupedPods<'o> {
     /// Pods on the host's network; empty if only a pod template matches.
     Hosts(Vec<&'o Pod>),
     /// Finished pods, or a workload without pods at present.
@@ -69,22 +69,22 @@ enum Elsewhere<'o> {
 
 /// Reports the subject of a policy without pods. `namespaces` is `None` for a NetworkPolicy.
 pub(super) fn subject(
-    objects: &Objects<'_>,
-    policy: &Named<'_>,
+    objects: &GroupedObjects<'_>,
+    policy: &NamedPolicy<'_>,
     (namespaces, pods): (Option<&Selector>, &Selector),
     found: &mut Findings,
 ) {
     match elsewhere(objects, policy.namespace, namespaces, pods) {
-        Elsewhere::Between => {}
-        Elsewhere::Hosts(hosts) => {
+        UngroupedPods::Between => {}
+        UngroupedPods::Hosts(hosts) => {
             let what = format!("{}{}", text(pods), hosts_text(&hosts));
             found.add(
                 &SELECTS_HOSTS,
                 policy.with_source(format!("{}: {what}", policy.text), "spec.podSelector"),
             );
         }
-        Elsewhere::Nowhere => {
-            let is_here = |group: &&Group<'_>| policy.namespace == Some(group.namespace);
+        UngroupedPods::Nowhere => {
+            let is_here = |group: &&PodGroup<'_>| policy.namespace == Some(group.namespace);
             if namespaces.is_none() && !objects.groups.iter().any(|group| is_here(&group)) {
                 found.add(&here(objects, &NO_POD_THERE), policy.at("", ""));
                 return;
@@ -101,18 +101,18 @@ pub(super) fn subject(
 }
 
 /// Lowers the severity of a check for a chart: other charts may make the pods.
-fn here(objects: &Objects<'_>, check: &Check) -> Check {
+fn here(objects: &GroupedObjects<'_>, check: &Check) -> Check {
     let severity = if objects.is_partial { Severity::Info } else { check.severity };
     Check { severity, ..*check }
 }
 
 /// Finds the pods of a selector that are in no group.
 fn elsewhere<'o>(
-    objects: &'o Objects<'_>,
+    objects: &'o GroupedObjects<'_>,
     own: Option<&str>,
     namespaces: Option<&Selector>,
     pods: &Selector,
-) -> Elsewhere<'o> {
+) -> UngroupedPods<'o> {
     let cluster = objects.cluster;
     let matches = |namespace: &str, labels: &Labels| {
         let is_there = match namespaces {
@@ -132,15 +132,15 @@ fn elsewhere<'o>(
         || templates.any(|template| !template.host_network);
     let hosts: Vec<&Pod> = others.into_iter().filter(|pod| pod.host_network).collect();
     match (between, hosts.is_empty() && !on_hosts) {
-        (true, _) => Elsewhere::Between,
-        (false, false) => Elsewhere::Hosts(hosts),
-        (false, true) => Elsewhere::Nowhere,
+        (true, _) => UngroupedPods::Between,
+        (false, false) => UngroupedPods::Hosts(hosts),
+        (false, true) => UngroupedPods::Nowhere,
     }
 }
 
 /// Returns whether a selector may match the pods of a template, by labels that their controller sets.
 fn may_match(
-    group: &Group<'_>,
+    group: &PodGroup<'_>,
     (own, namespaces, pods): (Option<&str>, Option<&Selector>, &Selector),
 ) -> bool {
     let set_later = |requirement: &Requirement| {
@@ -155,7 +155,7 @@ fn may_match(
 }
 
 /// Reports the peers of a rule that match nothing.
-pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found: &mut Findings) {
+pub(super) fn peers(objects: &GroupedObjects<'_>, place: &RulePlace<'_>, rule: &Rule, found: &mut Findings) {
     let own = place.policy.namespace;
     for (number, peer) in rule.peers.iter().flatten().enumerate() {
         let at = |what: &str| place.at(&place.peer(number), what);
@@ -170,13 +170,13 @@ pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found
                     None => format!("{} of this namespace", text(pods)),
                 };
                 match elsewhere(objects, own, namespaces, pods) {
-                    Elsewhere::Between => {}
-                    Elsewhere::Hosts(hosts) if are_in_blocks(&hosts, rule) => {}
-                    Elsewhere::Hosts(hosts) => {
+                    UngroupedPods::Between => {}
+                    UngroupedPods::Hosts(hosts) if are_in_blocks(&hosts, rule) => {}
+                    UngroupedPods::Hosts(hosts) => {
                         let what = format!("{who}{}", hosts_text(&hosts));
                         found.add(&PEER_ON_HOSTS, at(&what));
                     }
-                    Elsewhere::Nowhere => {
+                    UngroupedPods::Nowhere => {
                         let mut check = here(objects, &PEER_WITHOUT_PODS);
                         let unlabelled = namespaces.and_then(|it| unlabelled(objects, it));
                         if unlabelled.is_some() {
@@ -203,7 +203,7 @@ pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found
 }
 
 /// Describes a Namespace that a selector gives as the value of a label, which the Namespace lacks, as in `name: shop`.
-fn unlabelled(objects: &Objects<'_>, selector: &Selector) -> Option<String> {
+fn unlabelled(objects: &GroupedObjects<'_>, selector: &Selector) -> Option<String> {
     let cluster = objects.cluster;
     selector.requirements.iter().find_map(|requirement| {
         let Requirement::In(key, values) = requirement else { return None };
@@ -231,7 +231,7 @@ fn are_in_blocks(hosts: &[&Pod], rule: &Rule) -> bool {
 /// Returns whether a peer is one of several for a component that need not run: another peer of the rule has pods, and no
 /// pod of any namespace has these labels. A pod elsewhere with them shows a namespaceSelector that is missing.
 fn is_optional(
-    objects: &Objects<'_>,
+    objects: &GroupedObjects<'_>,
     own: Option<&str>,
     rule: &Rule,
     (namespaces, pods): (Option<&Selector>, &Selector),
@@ -247,7 +247,7 @@ fn is_optional(
 
 /// Returns whether pods of a peer may exist later or elsewhere: a namespace that the selector matches has no pods at
 /// present, or a namespace that it may match, or its labels, are not among the objects.
-fn may_have_pods(objects: &Objects<'_>, own: Option<&str>, namespaces: Option<&Selector>) -> bool {
+fn may_have_pods(objects: &GroupedObjects<'_>, own: Option<&str>, namespaces: Option<&Selector>) -> bool {
     let cluster = objects.cluster;
     let has_pods = |name: &str| objects.groups.iter().any(|group| group.namespace == name);
     let Some(selector) = namespaces else {

@@ -7,11 +7,11 @@ use netpold_core::model::{Direction, Key, Peer, Pod, PortMatch, PortRule, Protoc
 use netpold_core::probe::IpProtocol;
 
 use super::blocks::is_allowed;
-use super::details::Target;
+use super::details::PortReference;
 use super::finding::{Check, Findings, Severity};
-use super::leads::Led;
-use super::objects::{Group, Objects, Place};
-use super::ports::{Numbers, range_text, ranges, receivers};
+use super::leads::PortBackends;
+use super::objects::{PodGroup, GroupedObjects, RulePlace};
+use super::ports::{PortRange, range_text, ranges, receivers};
 
 const SERVICE_PORT: Check = Check {
     name: "port-of-the-service",
@@ -30,10 +30,10 @@ const NARROW: [u8; 2] = [24, 64];
 
 /// Compares the port numbers of a rule with the Services in front of the rule's receivers.
 pub(super) fn examine(
-    objects: &Objects<'_>,
-    place: &Place<'_>,
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
     rule: &Rule,
-    subject: &[&Group<'_>],
+    subject: &[&PodGroup<'_>],
     found: &mut Findings,
 ) {
     let Some(rules) = &rule.ports else { return };
@@ -52,21 +52,21 @@ pub(super) fn examine(
 
 /// Returns whether [`examine`] reports these numbers at these pods.
 pub(super) fn is_of_a_service(
-    objects: &Objects<'_>,
-    numbers: Numbers,
+    objects: &GroupedObjects<'_>,
+    numbers: PortRange,
     rules: &[PortRule],
-    pods: &[&Group<'_>],
+    pods: &[&PodGroup<'_>],
 ) -> bool {
     at_pods(objects, (Direction::Ingress, &[]), numbers, rules, pods).is_some()
 }
 
 /// Returns a Service of some of the pods, and text about its target port.
 fn at_pods(
-    objects: &Objects<'_>,
-    (direction, subject): (Direction, &[&Group<'_>]),
-    (protocol, first_port, last): Numbers,
+    objects: &GroupedObjects<'_>,
+    (direction, subject): (Direction, &[&PodGroup<'_>]),
+    (protocol, first_port, last): PortRange,
     rules: &[PortRule],
-    pods: &[&Group<'_>],
+    pods: &[&PodGroup<'_>],
 ) -> Option<(Key, String)> {
     let all = || pods.iter().flat_map(|group| &group.pods);
     let lists = |pod: &&Pod| {
@@ -114,10 +114,10 @@ fn at_pods(
 
 /// Returns the same for an egress rule with outside peers: the API server's Service, or one that the rule is meant for.
 fn outside(
-    objects: &Objects<'_>,
-    place: &Place<'_>,
-    (rule, numbers): (&Rule, Numbers),
-    subject: &[&Group<'_>],
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
+    (rule, numbers): (&Rule, PortRange),
+    subject: &[&PodGroup<'_>],
 ) -> Option<(Key, String)> {
     let (_, first, last) = numbers;
     let has_account = subject.iter().any(|group| has_account(objects, group));
@@ -148,8 +148,8 @@ fn outside(
 /// service account of its own (`has_account`). A rule without peers may also be meant for a Service of its namespace
 /// (except at ports 80 and 443).
 fn is_meant(
-    place: &Place<'_>,
-    (rule, (_, first, last)): (&Rule, Numbers),
+    place: &RulePlace<'_>,
+    (rule, (_, first, last)): (&Rule, PortRange),
     is_api_server: bool,
     (service, address): (&Key, IpAddr),
     has_account: bool,
@@ -170,18 +170,18 @@ fn is_meant(
 
 /// Checks the API server's Service by its `targetPort`, if its endpoints are not among the objects.
 fn unknown_api_server(
-    objects: &Objects<'_>,
-    (rule, (protocol, first, last)): (&Rule, Numbers),
-    led: &Led<'_>,
-    subject: &[&Group<'_>],
+    objects: &GroupedObjects<'_>,
+    (rule, (protocol, first, last)): (&Rule, PortRange),
+    led: &PortBackends<'_>,
+    subject: &[&PodGroup<'_>],
 ) -> Option<(Key, String)> {
     let key = &led.service.key;
     let service = objects.details.services.get(key)?;
-    let same = |port: &&super::details::TargetPort| {
+    let same = |port: &&super::details::WrittenServicePort| {
         i32::from(led.port.port) == port.port && port.protocol == protocol
     };
-    let Target::Number(target) = service.ports.iter().find(same)?.target else { return None };
-    let allows = |group: &&Group<'_>| {
+    let PortReference::Number(target) = service.ports.iter().find(same)?.target else { return None };
+    let allows = |group: &&PodGroup<'_>| {
         let isolating = objects.isolating(group, Direction::Egress);
         let mut rules = isolating.iter().flat_map(|(_, rules)| rules.iter());
         rules.any(|rule| {
@@ -198,7 +198,7 @@ fn unknown_api_server(
 }
 
 /// Returns whether the pods of each of the policy's groups reach a backend, one pod of each node.
-fn reaches(objects: &Objects<'_>, led: &Led<'_>, subject: &[&Group<'_>]) -> bool {
+fn reaches(objects: &GroupedObjects<'_>, led: &PortBackends<'_>, subject: &[&PodGroup<'_>]) -> bool {
     let protocol = IpProtocol(led.port.protocol.number());
     let mut pods = subject.iter().flat_map(|group| &group.by_node).peekable();
     pods.peek().is_some()
@@ -211,12 +211,12 @@ fn reaches(objects: &Objects<'_>, led: &Led<'_>, subject: &[&Group<'_>]) -> bool
 }
 
 /// Returns whether no pod of a group has credentials for the API server.
-fn has_no_token(objects: &Objects<'_>, group: &Group<'_>) -> bool {
+fn has_no_token(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> bool {
     group.pods.iter().all(|pod| objects.pod(pod).is_some_and(|details| details.no_token))
 }
 
 /// Returns whether some pod of a group has another service account than `default`.
-fn has_account(objects: &Objects<'_>, group: &Group<'_>) -> bool {
+fn has_account(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> bool {
     group.pods.iter().any(|pod| objects.pod(pod).is_some_and(|details| details.own_account))
 }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use netpold_core::model::{Key, Labels, Pod};
 
-use super::details::{Target, TargetPort};
+use super::details::{PortReference, WrittenServicePort};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Objects, pods_text};
+use super::objects::{PodGroup, GroupedObjects, pods_text};
 
 const NO_SUCH_NAME: Check = Check {
     name: "target-port-absent",
@@ -23,15 +23,15 @@ const UNLISTED: Check = Check {
 };
 
 /// Compares the Services' target ports with the selected pods. Pods on the host's network are left out.
-pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
-    let mut groups: BTreeMap<&str, Vec<&Group<'_>>> = BTreeMap::new();
+pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
+    let mut groups: BTreeMap<&str, Vec<&PodGroup<'_>>> = BTreeMap::new();
     for group in &objects.groups {
         groups.entry(group.namespace).or_default().push(group);
     }
     for (key, service) in &objects.details.services {
         let Some(groups) = groups.get(key.namespace.as_str()) else { continue };
-        let is_one = |group: &&&Group<'_>| is_selected(group.labels, &service.selector);
-        let selected: Vec<&Group<'_>> = groups.iter().filter(is_one).copied().collect();
+        let is_one = |group: &&&PodGroup<'_>| is_selected(group.labels, &service.selector);
+        let selected: Vec<&PodGroup<'_>> = groups.iter().filter(is_one).copied().collect();
         if let Some(first) = selected.first() {
             for port in &service.ports {
                 one(objects, (key, port), &selected, first, found);
@@ -47,16 +47,16 @@ pub(crate) fn is_selected(labels: &Labels, selector: &BTreeMap<String, String>) 
 }
 
 fn one(
-    objects: &Objects<'_>,
-    (key, port): (&Key, &TargetPort),
-    selected: &[&Group<'_>],
-    first: &Group<'_>,
+    objects: &GroupedObjects<'_>,
+    (key, port): (&Key, &WrittenServicePort),
+    selected: &[&PodGroup<'_>],
+    first: &PodGroup<'_>,
     found: &mut Findings,
 ) {
     let mut pods = selected.iter().flat_map(|group| &group.pods);
     let at = || format!("Service {key}: port {}, targetPort", port.port);
     match &port.target {
-        Target::Name(name) => {
+        PortReference::Name(name) => {
             let named = |pod: &Pod| {
                 let mut ports = pod.ports.iter();
                 ports.any(|it| it.name == *name && it.protocol == port.protocol)
@@ -66,7 +66,7 @@ fn one(
                 found.add(&NO_SUCH_NAME, objects.with_source(("Service", key), place));
             }
         }
-        Target::Number(number) => {
+        PortReference::Number(number) => {
             // Ports of a pod that lists none are unknown.
             let listed =
                 |pod: &Pod| objects.pod(pod).map(|it| &it.ports).filter(|it| !it.is_empty());

@@ -3,7 +3,7 @@
 use netpold_core::model::{Direction, Policy};
 
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Named, Objects};
+use super::objects::{NamedPolicy, GroupedObjects};
 
 const WITHOUT_TYPE: Check = Check {
     name: "rules-without-type",
@@ -20,9 +20,9 @@ const EMPTY_WITHOUT_TYPE: Check = Check {
 
 /// Checks the lists of rules as written.
 pub(super) fn examine(
-    objects: &Objects<'_>,
+    objects: &GroupedObjects<'_>,
     policy: &Policy,
-    named: &Named<'_>,
+    named: &NamedPolicy<'_>,
     found: &mut Findings,
 ) {
     let Some(manifest) = objects.details.policies.get(&policy.key) else { return };

@@ -11,14 +11,14 @@ use netpold_core::probe::{Party, Probe};
 use serde_json::{Map, Value, json};
 
 use super::node;
-use crate::live::{self, Agents, Answers, ClusterArgs};
+use crate::live::{self, Agents, AgentAnswers, ClusterArgs};
 use crate::printable_document::printable_document;
 
 /// Answers of the nodes' agents.
-pub(super) struct Nodes {
+pub(super) struct NodeAnswers {
     /// Verdict of the cluster's objects.
     objects: Said,
-    said: Answers<NodeAnswer>,
+    said: AgentAnswers<NodeAnswer>,
 }
 
 /// Asks the agents of the pods' nodes. Agents that do not answer are reported on standard error.
@@ -30,7 +30,7 @@ pub(super) fn ask(
     cluster: &Cluster,
     probe: &Probe,
     answer: &Explanation,
-) -> Result<Nodes> {
+) -> Result<NodeAnswers> {
     let nodes = nodes(cluster, probe, answer);
     let (from, to) = (probe.from.to_string(), probe.to.to_string());
     let (protocol, port) = (probe.protocol.to_string(), probe.port.to_string());
@@ -42,7 +42,7 @@ pub(super) fn ask(
         Ok(agents.answers(&question).await)
     })?;
     live::report(&said.failures);
-    Ok(Nodes { objects: answer.verdict.into(), said })
+    Ok(NodeAnswers { objects: answer.verdict.into(), said })
 }
 
 /// Returns the nodes of the pods that send or receive the traffic.
@@ -59,7 +59,7 @@ fn nodes(cluster: &Cluster, probe: &Probe, answer: &Explanation) -> BTreeSet<Str
     pods.map(node).filter(|node| !node.is_empty()).collect()
 }
 
-impl Nodes {
+impl NodeAnswers {
     fn answers(&self) -> impl Iterator<Item = &NodeAnswer> {
         self.said.answers.iter().map(|(_, answer)| answer)
     }

@@ -14,7 +14,7 @@ use netpold_core::probe::IpProtocol;
 use serde_json::json;
 
 use super::{FlowsArgs, text};
-use crate::live::{self, ALL, Answers, ClusterArgs, SOME};
+use crate::live::{self, ALL, AgentAnswers, ClusterArgs, SOME};
 use crate::output::{Output, print};
 use crate::socket;
 
@@ -52,7 +52,7 @@ pub fn ask_cluster(
     cluster: &ClusterArgs,
     filter: &Filter,
     limit: Option<u32>,
-) -> Result<Answers<Answer>> {
+) -> Result<AgentAnswers<Answer>> {
     let limit = limit.unwrap_or(0).to_string();
     let mut arguments = vec!["flows", "-o", "json", "--limit", &limit];
     for (flag, value) in [("--namespace", &filter.namespace), ("--pod", &filter.pod)] {

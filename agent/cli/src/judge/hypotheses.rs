@@ -22,24 +22,24 @@ const WORLDS: usize = 256;
 
 /// Object without some of its labels.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum LabelOwner {
     Namespace(String),
     /// Pod of a template.
     Pod(Key),
 }
 
 /// Label of a subject, with its possible values; `None`: absent.
-struct Unknown {
-    subject: Subject,
+struct UnknownLabel {
+    subject: LabelOwner,
     label: String,
     values: Vec<Option<String>>,
 }
 
 /// Unknown labels on which the policies about a probe depend.
-pub(crate) struct Hypotheses(Vec<Unknown>);
+pub(crate) struct Hypotheses(Vec<UnknownLabel>);
 
 /// Pods of one side of a probe.
-struct End<'c> {
+struct ProbeSide<'c> {
     pods: Vec<&'c Pod>,
     /// Direction in which the policies of the other side judge it as a peer.
     direction: Direction,
@@ -47,7 +47,7 @@ struct End<'c> {
 
 /// Values that selectors name, by subject and label.
 #[derive(Default)]
-struct Named(BTreeMap<(Subject, String), BTreeSet<String>>);
+struct NamedValues(BTreeMap<(LabelOwner, String), BTreeSet<String>>);
 
 /// Returns whether some object may lack a label: a pod of a template, or one of a Namespace that is not among them.
 pub(crate) fn are_possible(objects: &[Change]) -> bool {
@@ -72,14 +72,14 @@ impl Hypotheses {
         let backends = answer.backends.iter().filter_map(|backend| backend.pod.as_ref());
         let backends = backends.filter_map(|key| cluster.pods().get(key).map(|pod| &**pod));
         let mut to: Vec<&Pod> = party(&answer.probe.to).into_iter().chain(backends).collect();
-        let mut named = Named::default();
+        let mut named = NamedValues::default();
         if let Party::Service(key) = &answer.probe.to {
             to.extend(named.selected(cluster, details, key));
         }
         let from = party(&answer.probe.from).into_iter().collect();
         let ends = [
-            End { pods: from, direction: Direction::Ingress },
-            End { pods: to, direction: Direction::Egress },
+            ProbeSide { pods: from, direction: Direction::Ingress },
+            ProbeSide { pods: to, direction: Direction::Egress },
         ];
         let [from, to] = &ends;
         for (end, other) in [(from, to), (to, from)] {
@@ -97,7 +97,7 @@ impl Hypotheses {
 
     /// Collects the unknown labels of all pods of two clusters, those of each Namespace and pod apart.
     pub(crate) fn of_clusters(clusters: [&Cluster; 2]) -> Vec<Self> {
-        let mut named = Named::default();
+        let mut named = NamedValues::default();
         for cluster in clusters {
             let policies = cluster.policies().keys().map(|key| key.namespace.as_str());
             let mut namespaces: BTreeSet<&str> = policies.collect();
@@ -116,7 +116,7 @@ impl Hypotheses {
                 }
             }
         }
-        let mut all: BTreeMap<Subject, Vec<Unknown>> = BTreeMap::new();
+        let mut all: BTreeMap<LabelOwner, Vec<UnknownLabel>> = BTreeMap::new();
         for unknown in named.into_unknown(&clusters) {
             all.entry(unknown.subject.clone()).or_default().push(unknown);
         }
@@ -128,7 +128,7 @@ impl Hypotheses {
     }
 
     pub(super) fn have_pods(&self) -> bool {
-        self.0.iter().any(|it| matches!(it.subject, Subject::Pod(_)))
+        self.0.iter().any(|it| matches!(it.subject, LabelOwner::Pod(_)))
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -150,7 +150,7 @@ impl Hypotheses {
     }
 
     /// Returns the values of the labels in one world.
-    fn values(&self, world: usize) -> impl Iterator<Item = (&Unknown, Option<&String>)> {
+    fn values(&self, world: usize) -> impl Iterator<Item = (&UnknownLabel, Option<&String>)> {
         let mut rest = world;
         self.0.iter().map(move |it| {
             let value = it.values.get(rest % it.values.len()).and_then(Option::as_ref);
@@ -162,7 +162,7 @@ impl Hypotheses {
     /// Returns the changes that lead to each world from any other one.
     pub(crate) fn worlds(&self, cluster: &Cluster) -> impl Iterator<Item = Vec<Change>> {
         (0..self.count()).map(|world| {
-            let mut labels: BTreeMap<&Subject, Labels> = BTreeMap::new();
+            let mut labels: BTreeMap<&LabelOwner, Labels> = BTreeMap::new();
             for (it, value) in self.values(world) {
                 let of_subject = labels.entry(&it.subject).or_default();
                 if let Some(value) = value {
@@ -176,10 +176,10 @@ impl Hypotheses {
 
     /// Returns the changes that lead from any world to the given objects.
     pub(crate) fn undone(&self, cluster: &Cluster) -> Vec<Change> {
-        let subjects: BTreeSet<&Subject> = self.0.iter().map(|it| &it.subject).collect();
-        let change = |subject: &Subject| match subject {
-            Subject::Namespace(name) => Some(Change::NamespaceGone(name.clone())),
-            Subject::Pod(key) => Some(Change::Pod((**cluster.pods().get(key)?).clone())),
+        let subjects: BTreeSet<&LabelOwner> = self.0.iter().map(|it| &it.subject).collect();
+        let change = |subject: &LabelOwner| match subject {
+            LabelOwner::Namespace(name) => Some(Change::NamespaceGone(name.clone())),
+            LabelOwner::Pod(key) => Some(Change::Pod((**cluster.pods().get(key)?).clone())),
         };
         subjects.into_iter().filter_map(change).collect()
     }
@@ -187,10 +187,10 @@ impl Hypotheses {
     /// Describes the labels on which the verdicts of the worlds depend; `None` if they are equal.
     pub(super) fn deciding(&self, cluster: &Cluster, verdicts: &[Verdict]) -> Option<String> {
         self.describe(verdicts, |subject, labels| match subject {
-            Subject::Namespace(name) => format!(
+            LabelOwner::Namespace(name) => format!(
                 "Namespace {name} is not among the objects: the answer depends on its label {labels}"
             ),
-            Subject::Pod(key) => format!(
+            LabelOwner::Pod(key) => format!(
                 "the answer depends on label {labels}, which a controller sets on the pods of {}",
                 title(cluster, key)
             ),
@@ -204,10 +204,10 @@ impl Hypotheses {
         worlds: &[T],
     ) -> Option<String> {
         self.describe(worlds, |subject, labels| match subject {
-            Subject::Namespace(name) => format!(
+            LabelOwner::Namespace(name) => format!(
                 "connections that depend on label {labels} of Namespace {name}, which is not among the objects"
             ),
-            Subject::Pod(key) => format!(
+            LabelOwner::Pod(key) => format!(
                 "connections that depend on label {labels}, which a controller sets on the pods of {}",
                 title(cluster, key)
             ),
@@ -219,7 +219,7 @@ impl Hypotheses {
     fn describe<T: PartialEq>(
         &self,
         results: &[T],
-        text: impl Fn(&Subject, &str) -> String,
+        text: impl Fn(&LabelOwner, &str) -> String,
     ) -> Option<String> {
         let labels = self.deciding_labels(results).into_iter();
         let text: Vec<String> =
@@ -228,8 +228,8 @@ impl Hypotheses {
     }
 
     /// Returns the labels on which the results of the worlds depend.
-    fn deciding_labels<T: PartialEq>(&self, results: &[T]) -> BTreeMap<&Subject, Vec<&str>> {
-        let mut labels: BTreeMap<&Subject, Vec<&str>> = BTreeMap::new();
+    fn deciding_labels<T: PartialEq>(&self, results: &[T]) -> BTreeMap<&LabelOwner, Vec<&str>> {
+        let mut labels: BTreeMap<&LabelOwner, Vec<&str>> = BTreeMap::new();
         let mut step = 1;
         for it in &self.0 {
             let decides = (0..results.len()).any(|world| {
@@ -254,13 +254,13 @@ fn title(cluster: &Cluster, key: &Key) -> String {
 }
 
 /// Returns a subject with its unknown labels set.
-fn subject_with(cluster: &Cluster, subject: &Subject, mut labels: Labels) -> Option<Change> {
+fn subject_with(cluster: &Cluster, subject: &LabelOwner, mut labels: Labels) -> Option<Change> {
     Some(match subject {
-        Subject::Namespace(name) => {
+        LabelOwner::Namespace(name) => {
             labels.insert(NAMESPACE_NAME.to_owned(), name.clone());
             Change::Namespace(Namespace { name: name.clone(), labels, denial: None })
         }
-        Subject::Pod(key) => {
+        LabelOwner::Pod(key) => {
             let mut pod = (**cluster.pods().get(key)?).clone();
             let known = pod.labels.iter().chain(labels.iter());
             pod.labels = known.map(|(label, value)| (label.clone(), value.clone())).collect();
@@ -269,7 +269,7 @@ fn subject_with(cluster: &Cluster, subject: &Subject, mut labels: Labels) -> Opt
     })
 }
 
-impl Named {
+impl NamedValues {
     /// Adds the selector of a Service. Returns the pods that it selects, apart from labels that controllers set.
     fn selected<'c>(&mut self, cluster: &'c Cluster, details: &Details, key: &Key) -> Vec<&'c Pod> {
         let Some(service) = details.services.get(key) else { return Vec::new() };
@@ -287,7 +287,7 @@ impl Named {
         let pods: Vec<&Pod> = pods.filter(is_selected).collect();
         for pod in &pods {
             for (label, value) in &unknown {
-                self.add(Subject::Pod(pod.key.clone()), label, std::slice::from_ref(*value));
+                self.add(LabelOwner::Pod(pod.key.clone()), label, std::slice::from_ref(*value));
             }
         }
         pods
@@ -321,14 +321,14 @@ impl Named {
     }
 
     fn add_namespace(&mut self, selector: &Selector, pod: &Pod) {
-        let subject = Subject::Namespace(pod.key.namespace.clone());
+        let subject = LabelOwner::Namespace(pod.key.namespace.clone());
         for (label, values) in selector.requirements.iter().map(parts) {
             self.add(subject.clone(), label, values);
         }
     }
 
     fn add_pod(&mut self, selector: &Selector, pod: &Pod) {
-        let subject = Subject::Pod(pod.key.clone());
+        let subject = LabelOwner::Pod(pod.key.clone());
         for (label, values) in selector.requirements.iter().map(parts) {
             if OF_PODS.contains(&label) {
                 self.add(subject.clone(), label, values);
@@ -336,31 +336,31 @@ impl Named {
         }
     }
 
-    fn add(&mut self, subject: Subject, label: &str, values: &[String]) {
+    fn add(&mut self, subject: LabelOwner, label: &str, values: &[String]) {
         let named = self.0.entry((subject, label.to_owned())).or_default();
         named.extend(values.iter().cloned());
     }
 
     /// Returns the unknown labels among the named ones.
-    fn into_unknown(self, clusters: &[&Cluster]) -> Vec<Unknown> {
+    fn into_unknown(self, clusters: &[&Cluster]) -> Vec<UnknownLabel> {
         let named = self.0.into_iter();
         let unknown = named.filter_map(|((subject, label), named)| {
             let other = Some(OTHER.to_owned());
             let values: Vec<Option<String>> = match &subject {
-                Subject::Namespace(name) => {
+                LabelOwner::Namespace(name) => {
                     let is_known = label == NAMESPACE_NAME
                         || clusters.iter().any(|it| it.namespaces().contains_key(name));
                     let values = [None, other].into_iter().chain(named.into_iter().map(Some));
                     if is_known { Vec::new() } else { values.collect() }
                 }
-                Subject::Pod(key) => {
+                LabelOwner::Pod(key) => {
                     let pod = clusters.iter().find_map(|cluster| cluster.pods().get(key))?;
                     let named = named.into_iter().filter(|value| may_have(pod, &label, value));
                     let values = [other].into_iter().chain(named.map(Some));
                     if pod.is_set_later(&label) { values.collect() } else { Vec::new() }
                 }
             };
-            (!values.is_empty()).then_some(Unknown { subject, label, values })
+            (!values.is_empty()).then_some(UnknownLabel { subject, label, values })
         });
         unknown.collect()
     }

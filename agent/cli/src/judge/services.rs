@@ -8,11 +8,11 @@ use netpold_core::explain::{Backend, Explainer, Explanation, Verdict};
 use netpold_core::model::{self, Change, EndpointSlice, Key, Pod, ServicePort};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use crate::doctor::details::Service;
+use crate::doctor::details::WrittenService;
 use crate::doctor::{Details, is_selected, numbers};
 
 /// The Services with given EndpointSlices.
-pub(super) struct Services {
+pub(super) struct ServiceBackends {
     with_slices: BTreeSet<Key>,
     is_partial: bool,
 }
@@ -25,9 +25,9 @@ fn external_name(key: &Key, name: &str) -> String {
 }
 
 /// One backend of a Service, and the port at which it gets the traffic.
-type Target = (Party, u16);
+type BackendPort = (Party, u16);
 
-impl Services {
+impl ServiceBackends {
     /// `is_partial`: missing EndpointSlices are those that controllers make.
     pub(super) fn new(objects: &[Change], is_partial: bool) -> Self {
         let key =
@@ -58,7 +58,7 @@ impl Services {
             return Some(Explanation::unknown(probe, reason));
         }
         let asked =
-            Asked { service, written: written?, kind: (probe.protocol, probe.port), is_headless };
+            ServiceQuestion { service, written: written?, kind: (probe.protocol, probe.port), is_headless };
         Some(match self.targets(cluster, details, &asked)? {
             Ok(targets) => explain_targets(cluster, explainer, probe, &asked, &targets),
             Err(reason) => Explanation::unknown(probe, reason),
@@ -71,8 +71,8 @@ impl Services {
         &self,
         cluster: &Cluster,
         details: &Details,
-        asked: &Asked<'_>,
-    ) -> Option<Result<BTreeSet<Target>, String>> {
+        asked: &ServiceQuestion<'_>,
+    ) -> Option<Result<BTreeSet<BackendPort>, String>> {
         let key = &asked.service.key;
         let has_address = !asked.service.addresses.is_empty();
         if self.with_slices.contains(key) {
@@ -98,15 +98,15 @@ impl Services {
 }
 
 /// A question about a port of a Service.
-struct Asked<'a> {
+struct ServiceQuestion<'a> {
     service: &'a model::Service,
-    written: &'a Service,
+    written: &'a WrittenService,
     kind: (IpProtocol, u16),
     /// Clients connect to the pods, at this port.
     is_headless: bool,
 }
 
-impl Asked<'_> {
+impl ServiceQuestion<'_> {
     /// Describes the reason for which the backends are judged in place of the Service.
     fn note(&self) -> &'static str {
         match (self.is_headless, self.service.addresses.is_empty()) {
@@ -142,14 +142,14 @@ fn ports(ports: &[ServicePort], protocol: IpProtocol) -> String {
 }
 
 /// Returns the pods that a Service selects.
-fn selected<'c>(cluster: &'c Cluster, key: &Key, service: &Service) -> Vec<&'c Pod> {
+fn selected<'c>(cluster: &'c Cluster, key: &Key, service: &WrittenService) -> Vec<&'c Pod> {
     let is_one = |pod: &&Pod| !pod.finished && is_selected(&pod.labels, &service.selector);
     cluster.pods_in(&key.namespace).map(|pod| &**pod).filter(is_one).collect()
 }
 
-fn of_pods(pods: &[&Pod], asked: &Asked<'_>) -> BTreeSet<Target> {
+fn of_pods(pods: &[&Pod], asked: &ServiceQuestion<'_>) -> BTreeSet<BackendPort> {
     let (protocol, number) = asked.kind;
-    let of_pod = |pod: &&Pod| -> Vec<Target> {
+    let of_pod = |pod: &&Pod| -> Vec<BackendPort> {
         let target = |port| (Party::Pod(pod.key.clone()), port);
         if asked.is_headless {
             return vec![target(number)];
@@ -164,7 +164,7 @@ fn of_pods(pods: &[&Pod], asked: &Asked<'_>) -> BTreeSet<Target> {
     pods.iter().flat_map(of_pod).collect()
 }
 
-fn of_slices(cluster: &Cluster, asked: &Asked<'_>) -> BTreeSet<Target> {
+fn of_slices(cluster: &Cluster, asked: &ServiceQuestion<'_>) -> BTreeSet<BackendPort> {
     let key = &asked.service.key;
     let slices = cluster.slices().values();
     let slices = slices.filter(|it| it.service == key.name && it.key.namespace == key.namespace);
@@ -193,8 +193,8 @@ fn explain_targets(
     cluster: &Cluster,
     explainer: Explainer<'_>,
     probe: &Probe,
-    asked: &Asked<'_>,
-    targets: &BTreeSet<Target>,
+    asked: &ServiceQuestion<'_>,
+    targets: &BTreeSet<BackendPort>,
 ) -> Explanation {
     let (key, note) = (&asked.service.key, asked.note());
     let mut answer = Explanation::unknown(probe, String::new());

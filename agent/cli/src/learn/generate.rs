@@ -11,15 +11,15 @@ use netpold_core::model::{
     Rule,
 };
 
-use super::grants::{PeerSpec, Unwritten, grants};
+use super::grants::{PeerSpec, NoPolicyReason, grants};
 use super::names;
-use super::ports::Ports;
-use super::proof::{self, Denied};
-use super::unseen::{self, Unseen};
+use super::ports::LearnedPorts;
+use super::proof::{self, DeniedFlow};
+use super::unseen::{self, UnseenTraffic};
 
 /// Options of the generated policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct LearnOptions {
     /// Namespace of the workloads.
     pub namespace: String,
     /// Prefix lengths of blocks, for IPv4 and IPv6.
@@ -45,7 +45,7 @@ pub struct LearnedRule {
     /// Items of `from` or `to`.
     pub peers: Vec<(PeerSpec, Sightings)>,
     /// `ports`
-    pub ports: Ports,
+    pub ports: LearnedPorts,
 }
 
 /// Policy for one workload.
@@ -56,7 +56,7 @@ pub struct LearnedPolicy {
     /// Rules by direction: ingress, egress.
     pub rules: [Vec<LearnedRule>; 2],
     /// Domain names with the observations and ports of their addresses.
-    pub names: Vec<(DomainName, Ports, Sightings)>,
+    pub names: Vec<(DomainName, LearnedPorts, Sightings)>,
     /// Policy that accepts the names, if there are any.
     pub of_names: Option<ClusterPolicy>,
     /// Flows with denied packets; the denials yield no rule.
@@ -71,9 +71,9 @@ pub struct Learned {
     /// Policies by workload.
     pub policies: Vec<LearnedPolicy>,
     /// Observed flows that the policies would deny.
-    pub denied: Vec<Denied>,
+    pub denied: Vec<DeniedFlow>,
     /// Traffic that the policies would allow although it was never observed.
-    pub unseen: Vec<Unseen>,
+    pub unseen: Vec<UnseenTraffic>,
     /// Pods without recorded flows, because no policy selects them.
     pub unwatched: Vec<Key>,
     /// Pods that no policy can select, because they have no labels.
@@ -81,10 +81,10 @@ pub struct Learned {
 }
 
 /// Observed peers and ports of each workload, by direction.
-pub(super) type Seen = BTreeMap<Workload, [BTreeMap<PeerSpec, (Ports, Sightings)>; 2]>;
+pub(super) type ObservedPeers = BTreeMap<Workload, [BTreeMap<PeerSpec, (LearnedPorts, Sightings)>; 2]>;
 
 /// Domain names of each workload.
-type Named = BTreeMap<Workload, BTreeMap<DomainName, (Ports, Sightings)>>;
+type ObservedNames = BTreeMap<Workload, BTreeMap<DomainName, (LearnedPorts, Sightings)>>;
 
 /// Returns the workloads of a namespace with their pods.
 fn workloads<'c>(cluster: &'c Cluster, namespace: &str) -> BTreeMap<Workload, Vec<&'c Pod>> {
@@ -107,20 +107,20 @@ fn is_watched(cluster: &Cluster, pod: &Pod) -> bool {
 
 /// Generates least-privilege policies for the workloads of a namespace, and checks them.
 #[must_use]
-pub fn generate(objects: Vec<Change>, answer: &Answer, options: &Options) -> Learned {
+pub fn generate(objects: Vec<Change>, answer: &Answer, options: &LearnOptions) -> Learned {
     let cluster: Cluster = objects.iter().cloned().collect();
     let of_namespace = |flow: &&Observed| flow.workload.namespace == options.namespace;
     let flows: Vec<&Observed> = answer.flows.iter().filter(of_namespace).collect();
     let passed = || flows.iter().copied().filter(|flow| flow.flows > 0);
-    let mut seen = Seen::new();
-    let mut unwritten: BTreeMap<&Observed, Unwritten> = BTreeMap::new();
-    let mut named = Named::new();
+    let mut seen = ObservedPeers::new();
+    let mut unwritten: BTreeMap<&Observed, NoPolicyReason> = BTreeMap::new();
+    let mut named = ObservedNames::new();
     for flow in passed() {
         if let Some(names) = names::of(flow) {
             let of = named.entry(flow.workload.clone()).or_default();
             for name in names {
                 let (ports, sightings) = of.entry(name.clone()).or_default();
-                ports.add(&Ports::of(flow.protocol, flow.port));
+                ports.add(&LearnedPorts::of(flow.protocol, flow.port));
                 sightings.flows = sightings.flows.saturating_add(flow.flows);
                 sightings.last = sightings.last.max(flow.last);
             }
@@ -161,7 +161,7 @@ pub fn generate(objects: Vec<Change>, answer: &Answer, options: &Options) -> Lea
         }
     }
     seen.retain(|workload, _| !workload.labels.is_empty());
-    let mut unique = Names::of(seen.keys());
+    let mut unique = PolicyNames::of(seen.keys());
     let policies: Vec<LearnedPolicy> = seen
         .iter()
         .enumerate()
@@ -184,12 +184,12 @@ pub fn generate(objects: Vec<Change>, answer: &Answer, options: &Options) -> Lea
 fn policy(
     name: String,
     workload: &Workload,
-    seen: &[BTreeMap<PeerSpec, (Ports, Sightings)>; 2],
+    seen: &[BTreeMap<PeerSpec, (LearnedPorts, Sightings)>; 2],
     denied: Vec<Observed>,
 ) -> LearnedPolicy {
     let rules = seen.each_ref().map(|peers| {
         // Peers with the same ports share a rule.
-        let mut by_ports: BTreeMap<&Ports, Vec<(PeerSpec, Sightings)>> = BTreeMap::new();
+        let mut by_ports: BTreeMap<&LearnedPorts, Vec<(PeerSpec, Sightings)>> = BTreeMap::new();
         for (peer, (ports, sightings)) in peers {
             by_ports.entry(ports).or_default().push((peer.clone(), sightings.clone()));
         }
@@ -219,12 +219,12 @@ fn policy(
 }
 
 /// Unique names for policies.
-struct Names {
+struct PolicyNames {
     wanted: BTreeMap<String, u32>,
     given: BTreeSet<String>,
 }
 
-impl Names {
+impl PolicyNames {
     fn of<'w>(workloads: impl Iterator<Item = &'w Workload>) -> Self {
         let mut wanted = BTreeMap::new();
         workloads.for_each(|workload| *wanted.entry(workload.name()).or_default() += 1);

@@ -11,8 +11,8 @@ use netpold_core::explain::Explainer;
 use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{IpBlock, Key, Peer as ModelPeer, Requirement, Selector};
 
-use super::generate::Options;
-use super::ports::{Ports, protocol};
+use super::generate::LearnOptions;
+use super::ports::{LearnedPorts, protocol};
 
 /// Peer in the form that policies can name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,7 +51,7 @@ impl fmt::Display for PeerSpec {
 
 /// Reason why no policy is written for a flow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Unwritten {
+pub enum NoPolicyReason {
     /// The pods have no labels.
     NoLabels,
     /// The protocol has no ports.
@@ -66,7 +66,7 @@ pub enum Unwritten {
     NoBackends(Key),
 }
 
-impl fmt::Display for Unwritten {
+impl fmt::Display for NoPolicyReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoLabels => f.write_str("the pods have no labels for a policy to select"),
@@ -85,7 +85,7 @@ impl fmt::Display for Unwritten {
     }
 }
 
-fn block(address: IpAddr, options: &Options) -> PeerSpec {
+fn block(address: IpAddr, options: &LearnOptions) -> PeerSpec {
     let length = options.block_prefix[usize::from(address.is_ipv6())];
     let net = IpNet::new(address, length).unwrap_or_else(|_| IpNet::from(address));
     PeerSpec::Block(net.trunc())
@@ -98,31 +98,31 @@ fn block(address: IpAddr, options: &Options) -> PeerSpec {
 pub(super) fn grants(
     cluster: &Cluster,
     flow: &Observed,
-    options: &Options,
-) -> Result<Vec<(PeerSpec, Ports)>, Unwritten> {
+    options: &LearnOptions,
+) -> Result<Vec<(PeerSpec, LearnedPorts)>, NoPolicyReason> {
     if flow.workload.labels.is_empty() {
-        return Err(Unwritten::NoLabels);
+        return Err(NoPolicyReason::NoLabels);
     }
     if flow.peer == Peer::Node {
         return Ok(Vec::new());
     }
     if protocol(flow.protocol).is_none() && !options.other_protocols {
-        return Err(Unwritten::NoPorts);
+        return Err(NoPolicyReason::NoPorts);
     }
     if protocol(flow.protocol).is_some() && flow.port == 0 {
-        return Err(Unwritten::PortZero);
+        return Err(NoPolicyReason::PortZero);
     }
-    let ports = |port| Ports::of(flow.protocol, port);
+    let ports = |port| LearnedPorts::of(flow.protocol, port);
     Ok(match &flow.peer {
         Peer::Node => Vec::new(),
         Peer::Workload(workload) => vec![(PeerSpec::Pods(workload.clone()), ports(flow.port))],
         Peer::Address(address) if cluster.is_pod_address(*address) => {
-            return Err(Unwritten::FormerPod(*address));
+            return Err(NoPolicyReason::FormerPod(*address));
         }
         Peer::Address(address) => vec![(block(*address, options), ports(flow.port))],
         Peer::Service(key) => {
             let backends = Explainer::new(cluster).backends_of(key, flow.protocol, flow.port);
-            let backends = backends.ok_or_else(|| Unwritten::NoService(key.clone()))?;
+            let backends = backends.ok_or_else(|| NoPolicyReason::NoService(key.clone()))?;
             let grant = |(address, port)| {
                 let owner = cluster.owner(address).filter(|pod| is_subject(pod));
                 let peer = match owner.and_then(|pod| Workload::of(pod)) {
@@ -135,7 +135,7 @@ pub(super) fn grants(
             };
             let grants: Vec<_> = backends.into_iter().filter_map(grant).collect();
             if grants.is_empty() {
-                return Err(Unwritten::NoBackends(key.clone()));
+                return Err(NoPolicyReason::NoBackends(key.clone()));
             }
             grants
         }

@@ -15,7 +15,7 @@ use netpold_core::model::{
 use serde_json::{Value, json};
 
 use super::generate::{LearnedPolicy, Sightings};
-use super::ports::{Ports, protocol};
+use super::ports::{LearnedPorts, protocol};
 
 /// Priority of the first policy; the next ones follow, since policies of one tier need different ones.
 const FIRST_PRIORITY: u16 = 900;
@@ -41,13 +41,13 @@ pub(super) fn of(flow: &Observed) -> Option<Vec<&DomainName>> {
 /// Adds the domain names of a workload to its policy. `number`: index of the workload.
 pub(super) fn add(
     policy: LearnedPolicy,
-    names: BTreeMap<DomainName, (Ports, Sightings)>,
+    names: BTreeMap<DomainName, (LearnedPorts, Sightings)>,
     number: usize,
 ) -> LearnedPolicy {
     if names.is_empty() {
         return policy;
     }
-    let names: Vec<(DomainName, Ports, Sightings)> =
+    let names: Vec<(DomainName, LearnedPorts, Sightings)> =
         names.into_iter().map(|(name, (ports, sightings))| (name, ports, sightings)).collect();
     let workload = &policy.workload;
     let namespace = Requirement::In(NAMESPACE_NAME.into(), vec![workload.namespace.clone()]);
@@ -55,7 +55,7 @@ pub(super) fn add(
         namespaces: Selector { requirements: vec![namespace] },
         pods: workload.selector(),
     };
-    let rule = |(ports, names): (&Ports, Vec<&DomainName>)| ClusterRule {
+    let rule = |(ports, names): (&LearnedPorts, Vec<&DomainName>)| ClusterRule {
         name: String::new(),
         action: Action::Accept,
         matches: Rule {
@@ -79,8 +79,8 @@ pub(super) fn add(
 }
 
 /// Groups the names by their ports: a rule for each.
-fn by_ports(names: &[(DomainName, Ports, Sightings)]) -> BTreeMap<&Ports, Vec<&DomainName>> {
-    let mut rules: BTreeMap<&Ports, Vec<&DomainName>> = BTreeMap::new();
+fn by_ports(names: &[(DomainName, LearnedPorts, Sightings)]) -> BTreeMap<&LearnedPorts, Vec<&DomainName>> {
+    let mut rules: BTreeMap<&LearnedPorts, Vec<&DomainName>> = BTreeMap::new();
     for (name, ports, _) in names {
         rules.entry(ports).or_default().push(name);
     }

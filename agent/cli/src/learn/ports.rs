@@ -11,7 +11,7 @@ const ROW: usize = 3;
 
 /// Ports of each protocol, or everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ports {
+pub struct LearnedPorts {
     /// Whether every protocol and port is part of the set.
     pub all: bool,
     /// Ports of protocols with ports.
@@ -23,7 +23,7 @@ pub(super) fn protocol(number: IpProtocol) -> Option<Protocol> {
     [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == number.0)
 }
 
-impl Ports {
+impl LearnedPorts {
     /// Creates a set of one port; for a protocol without ports, the set is everything.
     #[must_use]
     pub fn of(number: IpProtocol, port: u16) -> Self {
@@ -110,7 +110,7 @@ impl Ports {
 }
 
 /// Formats as `TCP 80,8080-8090, UDP 53`.
-impl fmt::Display for Ports {
+impl fmt::Display for LearnedPorts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.all {
             return f.write_str("everything");
@@ -138,18 +138,18 @@ mod tests {
 
     #[test]
     fn ports_in_a_row_are_a_range() {
-        let mut ports = Ports::default();
+        let mut ports = LearnedPorts::default();
         for port in [80, 81, 443, 65534, 65535, 65533] {
-            ports.add(&Ports::of(IpProtocol::TCP, port));
+            ports.add(&LearnedPorts::of(IpProtocol::TCP, port));
         }
-        ports.add(&Ports::of(IpProtocol::UDP, 53));
+        ports.add(&LearnedPorts::of(IpProtocol::UDP, 53));
         assert_eq!(ports.to_string(), "TCP 80,81,443,65533-65535, UDP 53");
         assert!(ports.contains(IpProtocol::UDP, 53) && !ports.contains(IpProtocol::UDP, 80));
         assert_eq!(ports.rules().unwrap().len(), 5);
-        let rest = ports.without(&Ports::of(IpProtocol::UDP, 53));
+        let rest = ports.without(&LearnedPorts::of(IpProtocol::UDP, 53));
         assert_eq!(rest.to_string(), "TCP 80,81,443,65533-65535");
         assert!(rest.without(&ports).is_empty());
-        let all = Ports::of(IpProtocol::ICMP, 0);
+        let all = LearnedPorts::of(IpProtocol::ICMP, 0);
         assert_eq!((all.rules(), all.to_string()), (None, "everything".to_owned()));
     }
 }

@@ -11,7 +11,7 @@ use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
 use netpold_core::model::{Change, Enforcement, Key, Pod, Policy, SharedStr};
 
 use super::generate::LearnedPolicy;
-use super::grants::Unwritten;
+use super::grants::NoPolicyReason;
 use super::names;
 
 /// Most pods judged per workload: policies do not distinguish the others.
@@ -19,14 +19,14 @@ const ASKED: usize = 4;
 
 /// Observed flow that would be denied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Denied {
+pub struct DeniedFlow {
     /// Flow.
     pub flow: Observed,
     /// Reason of the denial.
     pub reason: String,
 }
 
-impl fmt::Display for Denied {
+impl fmt::Display for DeniedFlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.flow, self.reason)
     }
@@ -94,8 +94,8 @@ fn stand_in(number: u32, workload: &Workload) -> Pod {
 pub(super) fn denied<'f>(
     cluster: &Cluster,
     flows: impl Iterator<Item = &'f Observed>,
-    unwritten: &BTreeMap<&Observed, Unwritten>,
-) -> Vec<Denied> {
+    unwritten: &BTreeMap<&Observed, NoPolicyReason>,
+) -> Vec<DeniedFlow> {
     let mut pods: BTreeMap<Workload, Vec<&Pod>> = BTreeMap::new();
     for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
         if let Some(workload) = Workload::of(pod) {
@@ -123,7 +123,7 @@ pub(super) fn denied<'f>(
         // Tiers stay unchanged: their denial of some addresses is no denial of the observed flow.
         let by_rules = judged.iter().find(|judgement| judgement.cause == Cause::NoRule);
         // But pods without a written policy may fall to a tier that exempts the others.
-        let left = unwritten.get(flow) == Some(&Unwritten::NoLabels);
+        let left = unwritten.get(flow) == Some(&NoPolicyReason::NoLabels);
         let is_denied = |judgement: &&Judgement| judgement.verdict == Verdict::Deny;
         let tiers = || {
             judged.iter().find(is_denied).filter(|_| left || judged.iter().all(|j| is_denied(&j)))
@@ -136,14 +136,14 @@ pub(super) fn denied<'f>(
             (Some(why), _) => why.to_string(),
             (None, _) => match &flow.peer {
                 Peer::Service(key) if !has_backend(&explainer, key, flow, refused.remote) => {
-                    Unwritten::NoBackends(key.clone()).to_string()
+                    NoPolicyReason::NoBackends(key.clone()).to_string()
                 }
                 Peer::Service(_) | Peer::Workload(_) | Peer::Node | Peer::Address(_) => {
                     format!("no rule allows {}", refused.remote)
                 }
             },
         };
-        denied.push(Denied { flow: flow.clone(), reason });
+        denied.push(DeniedFlow { flow: flow.clone(), reason });
     }
     denied
 }

@@ -12,20 +12,20 @@ use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::model::Direction;
 
-use super::generate::{LearnedPolicy, Seen};
+use super::generate::{LearnedPolicy, ObservedPeers};
 use super::grants::PeerSpec;
-use super::ports::Ports;
+use super::ports::LearnedPorts;
 
 /// Peer of such traffic.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Other {
+pub enum UnseenPeer {
     /// Pods.
     Workload(Workload),
     /// Addresses of no pod.
     Block(IpNet),
 }
 
-impl fmt::Display for Other {
+impl fmt::Display for UnseenPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Workload(workload) => workload.fmt(f),
@@ -36,19 +36,19 @@ impl fmt::Display for Other {
 
 /// Traffic that would be allowed and was never observed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Unseen {
+pub struct UnseenTraffic {
     /// Workload of the pods.
     pub workload: Workload,
     /// Direction from the pods' view.
     pub direction: Direction,
     /// Remote side.
-    pub peer: Other,
+    pub peer: UnseenPeer,
     /// Ports.
-    pub ports: Ports,
+    pub ports: LearnedPorts,
 }
 
 /// Formats as `shop app=web ingress from shop app=client: TCP 80`.
-impl fmt::Display for Unseen {
+impl fmt::Display for UnseenTraffic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { workload, direction, peer, ports } = self;
         let word = if *direction == Direction::Ingress { "from" } else { "to" };
@@ -57,11 +57,11 @@ impl fmt::Display for Unseen {
 }
 
 /// Addresses of each workload.
-type Addresses = BTreeMap<Workload, BTreeSet<IpAddr>>;
+type WorkloadAddresses = BTreeMap<Workload, BTreeSet<IpAddr>>;
 
 /// Returns the addresses of all pods that policies may match, by namespace and workload.
-fn addresses(cluster: &Cluster) -> BTreeMap<String, Addresses> {
-    let mut all: BTreeMap<String, Addresses> = BTreeMap::new();
+fn addresses(cluster: &Cluster) -> BTreeMap<String, WorkloadAddresses> {
+    let mut all: BTreeMap<String, WorkloadAddresses> = BTreeMap::new();
     for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
         if let Some(workload) = Workload::of(pod) {
             let of = all.entry(pod.key.namespace.clone()).or_default().entry(workload).or_default();
@@ -75,16 +75,16 @@ fn addresses(cluster: &Cluster) -> BTreeMap<String, Addresses> {
 pub(super) fn unseen(
     cluster: &Cluster,
     policies: &[LearnedPolicy],
-    seen: &Seen,
+    seen: &ObservedPeers,
     namespace: &str,
-) -> Vec<Unseen> {
+) -> Vec<UnseenTraffic> {
     let all = addresses(cluster);
     let mut unseen = Vec::new();
-    for workload in all.get(namespace).into_iter().flat_map(Addresses::keys) {
+    for workload in all.get(namespace).into_iter().flat_map(WorkloadAddresses::keys) {
         let selecting: Vec<_> =
             policies.iter().filter(|policy| policy.workload.selects(workload)).collect();
         for direction in Direction::BOTH {
-            let mut allowed: BTreeMap<Other, Ports> = BTreeMap::new();
+            let mut allowed: BTreeMap<UnseenPeer, LearnedPorts> = BTreeMap::new();
             let rules = selecting.iter().flat_map(|policy| &policy.rules[direction as usize]);
             for rule in rules {
                 for (peer, _) in &rule.peers {
@@ -94,23 +94,23 @@ pub(super) fn unseen(
                 }
             }
             let known = seen.get(workload).map(|seen| &seen[direction as usize]);
-            let was_seen = |peer: &Other| {
+            let was_seen = |peer: &UnseenPeer| {
                 let spec = match peer {
-                    Other::Workload(workload) => PeerSpec::Pods(workload.clone()),
+                    UnseenPeer::Workload(workload) => PeerSpec::Pods(workload.clone()),
                     // Not every address of a wider block was observed.
-                    Other::Block(block) if block.prefix_len() < block.max_prefix_len() => {
+                    UnseenPeer::Block(block) if block.prefix_len() < block.max_prefix_len() => {
                         return None;
                     }
-                    Other::Block(block) => PeerSpec::Block(*block),
+                    UnseenPeer::Block(block) => PeerSpec::Block(*block),
                 };
                 // A rule that allows everything for one protocol allows more than the observed ports.
                 let (ports, _) = known?.get(&spec)?;
-                Some(Ports { all: false, some: ports.some.clone() })
+                Some(LearnedPorts { all: false, some: ports.some.clone() })
             };
             unseen.extend(allowed.into_iter().filter_map(|(peer, ports)| {
                 let ports = ports.without(&was_seen(&peer).unwrap_or_default());
                 let workload = workload.clone();
-                (!ports.is_empty()).then_some(Unseen { workload, direction, peer, ports })
+                (!ports.is_empty()).then_some(UnseenTraffic { workload, direction, peer, ports })
             }));
         }
     }
@@ -118,20 +118,20 @@ pub(super) fn unseen(
 }
 
 /// Returns the workloads and blocks that a peer matches.
-fn others(all: &BTreeMap<String, Addresses>, peer: &PeerSpec) -> Vec<Other> {
+fn others(all: &BTreeMap<String, WorkloadAddresses>, peer: &PeerSpec) -> Vec<UnseenPeer> {
     match peer {
         PeerSpec::Pods(wanted) => {
-            let there = all.get(&wanted.namespace).into_iter().flat_map(Addresses::keys);
+            let there = all.get(&wanted.namespace).into_iter().flat_map(WorkloadAddresses::keys);
             let matched = there.filter(|workload| wanted.selects(workload));
-            matched.map(|workload| Other::Workload(workload.clone())).collect()
+            matched.map(|workload| UnseenPeer::Workload(workload.clone())).collect()
         }
         PeerSpec::Block(block) => {
             let pods = all
                 .values()
                 .flatten()
                 .filter(|(_, addresses)| addresses.iter().any(|address| block.contains(address)));
-            let pods = pods.map(|(workload, _)| Other::Workload(workload.clone()));
-            pods.chain([Other::Block(*block)]).collect()
+            let pods = pods.map(|(workload, _)| UnseenPeer::Workload(workload.clone()));
+            pods.chain([UnseenPeer::Block(*block)]).collect()
         }
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::generate::{Learned, LearnedPolicy, LearnedRule, Sightings};
 use super::grants::PeerSpec;
 use super::names;
-use super::ports::Ports;
+use super::ports::LearnedPorts;
 
 /// Most comment lines of one kind.
 const LINES: usize = 50;
@@ -197,7 +197,7 @@ fn rule(text: &mut String, direction: Direction, rule: &LearnedRule, namespace: 
     ports(text, &rule.ports);
 }
 
-fn ports(text: &mut String, ports: &Ports) {
+fn ports(text: &mut String, ports: &LearnedPorts) {
     use netpold_core::model::PortMatch;
     let Some(rules) = ports.rules() else { return };
     text.push_str("    ports:\n");
@@ -319,7 +319,7 @@ fn object(learned: &LearnedPolicy) -> Value {
             "podSelector": selector(of),
         }),
     };
-    let ports = |ports: &Ports| {
+    let ports = |ports: &LearnedPorts| {
         let rules = ports.rules()?.into_iter().map(|rule| {
             let mut port = json!({ "protocol": rule.protocol });
             if let PortMatch::Range(first, last) = rule.port {

@@ -17,7 +17,7 @@ use netpold_kube::convert::Kind;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::exec::{CONTAINER, Target};
+use super::exec::{CONTAINER, ExecTarget};
 use super::{ClusterArgs, NodeError, SILENCE, block_on, report};
 
 /// Label of the agents' pods, as in `deploy/base/daemonset.yaml`.
@@ -35,11 +35,11 @@ const FOLLOWED: usize = 1000;
 
 /// Agents' pods, by node.
 pub struct Agents {
-    shared: Arc<Shared>,
+    shared: Arc<AgentAccess>,
     nodes: Vec<(String, Result<String, NodeError>)>,
 }
 
-struct Shared {
+struct AgentAccess {
     client: Client,
     namespace: String,
     server: String,
@@ -47,14 +47,14 @@ struct Shared {
 
 /// Answers of the agents, by node.
 #[derive(Debug)]
-pub struct Answers<T> {
+pub struct AgentAnswers<T> {
     /// Answers by node.
     pub answers: Vec<(String, T)>,
     /// Errors of the nodes that did not answer.
     pub failures: Vec<(String, NodeError)>,
 }
 
-impl<T> Answers<T> {
+impl<T> AgentAnswers<T> {
     /// Returns the reason of each missing answer, by node, for JSON documents.
     #[must_use]
     pub fn unanswered(&self) -> BTreeMap<String, String> {
@@ -66,7 +66,7 @@ impl<T> Answers<T> {
 ///
 /// # Errors
 /// See [`Agents::find`].
-pub fn ask<T: DeserializeOwned>(cluster: &ClusterArgs, arguments: &[&str]) -> Result<Answers<T>> {
+pub fn ask<T: DeserializeOwned>(cluster: &ClusterArgs, arguments: &[&str]) -> Result<AgentAnswers<T>> {
     let all = block_on(async {
         let agents = Agents::find(cluster).await?;
         Ok(agents.answers(arguments).await)
@@ -85,7 +85,7 @@ impl Agents {
         let client = cluster::client(&args.access(LINES_SILENCE)).await?;
         let lister = Lister::open(args.access(SILENCE)).await?;
         let namespace = args.agents_namespace.clone();
-        let shared = Shared { client, namespace, server: lister.server().to_owned() };
+        let shared = AgentAccess { client, namespace, server: lister.server().to_owned() };
         let pods = shared.pods(&lister).await?;
         if pods.is_empty() {
             return Err(anyhow!(
@@ -134,8 +134,8 @@ impl Agents {
     }
 
     /// Runs the command as [`Agents::run`] does, and parses each output as JSON.
-    pub async fn answers<T: DeserializeOwned>(&self, arguments: &[&str]) -> Answers<T> {
-        let mut all = Answers { answers: Vec::new(), failures: Vec::new() };
+    pub async fn answers<T: DeserializeOwned>(&self, arguments: &[&str]) -> AgentAnswers<T> {
+        let mut all = AgentAnswers { answers: Vec::new(), failures: Vec::new() };
         for (node, answer) in self.run(arguments).await {
             let parsed = answer.and_then(|json| {
                 serde_json::from_slice(&json)
@@ -181,10 +181,10 @@ impl Agents {
     }
 }
 
-impl Shared {
-    fn target<'t>(&'t self, pod: &'t str) -> Target<'t> {
+impl AgentAccess {
+    fn target<'t>(&'t self, pod: &'t str) -> ExecTarget<'t> {
         let pods = Api::namespaced(self.client.clone(), &self.namespace);
-        Target {
+        ExecTarget {
             pods,
             namespace: &self.namespace,
             pod,
@@ -253,14 +253,14 @@ fn linux_node(change: Change) -> Option<String> {
 /// Chooses the pod to ask on each node: prefers a running pod, then a ready one, then one that is not terminating, then
 /// the newest. During a rollout a node has two: the waiting one is not ready.
 fn on_nodes(pods: Vec<Pod>) -> BTreeMap<String, Result<String, NodeError>> {
-    let mut nodes: BTreeMap<String, Vec<Found>> = BTreeMap::new();
+    let mut nodes: BTreeMap<String, Vec<AgentPod>> = BTreeMap::new();
     for pod in pods {
         let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
             continue;
         };
-        nodes.entry(node).or_default().push(Found::of(pod));
+        nodes.entry(node).or_default().push(AgentPod::of(pod));
     }
-    let choose = |(node, mut found): (String, Vec<Found>)| {
+    let choose = |(node, mut found): (String, Vec<AgentPod>)| {
         found.sort_by_key(|pod| (pod.trouble.is_none(), pod.ready, !pod.terminating, pod.created));
         let ready = found.iter().filter(|pod| pod.ready).map(|pod| pod.name.as_str());
         if let [others @ .., asked] = &ready.collect::<Vec<_>>()[..]
@@ -277,7 +277,7 @@ fn on_nodes(pods: Vec<Pod>) -> BTreeMap<String, Result<String, NodeError>> {
 }
 
 /// Pod of an agent.
-struct Found {
+struct AgentPod {
     name: String,
     created: i64,
     terminating: bool,
@@ -287,7 +287,7 @@ struct Found {
     trouble: Option<String>,
 }
 
-impl Found {
+impl AgentPod {
     fn of(pod: Pod) -> Self {
         let trouble = trouble(&pod);
         let statuses =

@@ -29,7 +29,7 @@ const ERROR_MAX: usize = 4096;
 const BUFFER: usize = 1 << 16;
 
 /// Container that runs commands.
-pub(super) struct Target<'t> {
+pub(super) struct ExecTarget<'t> {
     pub(super) pods: Api<Pod>,
     pub(super) namespace: &'t str,
     pub(super) pod: &'t str,
@@ -44,7 +44,7 @@ fn of_agent<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     [&[BINARY], arguments, &["--local"]].concat()
 }
 
-impl Target<'_> {
+impl ExecTarget<'_> {
     /// Returns the answer of the container's agent.
     pub(super) async fn answer(&self, arguments: &[&str]) -> Result<Vec<u8>, NodeError> {
         self.output(&of_agent(arguments), ANSWER_MAX).await
@@ -69,10 +69,10 @@ impl Target<'_> {
     }
 
     /// Starts the container's agent for an answer in lines.
-    pub(super) async fn start_lines(&self, arguments: &[&str]) -> Result<Lines, NodeError> {
+    pub(super) async fn start_lines(&self, arguments: &[&str]) -> Result<CommandLines, NodeError> {
         let command = of_agent(arguments);
         let started = timeout(PATIENCE, self.start(&command, true)).await;
-        Ok(Lines(started.unwrap_or(Err(NodeError::Silent(PATIENCE)))?))
+        Ok(CommandLines(started.unwrap_or(Err(NodeError::Silent(PATIENCE)))?))
     }
 
     async fn start(&self, command: &[&str], input: bool) -> Result<AttachedProcess, NodeError> {
@@ -98,9 +98,9 @@ impl Target<'_> {
 }
 
 /// Running command that writes lines.
-pub(super) struct Lines(AttachedProcess);
+pub(super) struct CommandLines(AttachedProcess);
 
-impl Lines {
+impl CommandLines {
     /// Sends each line, with the node's name, until the command ends or the receiver is dropped.
     pub(super) async fn send(
         mut self,

@@ -7,7 +7,7 @@ use netpold_core::model::Key;
 use netpold_kube::cluster::Lister;
 use netpold_kube::cluster::failure::Failure;
 
-use super::exec::Target;
+use super::exec::ExecTarget;
 use super::{ClusterArgs, NodeError, SILENCE};
 
 /// Most bytes of a command's output.
@@ -16,7 +16,7 @@ const OUTPUT_MAX: usize = 1 << 16;
 const NOT_STARTED: [i32; 2] = [126, 127];
 
 /// Access to the containers of a cluster.
-pub struct Inside {
+pub struct ContainerAccess {
     lister: Lister,
 }
 
@@ -29,7 +29,7 @@ pub enum NotRun {
     Otherwise(String),
 }
 
-impl Inside {
+impl ContainerAccess {
     /// Connects to the API server.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Inside {
         container: &str,
         command: &[&str],
     ) -> Result<String, NotRun> {
-        let target = Target {
+        let target = ExecTarget {
             pods: Api::namespaced(self.lister.client(), &pod.namespace),
             namespace: &pod.namespace,
             pod: &pod.name,

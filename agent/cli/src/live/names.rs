@@ -18,7 +18,7 @@ const PAGE: u32 = 500;
 
 /// Kinds of objects to list by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ListedKind {
     /// Pods.
     Pod,
     /// Services.
@@ -26,12 +26,12 @@ pub enum Kind {
 }
 
 /// Source of names. Objects that cannot be listed yield no names.
-pub struct Names {
+pub struct NameLister {
     client: Client,
     namespace: String,
 }
 
-impl Names {
+impl NameLister {
     /// Connects to the API server; an absent `namespace` is the context's.
     ///
     /// # Errors
@@ -62,11 +62,11 @@ impl Names {
     }
 
     /// Returns the objects of a kind in a namespace; the default is the namespace of [`Names::open`].
-    pub async fn of(&self, kind: Kind, namespace: Option<&str>) -> Vec<String> {
+    pub async fn of(&self, kind: ListedKind, namespace: Option<&str>) -> Vec<String> {
         let namespace = namespace.unwrap_or(&self.namespace);
         match kind {
-            Kind::Pod => list(&self.api::<Pod>(namespace)).await,
-            Kind::Service => list(&self.api::<Service>(namespace)).await,
+            ListedKind::Pod => list(&self.api::<Pod>(namespace)).await,
+            ListedKind::Service => list(&self.api::<Service>(namespace)).await,
         }
     }
 

@@ -86,7 +86,7 @@ pub async fn objects(args: &ClusterArgs, namespace: Option<&str>) -> Result<Vec<
     };
     check_namespace(&namespace)?;
     let mut seen =
-        Seen { lister, namespace, objects: Vec::new(), partly: Vec::new(), warnings: Vec::new() };
+        ObjectReader { lister, namespace, objects: Vec::new(), partly: Vec::new(), warnings: Vec::new() };
     for kind in KINDS {
         seen.take(kind).await?;
     }
@@ -98,7 +98,7 @@ pub async fn objects(args: &ClusterArgs, namespace: Option<&str>) -> Result<Vec<
 }
 
 /// Objects and warnings collected so far.
-struct Seen {
+struct ObjectReader {
     lister: Lister,
     /// Namespace to list where all namespaces may not be listed.
     namespace: String,
@@ -108,7 +108,7 @@ struct Seen {
     warnings: Vec<String>,
 }
 
-impl Seen {
+impl ObjectReader {
     async fn take(&mut self, kind: Kind) -> Result<()> {
         let all = self.lister.list(kind, None).await;
         let Err(Failure::Forbidden(words)) = all else { return self.add(kind, all) };

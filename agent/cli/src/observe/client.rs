@@ -14,7 +14,7 @@ use super::args::{ObserveArgs, arguments};
 use super::render::text;
 use crate::live::{self, ALL, Agents, SOME};
 use crate::output::{Output, is_read};
-use crate::socket::{Lines, understood};
+use crate::socket::{AnswerLines, understood};
 
 /// Most events of a cluster sorted at once.
 const ORDERED: usize = 50_000;
@@ -97,6 +97,6 @@ fn show(line: &str, output: Output) -> Result<bool> {
 ///
 /// # Errors
 /// No agent answers, or it refuses.
-pub fn ask(socket: &Path, request: &Request, ends_with_input: bool) -> Result<Lines> {
-    Lines::ask(socket, OBSERVE_REQUEST, request, PATIENCE, ends_with_input)
+pub fn ask(socket: &Path, request: &Request, ends_with_input: bool) -> Result<AnswerLines> {
+    AnswerLines::ask(socket, OBSERVE_REQUEST, request, PATIENCE, ends_with_input)
 }

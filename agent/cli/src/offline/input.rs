@@ -14,13 +14,13 @@ pub const STANDARD_INPUT: &str = "standard input";
 const BYTES: u64 = 64 << 20;
 
 /// The option that reads standard input.
-struct Claim {
+struct InputClaim {
     option: &'static str,
     /// Content; absent until it is read, or if the command reads standard input itself.
     bytes: Option<Vec<u8>>,
 }
 
-static INPUT: Mutex<Option<Claim>> = Mutex::new(None);
+static INPUT: Mutex<Option<InputClaim>> = Mutex::new(None);
 /// Contents of pipes, which can be read once.
 static PIPES: Mutex<BTreeMap<PathBuf, Arc<[u8]>>> = Mutex::new(BTreeMap::new());
 
@@ -37,12 +37,12 @@ pub fn is_standard_input(path: &Path) -> bool {
 pub fn claim_standard_input(option: &'static str) -> Result<()> {
     let mut input = INPUT.lock().unwrap_or_else(PoisonError::into_inner);
     match &*input {
-        Some(Claim { option: other, .. }) if *other != option => {
+        Some(InputClaim { option: other, .. }) if *other != option => {
             bail!("{option} -: standard input is read once, and {other} - reads it; give a file")
         }
         Some(_) => Ok(()),
         None => {
-            *input = Some(Claim { option, bytes: None });
+            *input = Some(InputClaim { option, bytes: None });
             Ok(())
         }
     }
@@ -55,11 +55,11 @@ pub fn claim_standard_input(option: &'static str) -> Result<()> {
 pub fn standard_input(option: &'static str) -> Result<Vec<u8>> {
     claim_standard_input(option)?;
     let mut input = INPUT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(Claim { bytes: Some(bytes), .. }) = &*input {
+    if let Some(InputClaim { bytes: Some(bytes), .. }) = &*input {
         return Ok(bytes.clone());
     }
     let bytes = read_bounded(STANDARD_INPUT, io::stdin().lock())?;
-    *input = Some(Claim { option, bytes: Some(bytes.clone()) });
+    *input = Some(InputClaim { option, bytes: Some(bytes.clone()) });
     Ok(bytes)
 }
 

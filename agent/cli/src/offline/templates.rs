@@ -35,8 +35,8 @@ pub fn stand_in(objects: Vec<Change>) -> Vec<Change> {
     // The latest of several runs of a CronJob comes first.
     templates.sort_by_key(|template| Reverse(ObjectKey::of(template)));
     let pods = || objects.iter().filter_map(as_pod);
-    let running = Running::new(pods().filter(|pod| !pod.finished));
-    let mut wanted: BTreeMap<(String, Owned, Option<Traits>), Pod> = BTreeMap::new();
+    let running = RunningPods::new(pods().filter(|pod| !pod.finished));
+    let mut wanted: BTreeMap<(String, OwnerKey, Option<TemplateTraits>), Pod> = BTreeMap::new();
     // The Jobs of a CronJob among the templates are its runs, whatever their labels.
     let schedules: HashSet<(&str, &str)> = templates
         .iter()
@@ -49,8 +49,8 @@ pub fn stand_in(objects: Vec<Change>) -> Vec<Change> {
         let Some(owner) = owner(template) else { continue };
         let is_guessed =
             is_run(template) && !schedules.contains(&(template.key.namespace.as_str(), owner.name));
-        let traits = is_guessed.then(|| Traits::of(template));
-        let key = (template.key.namespace.clone(), Owned::of(owner), traits);
+        let traits = is_guessed.then(|| TemplateTraits::of(template));
+        let key = (template.key.namespace.clone(), OwnerKey::of(owner), traits);
         // The Deployment's template takes precedence over its ReplicaSets', the CronJob's over its Jobs'.
         let is_better = |known: &Pod| rank(template) < rank(known);
         if wanted.get(&key).is_none_or(is_better) {
@@ -86,9 +86,9 @@ fn as_pod(change: &Change) -> Option<&Pod> {
 
 /// Owned copy of an [`Owner`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Owned(String, String);
+struct OwnerKey(String, String);
 
-impl Owned {
+impl OwnerKey {
     fn of(owner: Owner<'_>) -> Self {
         Self(owner.kind.to_owned(), owner.name.to_owned())
     }
@@ -96,9 +96,9 @@ impl Owned {
 
 /// Properties of a template's pods that policies depend on: labels, ports and whether the pods use the host's network.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Traits(Labels, Vec<NamedPort>, bool);
+struct TemplateTraits(Labels, Vec<NamedPort>, bool);
 
-impl Traits {
+impl TemplateTraits {
     fn of(template: &Pod) -> Self {
         let labels = template.labels.iter().filter(|(key, _)| !OF_PODS.contains(&key.as_str()));
         let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -107,7 +107,7 @@ impl Traits {
 }
 
 /// Pods of running workloads.
-struct Running<'p> {
+struct RunningPods<'p> {
     owned: HashSet<(&'p str, Owner<'p>)>,
     /// Pods of Jobs that may be runs of one workload.
     runs: Vec<&'p Pod>,
@@ -115,7 +115,7 @@ struct Running<'p> {
     others: HashMap<&'p str, Vec<&'p Pod>>,
 }
 
-impl<'p> Running<'p> {
+impl<'p> RunningPods<'p> {
     fn new(pods: impl Iterator<Item = &'p Pod>) -> Self {
         let (mut owned, mut others) = (HashSet::new(), HashMap::<&str, Vec<&Pod>>::new());
         let mut runs = Vec::new();

@@ -17,7 +17,7 @@ const WINDOW: usize = 10;
 
 /// View of the counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum View {
+pub enum TopView {
     /// Dropped packets by pod, peer, port and reason.
     #[default]
     Drops,
@@ -29,7 +29,7 @@ pub enum View {
     Policies,
 }
 
-impl View {
+impl TopView {
     /// All views, in the order of their keys.
     pub const ALL: [Self; 4] = [Self::Drops, Self::Flows, Self::Pods, Self::Policies];
 
@@ -47,7 +47,7 @@ impl View {
 
 /// Order of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Order {
+pub enum RowOrder {
     /// By number of events.
     #[default]
     Count,
@@ -59,7 +59,7 @@ pub enum Order {
     Name,
 }
 
-impl Order {
+impl RowOrder {
     /// All orders, in the sequence of the sort key.
     pub const ALL: [Self; 4] = [Self::Count, Self::Rate, Self::Last, Self::Name];
 
@@ -73,7 +73,7 @@ impl Order {
 
 /// Row of counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Row {
+pub struct CountRow {
     /// Names, one for each name column of the view.
     pub names: Vec<String>,
     /// Numbers of events by verdict: denied, audited, allowed.
@@ -85,7 +85,7 @@ pub struct Row {
     recent: [u32; WINDOW],
 }
 
-impl Row {
+impl CountRow {
     /// Returns the number of events.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -123,17 +123,17 @@ impl Row {
 
 /// Counts of the events so far.
 #[derive(Debug, Default)]
-pub struct Board {
-    rows: [BTreeMap<Vec<String>, Row>; 4],
+pub struct EventCounts {
+    rows: [BTreeMap<Vec<String>, CountRow>; 4],
     /// Numbers of events beyond [`ROWS`], by view.
     others: [u64; 4],
     /// All events.
-    pub total: Row,
+    pub total: CountRow,
     /// Lost events.
     pub lost: Lost,
 }
 
-impl Board {
+impl EventCounts {
     /// Counts a line of the stream, with printable text.
     pub fn take(&mut self, line: &Line) {
         let event = match line {
@@ -147,15 +147,15 @@ impl Board {
         let why = why(&event.attribution);
         self.total.add(event.verdict, at, "");
         let pod = pod_name(event);
-        let view = if event.verdict == Outcome::Deny { View::Drops } else { View::Flows };
+        let view = if event.verdict == Outcome::Deny { TopView::Drops } else { TopView::Flows };
         self.add(view, flow(event, pod.clone()), event.verdict, at, &why);
-        self.add(View::Pods, vec![pod], event.verdict, at, &why);
+        self.add(TopView::Pods, vec![pod], event.verdict, at, &why);
         for policy in &event.attribution.policies {
-            self.add(View::Policies, vec![policy.to_string()], event.verdict, at, &why);
+            self.add(TopView::Policies, vec![policy.to_string()], event.verdict, at, &why);
         }
     }
 
-    fn add(&mut self, view: View, names: Vec<String>, outcome: Outcome, at: i64, why: &str) {
+    fn add(&mut self, view: TopView, names: Vec<String>, outcome: Outcome, at: i64, why: &str) {
         let rows = &mut self.rows[view as usize];
         if rows.len() >= ROWS && !rows.contains_key(&names) {
             self.others[view as usize] += 1;
@@ -163,7 +163,7 @@ impl Board {
         }
         let row = rows
             .entry(names)
-            .or_insert_with_key(|names| Row { names: names.clone(), ..Row::default() });
+            .or_insert_with_key(|names| CountRow { names: names.clone(), ..CountRow::default() });
         row.add(outcome, at, why);
     }
 
@@ -171,19 +171,19 @@ impl Board {
     #[must_use]
     pub fn rows(
         &self,
-        view: View,
-        (order, reversed): (Order, bool),
+        view: TopView,
+        (order, reversed): (RowOrder, bool),
         now: i64,
         most: usize,
-    ) -> (Vec<&Row>, usize, u64) {
+    ) -> (Vec<&CountRow>, usize, u64) {
         let all = &self.rows[view as usize];
-        let mut rows: Vec<&Row> = all.values().collect();
+        let mut rows: Vec<&CountRow> = all.values().collect();
         match order {
             // The map sorts rows by name; stable sorts keep this order among equal rows.
-            Order::Name => {}
-            Order::Count => rows.sort_by_key(|row| Reverse(row.count())),
-            Order::Rate => rows.sort_by_cached_key(|row| Reverse((row.recent(now), row.count()))),
-            Order::Last => rows.sort_by_key(|row| Reverse(row.last)),
+            RowOrder::Name => {}
+            RowOrder::Count => rows.sort_by_key(|row| Reverse(row.count())),
+            RowOrder::Rate => rows.sort_by_cached_key(|row| Reverse((row.recent(now), row.count()))),
+            RowOrder::Last => rows.sort_by_key(|row| Reverse(row.last)),
         }
         if reversed {
             rows.reverse();
@@ -214,11 +214,11 @@ mod tests {
 
     #[test]
     fn a_rate_is_of_the_last_ten_seconds() {
-        let mut row = Row::default();
+        let mut row = CountRow::default();
         for second in [0, 0, 5, 9] {
             row.add(Outcome::Deny, at(second), "");
         }
-        let recent = |row: &Row, second| row.recent(at(second));
+        let recent = |row: &CountRow, second| row.recent(at(second));
         assert_eq!((recent(&row, 9), recent(&row, 10), recent(&row, 15)), (4, 2, 1));
         assert_eq!((recent(&row, 19), recent(&row, -3)), (0, 4));
         // Late events count in their own second, if it is still within the window.
@@ -231,19 +231,19 @@ mod tests {
 
     #[test]
     fn rows_are_bounded_and_the_rest_is_counted() {
-        let mut board = Board::default();
+        let mut board = EventCounts::default();
         for number in 0..ROWS + 3 {
-            board.add(View::Pods, vec![format!("{number:06}")], Outcome::Deny, at(0), "");
+            board.add(TopView::Pods, vec![format!("{number:06}")], Outcome::Deny, at(0), "");
         }
-        board.add(View::Pods, vec!["000001".into()], Outcome::Allow, at(1), "last");
+        board.add(TopView::Pods, vec!["000001".into()], Outcome::Allow, at(1), "last");
         let now = at(1);
-        let (rows, all, others) = board.rows(View::Pods, (Order::Count, false), now, 2);
+        let (rows, all, others) = board.rows(TopView::Pods, (RowOrder::Count, false), now, 2);
         assert_eq!((all, others, rows.len()), (ROWS, 3, 2));
         assert_eq!((rows[0].counts, &rows[0].why[..]), ([1, 0, 1], "last"));
-        let (rows, ..) = board.rows(View::Pods, (Order::Name, true), now, 1);
+        let (rows, ..) = board.rows(TopView::Pods, (RowOrder::Name, true), now, 1);
         assert_eq!(rows[0].names, ["009999"]);
-        for order in [Order::Rate, Order::Last] {
-            let (rows, ..) = board.rows(View::Pods, (order, false), now, 1);
+        for order in [RowOrder::Rate, RowOrder::Last] {
+            let (rows, ..) = board.rows(TopView::Pods, (order, false), now, 1);
             assert_eq!(rows[0].names, ["000001"], "{order:?}");
         }
     }

@@ -13,25 +13,25 @@ use netpold_core::printable::printable;
 
 use crate::live::{self, Agents, ClusterArgs};
 use crate::observe::{arguments, ask, printable_line};
-use crate::socket::{Lines, understood};
+use crate::socket::{AnswerLines, understood};
 
 /// Pause between two attempts to reach an agent that has ended.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// Line of the stream, or the reason why there is none.
-pub(super) type News = Result<Line, String>;
+pub(super) type FeedLine = Result<Line, String>;
 
-fn news(line: &str) -> News {
+fn news(line: &str) -> FeedLine {
     let line = understood(line).and_then(|line| printable_line(&line));
     line.map_err(|error| printable(&format!("{error:#}")).into_owned())
 }
 
 /// Sends lines until the receiver is gone; reconnects to an agent that has ended.
 pub(super) fn of_node(
-    mut lines: Lines,
+    mut lines: AnswerLines,
     socket: &Path,
     request: &Request,
-    sender: &SyncSender<News>,
+    sender: &SyncSender<FeedLine>,
 ) {
     // Kept events were shown already.
     let again = Request { since: None, ..request.clone() };
@@ -65,7 +65,7 @@ pub(super) fn of_node(
 pub(super) fn of_cluster(
     cluster: ClusterArgs,
     request: &Request,
-    sender: SyncSender<News>,
+    sender: SyncSender<FeedLine>,
 ) -> Result<()> {
     let (begun, beginning) = sync_channel(1);
     let arguments = arguments(request);

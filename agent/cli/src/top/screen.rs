@@ -8,15 +8,15 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap};
 
-use super::board::{Board, Order, Row, View};
+use super::board::{EventCounts, RowOrder, CountRow, TopView};
 
 /// Choices of the user, and the state of the source.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     /// Selected view.
-    pub view: View,
+    pub view: TopView,
     /// Order of the rows.
-    pub order: Order,
+    pub order: RowOrder,
     /// Whether the order is reversed.
     pub reversed: bool,
     /// Index of the marked row.
@@ -36,7 +36,7 @@ pub(super) const SHOWN: usize = 500;
 const WIDE: u16 = 110;
 
 /// Draws the counts; `now` is in milliseconds since the epoch.
-pub fn draw(frame: &mut Frame<'_>, board: &Board, choice: &Choice, now: i64) {
+pub fn draw(frame: &mut Frame<'_>, board: &EventCounts, choice: &Choice, now: i64) {
     let lost = lost_line(&board.lost);
     let lengths = [
         Constraint::Length(1),
@@ -61,7 +61,7 @@ pub fn draw(frame: &mut Frame<'_>, board: &Board, choice: &Choice, now: i64) {
     frame.render_widget(Line::from(help).style(Style::new().add_modifier(Modifier::DIM)), keys);
 }
 
-fn head_line(board: &Board, choice: &Choice, now: i64) -> Line<'static> {
+fn head_line(board: &EventCounts, choice: &Choice, now: i64) -> Line<'static> {
     let [denied, audited, allowed] = board.total.counts;
     let rate = board.total.recent(now) as f64 / 10.0;
     let bold = Style::new().add_modifier(Modifier::BOLD);
@@ -80,7 +80,7 @@ fn head_line(board: &Board, choice: &Choice, now: i64) -> Line<'static> {
 
 fn tabs_line(choice: &Choice, all: usize, others: u64) -> Line<'static> {
     let mut spans = Vec::new();
-    for (number, view) in (1..).zip(View::ALL) {
+    for (number, view) in (1..).zip(TopView::ALL) {
         let style = match view == choice.view {
             true => Style::new().add_modifier(Modifier::REVERSED),
             false => Style::new(),
@@ -93,39 +93,39 @@ fn tabs_line(choice: &Choice, all: usize, others: u64) -> Line<'static> {
 }
 
 /// Returns the columns of names, with their widths.
-fn names(view: View, width: u16) -> Vec<(&'static str, Constraint)> {
+fn names(view: TopView, width: u16) -> Vec<(&'static str, Constraint)> {
     let (pod, peer) = (("POD", Constraint::Fill(5)), ("PEER", Constraint::Fill(5)));
     match view {
-        View::Drops | View::Flows => {
+        TopView::Drops | TopView::Flows => {
             let longest = if width < WIDE { 9 } else { 22 };
             let (port, reason) = (Constraint::Length(10), Constraint::Length(longest));
             vec![pod, peer, ("PORT", port), ("REASON", reason)]
         }
-        View::Pods => vec![pod],
-        View::Policies => vec![("POLICY", Constraint::Fill(1))],
+        TopView::Pods => vec![pod],
+        TopView::Policies => vec![("POLICY", Constraint::Fill(1))],
     }
 }
 
-fn table(frame: &mut Frame<'_>, area: Rect, rows: &[&Row], choice: &Choice, now: i64) {
-    let by_verdict = matches!(choice.view, View::Pods | View::Policies);
-    let marked = |title: &str, order: Order| match choice.order == order {
+fn table(frame: &mut Frame<'_>, area: Rect, rows: &[&CountRow], choice: &Choice, now: i64) {
+    let by_verdict = matches!(choice.view, TopView::Pods | TopView::Policies);
+    let marked = |title: &str, order: RowOrder| match choice.order == order {
         true => format!("{title}{}", if choice.reversed { '^' } else { 'v' }),
         false => title.to_owned(),
     };
     let mut columns = vec![
-        (marked("COUNT", Order::Count), Constraint::Length(7)),
-        (marked("/10S", Order::Rate), Constraint::Length(5)),
-        (marked("LAST", Order::Last), Constraint::Length(8)),
+        (marked("COUNT", RowOrder::Count), Constraint::Length(7)),
+        (marked("/10S", RowOrder::Rate), Constraint::Length(5)),
+        (marked("LAST", RowOrder::Last), Constraint::Length(8)),
     ];
     if by_verdict {
         let verdicts = ["DENIED", "AUDITED", "ALLOWED"];
         columns.extend(verdicts.map(|title| (title.to_owned(), Constraint::Length(8))));
     }
     for (number, (title, width)) in names(choice.view, area.width).into_iter().enumerate() {
-        let title = if number == 0 { marked(title, Order::Name) } else { title.to_owned() };
+        let title = if number == 0 { marked(title, RowOrder::Name) } else { title.to_owned() };
         columns.push((title, width));
     }
-    let cells = |row: &Row| {
+    let cells = |row: &CountRow| {
         let counts = [row.count().to_string(), row.recent(now).to_string(), clock(row.last)];
         let verdicts = row.counts.iter().filter(|_| by_verdict).map(ToString::to_string);
         let cells = counts.into_iter().chain(verdicts).chain(row.names.iter().cloned());
@@ -142,7 +142,7 @@ fn table(frame: &mut Frame<'_>, area: Rect, rows: &[&Row], choice: &Choice, now:
 }
 
 /// Renders the marked row in full, or the reason why no lines arrive.
-fn detail_text(choice: &Choice, rows: &[&Row]) -> Paragraph<'static> {
+fn detail_text(choice: &Choice, rows: &[&CountRow]) -> Paragraph<'static> {
     let row = rows.get(choice.selected.min(rows.len().saturating_sub(1)));
     let text = match (&choice.problem, row) {
         (Some(problem), _) => problem.clone(),

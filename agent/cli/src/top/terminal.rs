@@ -12,8 +12,8 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use tokio::signal;
 
 use super::args::TopArgs;
-use super::board::{Board, View};
-use super::feed::{self, News};
+use super::board::{EventCounts, TopView};
+use super::feed::{self, FeedLine};
 use super::screen::{Choice, SHOWN, draw};
 use crate::observe::ask;
 
@@ -112,11 +112,11 @@ fn end_with_signals(ends: &'static AtomicBool) -> Result<()> {
 
 fn show(
     terminal: &mut DefaultTerminal,
-    news: &Receiver<News>,
+    news: &Receiver<FeedLine>,
     ends: &AtomicBool,
     source: String,
 ) -> Result<()> {
-    let (mut board, mut choice) = (Board::default(), Choice { source, ..Choice::default() });
+    let (mut board, mut choice) = (EventCounts::default(), Choice { source, ..Choice::default() });
     while !ends.load(Ordering::Relaxed) {
         if !choice.paused {
             take(news, &mut board, &mut choice);
@@ -144,7 +144,7 @@ fn show(
     Ok(())
 }
 
-fn take(news: &Receiver<News>, board: &mut Board, choice: &mut Choice) {
+fn take(news: &Receiver<FeedLine>, board: &mut EventCounts, choice: &mut Choice) {
     for _ in 0..AT_ONCE {
         match news.try_recv() {
             Ok(Ok(line)) => {
@@ -159,23 +159,23 @@ fn take(news: &Receiver<News>, board: &mut Board, choice: &mut Choice) {
 
 /// Applies a key. Returns whether the key ends the program.
 #[expect(clippy::wildcard_enum_match_arm, reason = "every other key means nothing")]
-fn ends_by(key: KeyEvent, choice: &mut Choice, board: &mut Board) -> bool {
-    let view = |choice: &mut Choice, view: View| {
+fn ends_by(key: KeyEvent, choice: &mut Choice, board: &mut EventCounts) -> bool {
+    let view = |choice: &mut Choice, view: TopView| {
         (choice.view, choice.selected) = (view, 0);
     };
-    let at = View::ALL.iter().position(|it| *it == choice.view).unwrap_or_default();
+    let at = TopView::ALL.iter().position(|it| *it == choice.view).unwrap_or_default();
     match key.code {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
         KeyCode::Char('q') | KeyCode::Esc => return true,
-        KeyCode::Char(digit @ '1'..='4') => view(choice, View::ALL[digit as usize - '1' as usize]),
-        KeyCode::Tab | KeyCode::Right => view(choice, View::ALL[(at + 1) % View::ALL.len()]),
+        KeyCode::Char(digit @ '1'..='4') => view(choice, TopView::ALL[digit as usize - '1' as usize]),
+        KeyCode::Tab | KeyCode::Right => view(choice, TopView::ALL[(at + 1) % TopView::ALL.len()]),
         KeyCode::BackTab | KeyCode::Left => {
-            view(choice, View::ALL[(at + View::ALL.len() - 1) % View::ALL.len()]);
+            view(choice, TopView::ALL[(at + TopView::ALL.len() - 1) % TopView::ALL.len()]);
         }
         KeyCode::Char('s') => choice.order = choice.order.next(),
         KeyCode::Char('r') => choice.reversed = !choice.reversed,
         KeyCode::Char('p' | ' ') => choice.paused = !choice.paused,
-        KeyCode::Char('c') => *board = Board::default(),
+        KeyCode::Char('c') => *board = EventCounts::default(),
         KeyCode::Up | KeyCode::Char('k') => choice.selected = choice.selected.saturating_sub(1),
         KeyCode::Down | KeyCode::Char('j') => {
             let order = (choice.order, choice.reversed);

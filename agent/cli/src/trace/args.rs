@@ -11,7 +11,7 @@ use netpold_api::trace::{LONGEST, Peer, Request};
 use netpold_core::pattern::block;
 use netpold_core::probe::IpProtocol;
 
-use crate::arguments::{Who, time};
+use crate::arguments::{PartyArg, time};
 use crate::live::{self, ClusterArgs};
 use crate::output::Output;
 
@@ -23,20 +23,20 @@ pub struct TraceArgs {
     pub socket: PathBuf,
     /// Pod to trace: namespace/name, or its name alone
     #[arg(long, value_name = "POD", env = "NETPOLD_POD")]
-    pub pod: Who,
+    pub pod: PartyArg,
     /// Show only connections from this peer, in both directions: a pod as with --pod, svc/namespace/name, an address or
     /// a CIDR [default: all]
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM")]
-    pub from: Option<Other>,
+    pub from: Option<PeerArg>,
     /// Show only connections to this peer, as --from; with both, connections from or to either
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO")]
-    pub to: Option<Other>,
+    pub to: Option<PeerArg>,
     /// Namespace of pods named without one [default: the context's; without a cluster: default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
     /// Show only connections to this port, and of this protocol if given, as in 53 or 53/UDP
     #[arg(long, value_name = "PORT[/PROTOCOL]", env = "NETPOLD_PORT")]
-    pub port: Option<Port>,
+    pub port: Option<PortArg>,
     /// Duration of the trace, as in 30s or 10m (the longest)
     #[arg(long = "for", value_name = "TIME", env = "NETPOLD_FOR", default_value = "60s", value_parser = time)]
     pub duration: Duration,
@@ -50,12 +50,12 @@ pub struct TraceArgs {
 
 /// Port with an optional protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct PortArg {
     number: u16,
     protocol: Option<IpProtocol>,
 }
 
-impl std::str::FromStr for Port {
+impl std::str::FromStr for PortArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -76,14 +76,14 @@ impl std::str::FromStr for Port {
 
 /// Peer as typed on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Other {
+pub enum PeerArg {
     /// CIDR or address, which needs no namespace.
     Block(IpNet),
     /// Pod, with or without its namespace, or Service.
-    Who(Who),
+    Who(PartyArg),
 }
 
-impl std::str::FromStr for Other {
+impl std::str::FromStr for PeerArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -95,7 +95,7 @@ impl std::str::FromStr for Other {
     }
 }
 
-impl Other {
+impl PeerArg {
     fn lacks_namespace(&self) -> bool {
         match self {
             Self::Block(_) => false,
@@ -115,7 +115,7 @@ impl TraceArgs {
     /// Returns the namespace of names without one; empty, and not looked up, if all names have one.
     fn namespace(&self) -> Result<String> {
         let others = self.from.iter().chain(&self.to);
-        if self.pod.lacks_namespace() || others.into_iter().any(Other::lacks_namespace) {
+        if self.pod.lacks_namespace() || others.into_iter().any(PeerArg::lacks_namespace) {
             return live::namespace(None, &self.cluster, self.namespace.as_deref());
         }
         Ok(String::new())
@@ -131,7 +131,7 @@ impl TraceArgs {
             bail!("--for: give 1s to {}m", LONGEST / 60);
         }
         let namespace = self.namespace()?;
-        let other = |other: &Other| other.clone().in_namespace(&namespace);
+        let other = |other: &PeerArg| other.clone().in_namespace(&namespace);
         let request = Request {
             pod: self.pod.clone().in_namespace(&namespace),
             from: self.from.as_ref().map(other),

@@ -14,7 +14,7 @@ use super::args::{TraceArgs, arguments};
 use super::render::text;
 use crate::live::{self, ALL, Agents, SOME, node_of};
 use crate::output::{Output, is_read};
-use crate::socket::{Lines, understood};
+use crate::socket::{AnswerLines, understood};
 
 /// Longest time for an agent to load programs, on a busy node.
 const LOADING: Duration = Duration::from_mins(1);
@@ -32,7 +32,7 @@ pub fn run(args: &TraceArgs) -> Result<u8> {
 }
 
 fn of_node(path: &Path, request: &Request, local: bool, output: Output) -> Result<u8> {
-    let mut lines = Lines::ask(path, TRACE_REQUEST, request, LOADING, local)?;
+    let mut lines = AnswerLines::ask(path, TRACE_REQUEST, request, LOADING, local)?;
     while let Some(line) = lines.read()? {
         let understood = understood(&line)?;
         let is_end = matches!(understood, Line::Ended { .. });

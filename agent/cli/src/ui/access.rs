@@ -24,14 +24,14 @@ const USUAL_PORT: u16 = 80;
 
 /// Checks of a request.
 #[derive(Clone)]
-pub(super) struct Access {
+pub(super) struct AccessCheck {
     token: String,
     port: u16,
 }
 
 /// Reason to refuse a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum AccessRefusal {
     /// The request was sent to another name.
     Host,
     /// The page of another site made the browser send the request.
@@ -40,7 +40,7 @@ pub(super) enum Refusal {
     Token,
 }
 
-impl Refusal {
+impl AccessRefusal {
     /// Returns the reason as text.
     pub(super) const fn text(self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ impl Refusal {
     }
 }
 
-impl Access {
+impl AccessCheck {
     /// Makes a new token.
     ///
     /// # Errors
@@ -75,26 +75,26 @@ impl Access {
     ///
     /// # Errors
     /// Another site sent it, or it was sent to another name.
-    pub(super) fn check_sender(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+    pub(super) fn check_sender(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), AccessRefusal> {
         let mut hosts = headers.get_all(HOST).iter();
-        let host = hosts.next().and_then(|host| host.to_str().ok()).ok_or(Refusal::Host)?;
+        let host = hosts.next().and_then(|host| host.to_str().ok()).ok_or(AccessRefusal::Host)?;
         let is_own = host == format!("{ADDRESS}:{}", self.port)
             || (self.port == USUAL_PORT && host == ADDRESS);
         let is_authority = uri.authority().is_none_or(|authority| authority.as_str() == host);
         if !is_own || !is_authority || hosts.next().is_some() {
-            return Err(Refusal::Host);
+            return Err(AccessRefusal::Host);
         }
         let own = format!("http://{host}");
         let is_other = |origin: &axum::http::HeaderValue| origin.as_bytes() != own.as_bytes();
         if headers.get_all(ORIGIN).iter().any(is_other) {
-            return Err(Refusal::Origin);
+            return Err(AccessRefusal::Origin);
         }
         // `none`: the user has typed the address, or followed a link of another program.
         let is_site =
             |site: &axum::http::HeaderValue| matches!(site.as_bytes(), b"same-origin" | b"none");
         match headers.get_all(FETCH_SITE).iter().all(is_site) {
             true => Ok(()),
-            false => Err(Refusal::Origin),
+            false => Err(AccessRefusal::Origin),
         }
     }
 
@@ -102,13 +102,13 @@ impl Access {
     ///
     /// # Errors
     /// The token is missing or wrong.
-    pub(super) fn check_token(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+    pub(super) fn check_token(&self, headers: &HeaderMap) -> Result<(), AccessRefusal> {
         let mut given = headers.get_all(AUTHORIZATION).iter();
         let token = given.next().and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-        let token = token.filter(|_| given.next().is_none()).ok_or(Refusal::Token)?;
+        let token = token.filter(|_| given.next().is_none()).ok_or(AccessRefusal::Token)?;
         match bool::from(token.ct_eq(self.token.as_bytes())) {
             true => Ok(()),
-            false => Err(Refusal::Token),
+            false => Err(AccessRefusal::Token),
         }
     }
 }
@@ -127,11 +127,11 @@ mod tests {
         headers
     }
 
-    fn access() -> Access {
-        Access { token: "ab".repeat(32), port: 4000 }
+    fn access() -> AccessCheck {
+        AccessCheck { token: "ab".repeat(32), port: 4000 }
     }
 
-    fn sender(uri: &'static str, list: &[(&'static str, &str)]) -> Result<(), Refusal> {
+    fn sender(uri: &'static str, list: &[(&'static str, &str)]) -> Result<(), AccessRefusal> {
         access().check_sender(&Uri::from_static(uri), &headers(list))
     }
 
@@ -147,18 +147,18 @@ mod tests {
             "127.0.0.1:4000.evil.example",
             "",
         ] {
-            assert_eq!(sender("/", &[("host", host)]), Err(Refusal::Host), "{host}");
+            assert_eq!(sender("/", &[("host", host)]), Err(AccessRefusal::Host), "{host}");
         }
-        assert_eq!(sender("/", &[]), Err(Refusal::Host));
+        assert_eq!(sender("/", &[]), Err(AccessRefusal::Host));
         let two = [("host", "127.0.0.1:4000"), ("host", "evil.example")];
-        assert_eq!(sender("/", &two), Err(Refusal::Host));
+        assert_eq!(sender("/", &two), Err(AccessRefusal::Host));
         let absolute = sender("http://evil.example/", &[("host", "127.0.0.1:4000")]);
-        assert_eq!(absolute, Err(Refusal::Host), "the name in the request line counts, too");
+        assert_eq!(absolute, Err(AccessRefusal::Host), "the name in the request line counts, too");
     }
 
     #[test]
     fn port_80_is_left_out() {
-        let access = Access { port: 80, ..access() };
+        let access = AccessCheck { port: 80, ..access() };
         for host in ["127.0.0.1", "127.0.0.1:80"] {
             let origin = format!("http://{host}");
             let headers = headers(&[("host", host), ("origin", &origin)]);
@@ -177,10 +177,10 @@ mod tests {
             "https://127.0.0.1:4000",
             "http://localhost:4000",
         ] {
-            assert_eq!(sender("/", &[host, ("origin", origin)]), Err(Refusal::Origin), "{origin}");
+            assert_eq!(sender("/", &[host, ("origin", origin)]), Err(AccessRefusal::Origin), "{origin}");
         }
         for site in ["cross-site", "same-site"] {
-            assert_eq!(sender("/", &[host, ("sec-fetch-site", site)]), Err(Refusal::Origin));
+            assert_eq!(sender("/", &[host, ("sec-fetch-site", site)]), Err(AccessRefusal::Origin));
         }
         assert_eq!(sender("/", &[host, ("sec-fetch-site", "same-origin")]), Ok(()));
     }
@@ -191,9 +191,9 @@ mod tests {
         let check = |value: &str| access.check_token(&headers(&[("authorization", value)]));
         assert_eq!(check(&format!("Bearer {}", access.token)), Ok(()));
         for value in ["", "Bearer ", &access.token, &format!("Bearer {}", &access.token[1..])] {
-            assert_eq!(check(value), Err(Refusal::Token), "{value}");
+            assert_eq!(check(value), Err(AccessRefusal::Token), "{value}");
         }
-        assert_eq!(access.check_token(&HeaderMap::new()), Err(Refusal::Token));
-        assert_ne!(Access::new(1).unwrap().token, Access::new(1).unwrap().token);
+        assert_eq!(access.check_token(&HeaderMap::new()), Err(AccessRefusal::Token));
+        assert_ne!(AccessCheck::new(1).unwrap().token, AccessCheck::new(1).unwrap().token);
     }
 }

@@ -8,10 +8,10 @@ use netpold_core::model::{Direction, DomainName, Enforcement, Key, Pod};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 use serde_json::{Value, json};
 
-use super::world::{Source, World};
+use super::world::{ObjectSource, ObjectSnapshot};
 use crate::arguments::check_namespace;
 use crate::diff::{NamedPair, Party};
-use crate::learn::{Options, generate, yaml};
+use crate::learn::{LearnOptions, generate, yaml};
 use crate::{doctor, explain, live};
 
 /// Most pods named of a workload.
@@ -24,7 +24,7 @@ const USUAL: (IpProtocol, u16) = (IpProtocol::TCP, 80);
 /// # Errors
 /// There is no such party, or it has no pod or address.
 pub(super) fn edge(
-    world: &World,
+    world: &ObjectSnapshot,
     (from, to): (usize, usize),
     asked: Option<(IpProtocol, u16)>,
 ) -> Result<Value> {
@@ -54,12 +54,12 @@ pub(super) fn edge(
     }))
 }
 
-fn party(world: &World, index: usize) -> Result<&Party> {
+fn party(world: &ObjectSnapshot, index: usize) -> Result<&Party> {
     world.named.parties.get(index).ok_or_else(|| anyhow!("no such party"))
 }
 
 /// Returns the representative of a party with this number, or its last one.
-fn side(world: &World, index: usize, number: usize) -> Result<Side> {
+fn side(world: &ObjectSnapshot, index: usize, number: usize) -> Result<Side> {
     let all = world.named.representatives.get(index).map_or(&[][..], Vec::as_slice);
     let found = all.get(number).or(all.last()).cloned();
     found.ok_or_else(|| match party(world, index) {
@@ -69,7 +69,7 @@ fn side(world: &World, index: usize, number: usize) -> Result<Side> {
 }
 
 fn by_name(
-    world: &World,
+    world: &ObjectSnapshot,
     sender: &Side,
     name: &DomainName,
     kind: (IpProtocol, u16),
@@ -92,7 +92,7 @@ fn by_name(
 ///
 /// # Errors
 /// There is no such party.
-pub(super) fn workload(world: &World, index: usize) -> Result<Value> {
+pub(super) fn workload(world: &ObjectSnapshot, index: usize) -> Result<Value> {
     let party = party(world, index)?;
     let keys: &[Key] = if let Party::Workload(workload) = party { &workload.pods[1] } else { &[] };
     let pods = keys.iter().filter_map(|key| world.cluster().pods().get(key));
@@ -115,7 +115,7 @@ pub(super) fn workload(world: &World, index: usize) -> Result<Value> {
 }
 
 /// Returns the policies about a pod in a direction, ClusterNetworkPolicies first.
-fn about(world: &World, pod: &Pod, direction: Direction) -> Vec<Value> {
+fn about(world: &ObjectSnapshot, pod: &Pod, direction: Direction) -> Vec<Value> {
     if !is_subject(pod) {
         return Vec::new();
     }
@@ -144,7 +144,7 @@ fn about(world: &World, pod: &Pod, direction: Direction) -> Vec<Value> {
 ///
 /// # Errors
 /// No agent answers, or there are no flows.
-pub(super) fn learned(source: &Source, namespace: &str) -> Result<Value> {
+pub(super) fn learned(source: &ObjectSource, namespace: &str) -> Result<Value> {
     check_namespace(namespace)?;
     let arguments = ["learn", "-o", "json", "-n", namespace];
     let all = live::ask::<Recorded>(&source.cluster, &arguments)?;
@@ -153,7 +153,7 @@ pub(super) fn learned(source: &Source, namespace: &str) -> Result<Value> {
     answer.select(Some(namespace), 0);
     let objects = live::block_on(live::objects(&source.cluster, Some(namespace)))?;
     let namespace = namespace.to_owned();
-    let options = Options { namespace, block_prefix: [32, 128], other_protocols: false };
+    let options = LearnOptions { namespace, block_prefix: [32, 128], other_protocols: false };
     let learned = generate(objects, &answer, &options);
     let denied: Vec<String> = learned.denied.iter().map(ToString::to_string).collect();
     let unwatched: Vec<String> = learned.unwatched.iter().map(ToString::to_string).collect();
@@ -169,7 +169,7 @@ pub(super) fn learned(source: &Source, namespace: &str) -> Result<Value> {
 ///
 /// # Errors
 /// The objects cannot be read.
-pub(super) fn report(source: &Source, world: &World) -> Result<Value> {
+pub(super) fn report(source: &ObjectSource, world: &ObjectSnapshot) -> Result<Value> {
     let report = match source.is_live() {
         true => doctor::examine_cluster(&source.cluster, source.namespace.as_deref())?,
         false => {

@@ -18,8 +18,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::Sender;
 
-use super::map::Places;
-use super::world::World;
+use super::map::PartyIndex;
+use super::world::ObjectSnapshot;
 use crate::arguments::time;
 use crate::live::{Agents, ClusterArgs};
 use crate::observe::{FilterArgs, arguments, printable_line, why};
@@ -31,21 +31,21 @@ const WORDS: [&str; 9] =
 
 /// A request for events: values of flags of `observe`, by name.
 #[derive(Deserialize)]
-pub(super) struct Follow {
+pub(super) struct FollowQuestion {
     words: BTreeMap<String, String>,
 }
 
 /// Words as flags.
 #[derive(Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
-struct Words {
+struct FollowFlags {
     #[command(flatten)]
     filter: FilterArgs,
     #[arg(long, value_parser = time)]
     since: Option<Duration>,
 }
 
-impl Follow {
+impl FollowQuestion {
     /// Builds the request to the agents.
     ///
     /// # Errors
@@ -61,9 +61,9 @@ impl Follow {
             }
         }
         // The environment is that of the server, not of the question.
-        let command = Words::command().mut_args(|arg| arg.env(Resettable::Reset));
+        let command = FollowFlags::command().mut_args(|arg| arg.env(Resettable::Reset));
         let matches = command.try_get_matches_from(flags).map_err(|error| reason(&error))?;
-        let words = Words::from_arg_matches(&matches).map_err(|error| reason(&error))?;
+        let words = FollowFlags::from_arg_matches(&matches).map_err(|error| reason(&error))?;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let (since, filter) = (words.since.map(millis), words.filter.filter()?);
         Ok(Request { since, follow: true, filter })
@@ -83,7 +83,7 @@ fn reason(error: &clap::Error) -> anyhow::Error {
 /// The agents cannot be found.
 pub(super) async fn send(
     cluster: ClusterArgs,
-    world: Arc<World>,
+    world: Arc<ObjectSnapshot>,
     request: Request,
     sender: Sender<String>,
 ) -> Result<()> {
@@ -91,7 +91,7 @@ pub(super) async fn send(
     let arguments = arguments(&request);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut lines = pin!(agents.stream(&arguments));
-    let places = Places::new(world.cluster(), &world.named.parties);
+    let places = PartyIndex::new(world.cluster(), &world.named.parties);
     let send = async |event: &Value| sender.send(format!("data: {event}\n\n")).await.is_ok();
     if !send(&json!({ "revision": world.revision })).await {
         return Ok(());
@@ -118,7 +118,7 @@ pub(super) async fn send(
 }
 
 /// Returns a line of `observe` with its parties on the map, and its reason in words.
-fn event(places: &Places<'_>, line: &str) -> Result<Value> {
+fn event(places: &PartyIndex<'_>, line: &str) -> Result<Value> {
     let line: Line = understood(line)?;
     let (mut from, mut to, mut words) = (None, None, String::new());
     if let Line::Event(event) = &line {
@@ -140,7 +140,7 @@ mod tests {
 
     fn request(words: &[(&str, &str)]) -> Result<Request> {
         let words = words.iter().map(|(word, value)| ((*word).to_owned(), (*value).to_owned()));
-        Follow { words: words.collect() }.request()
+        FollowQuestion { words: words.collect() }.request()
     }
 
     #[test]

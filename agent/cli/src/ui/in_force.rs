@@ -11,7 +11,7 @@ use netpold_core::model::{Direction, Enforcement, Pod, Selector};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::world::{Source, World};
+use super::world::{ObjectSource, ObjectSnapshot};
 use crate::live;
 use crate::status;
 
@@ -24,36 +24,36 @@ const OLD: i64 = 120;
 
 /// A page of reports.
 #[derive(Deserialize)]
-struct Page {
+struct ReportPage {
     items: Vec<NodePolicyStatus>,
     #[serde(default)]
-    metadata: PageMetadata,
+    metadata: ReportPageMetadata,
 }
 
 #[derive(Default, Deserialize)]
-struct PageMetadata {
+struct ReportPageMetadata {
     #[serde(default, rename = "continue")]
     next: Option<String>,
 }
 
 /// Reports of the nodes.
 #[derive(Default)]
-struct Reports {
+struct NodeReports {
     /// State of each policy by node, by namespace and name.
     of_policies: BTreeMap<(String, String), BTreeMap<String, PolicyOnNode>>,
-    of_nodes: BTreeMap<String, OfNode>,
+    of_nodes: BTreeMap<String, NodeReportSummary>,
 }
 
 /// Report of a node, without its policies.
 #[derive(Default)]
-struct OfNode {
+struct NodeReportSummary {
     /// Age in seconds; absent without a time.
     age: Option<i64>,
     in_sync: bool,
     omitted: i32,
 }
 
-impl OfNode {
+impl NodeReportSummary {
     /// Returns the reason for which the report proves nothing.
     fn doubt(&self) -> Option<String> {
         match self.age {
@@ -65,13 +65,13 @@ impl OfNode {
     }
 }
 
-impl Reports {
+impl NodeReports {
     fn add(&mut self, report: NodePolicyStatus, now: i64) {
         let node = report.metadata.name.unwrap_or_default();
         let Some(status) = report.status else { return };
         let age = status.renew_time.map(|time| now - time.0.as_second());
         let (in_sync, omitted) = (status.in_sync, status.policies_omitted);
-        self.of_nodes.insert(node.clone(), OfNode { age, in_sync, omitted });
+        self.of_nodes.insert(node.clone(), NodeReportSummary { age, in_sync, omitted });
         for policy in status.policies {
             let key = (policy.namespace.clone(), policy.name.clone());
             self.of_policies.entry(key).or_default().insert(node.clone(), policy);
@@ -130,8 +130,8 @@ fn behind(state: &PolicyOnNode, generation: i64) -> Option<String> {
 ///
 /// # Errors
 /// A document cannot be converted to JSON. Reports that cannot be read are problems in the answer.
-pub(super) fn document(source: &Source, world: &World) -> Result<Value> {
-    let (mut reports, mut problems, mut agents) = (Reports::default(), Vec::new(), Value::Null);
+pub(super) fn document(source: &ObjectSource, world: &ObjectSnapshot) -> Result<Value> {
+    let (mut reports, mut problems, mut agents) = (NodeReports::default(), Vec::new(), Value::Null);
     if source.is_live() {
         match read_reports(source) {
             Ok(read) => reports = read,
@@ -151,7 +151,7 @@ pub(super) fn document(source: &Source, world: &World) -> Result<Value> {
     let policies: Vec<Value> = all
         .into_iter()
         .take(POLICIES)
-        .map(|Listed { key, nodes, generation, mut policy }| {
+        .map(|PolicyEntry { key, nodes, generation, mut policy }| {
             policy["nodes"] = reports.take(&key, &nodes, generation).into();
             policy
         })
@@ -161,12 +161,12 @@ pub(super) fn document(source: &Source, world: &World) -> Result<Value> {
     )
 }
 
-fn read_reports(source: &Source) -> Result<Reports> {
-    let mut reports = Reports::default();
+fn read_reports(source: &ObjectSource) -> Result<NodeReports> {
+    let mut reports = NodeReports::default();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
     live::block_on(live::pages(&source.cluster, REPORTS, |json| {
-        let page: Page = serde_json::from_str(json)?;
+        let page: ReportPage = serde_json::from_str(json)?;
         page.items.into_iter().for_each(|report| reports.add(report, now));
         Ok(page.metadata.next)
     }))?;
@@ -174,7 +174,7 @@ fn read_reports(source: &Source) -> Result<Reports> {
 }
 
 /// A policy of the answer.
-struct Listed<'w> {
+struct PolicyEntry<'w> {
     /// Namespace and name; a ClusterNetworkPolicy has no namespace.
     key: (String, String),
     /// Nodes of the selected pods.
@@ -184,7 +184,7 @@ struct Listed<'w> {
 }
 
 /// Returns the policies, ClusterNetworkPolicies first.
-fn policies(world: &World) -> Vec<Listed<'_>> {
+fn policies(world: &ObjectSnapshot) -> Vec<PolicyEntry<'_>> {
     let cluster = world.cluster();
     let policy = |kind: &str,
                   enforcement: Enforcement,
@@ -215,7 +215,7 @@ fn policies(world: &World) -> Vec<Listed<'_>> {
         policy["tier"] = it.tier.to_string().into();
         policy["problems"] = it.problems.clone().into();
         let key = (String::new(), it.name.clone());
-        all.push(Listed { key, nodes: nodes_of(&pods), generation, policy });
+        all.push(PolicyEntry { key, nodes: nodes_of(&pods), generation, policy });
     }
     for it in cluster.policies().values() {
         let key = &it.key;
@@ -227,7 +227,7 @@ fn policies(world: &World) -> Vec<Listed<'_>> {
         policy["name"] = key.name.clone().into();
         policy["problems"] = cluster.problems_of(it).collect::<Vec<_>>().into();
         let key = (key.namespace.clone(), key.name.clone());
-        all.push(Listed { key, nodes: nodes_of(&pods), generation, policy });
+        all.push(PolicyEntry { key, nodes: nodes_of(&pods), generation, policy });
     }
     all
 }
@@ -237,7 +237,7 @@ fn nodes_of<'w>(pods: &[&'w Pod]) -> BTreeSet<&'w str> {
     pods.iter().map(|pod| &*pod.node).filter(|node| !node.is_empty()).collect()
 }
 
-fn selected<'w>(world: &'w World, namespace: &str, selector: &Selector) -> Vec<&'w Pod> {
+fn selected<'w>(world: &'w ObjectSnapshot, namespace: &str, selector: &Selector) -> Vec<&'w Pod> {
     let pods = world.cluster().pods_in(namespace).map(|pod| &**pod);
     pods.filter(|pod| is_subject(pod) && selector.matches(&pod.labels)).collect()
 }
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_policy_is_in_force_on_nodes_with_a_new_report_of_its_generation() {
-        let mut reports = Reports::default();
+        let mut reports = NodeReports::default();
         for report in [
             report("current", NEW, true, 0, Some(3)),
             report("behind", NEW, true, 0, Some(2)),

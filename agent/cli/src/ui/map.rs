@@ -10,8 +10,8 @@ use netpold_core::model::{Direction, Key};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::world::World;
-use crate::diff::{NamedPair, Party, Sides};
+use super::world::ObjectSnapshot;
+use crate::diff::{NamedPair, Party, PartyIsolation};
 
 /// Verdict of an edge, as a word of `observe`; `mixed` if all ports are denied to some pods or addresses only.
 fn verdict(pair: &NamedPair) -> &'static str {
@@ -34,11 +34,11 @@ struct MapNode {
     title: String,
     pods: usize,
     #[serde(flatten)]
-    sides: Sides,
+    sides: PartyIsolation,
 }
 
 /// Returns the document of the map. An edge is sender, receiver, verdict, ports and ports on trial; texts are listed once.
-pub(super) fn document(world: &World, is_live: bool) -> Value {
+pub(super) fn document(world: &ObjectSnapshot, is_live: bool) -> Value {
     let named = &world.named;
     let nodes = named.parties.iter().zip(&named.sides);
     let nodes: Vec<MapNode> = nodes.map(|(party, sides)| node(party, *sides)).collect();
@@ -69,7 +69,7 @@ pub(super) fn document(world: &World, is_live: bool) -> Value {
     })
 }
 
-fn node(party: &Party, sides: Sides) -> MapNode {
+fn node(party: &Party, sides: PartyIsolation) -> MapNode {
     let title = party.to_string();
     let (kind, group, name, pods) = match party {
         Party::Workload(workload) => {
@@ -85,7 +85,7 @@ fn node(party: &Party, sides: Sides) -> MapNode {
 }
 
 /// Parties by their pods, nodes and addresses.
-pub(super) struct Places<'w> {
+pub(super) struct PartyIndex<'w> {
     cluster: &'w Cluster,
     of_pods: HashMap<&'w Key, usize>,
     of_nodes: HashMap<&'w str, usize>,
@@ -94,7 +94,7 @@ pub(super) struct Places<'w> {
     outside: Vec<(IpNet, &'w [IpNet], usize)>,
 }
 
-impl<'w> Places<'w> {
+impl<'w> PartyIndex<'w> {
     pub(super) fn new(cluster: &'w Cluster, parties: &'w [Party]) -> Self {
         let (mut of_pods, mut of_nodes) = (HashMap::new(), HashMap::new());
         let (mut own_node, mut outside) = (None, Vec::new());
@@ -165,8 +165,8 @@ impl<'w> Places<'w> {
 }
 
 /// Returns the open flows of nodes by pair of parties: sender, receiver and number of flows.
-pub(super) fn flows(world: &World, answers: &[Answer]) -> Value {
-    let places = Places::new(world.cluster(), &world.named.parties);
+pub(super) fn flows(world: &ObjectSnapshot, answers: &[Answer]) -> Value {
+    let places = PartyIndex::new(world.cluster(), &world.named.parties);
     let mut pairs: BTreeMap<(usize, usize), u64> = BTreeMap::new();
     let (mut unplaced, mut left_out) = (0_u64, 0_u64);
     for answer in answers {
@@ -219,7 +219,7 @@ mod tests {
         let cluster: Cluster =
             read_text("objects", OBJECTS.as_bytes(), "shop").unwrap().into_iter().collect();
         let named = named_pairs(&cluster, &[], 100);
-        let places = Places::new(&cluster, &named.parties);
+        let places = PartyIndex::new(&cluster, &named.parties);
         let web = Key { namespace: "shop".into(), name: "web".into() };
         let title = |index: Option<usize>| index.map(|index| named.parties[index].to_string());
         let outside = |address: &str| {

@@ -1,7 +1,7 @@
 //! Files of the page. They hold no secret: who loads them without a token sees an empty page.
 
 /// A file of the page.
-pub(super) struct File {
+pub(super) struct PageFile {
     /// Path in the address.
     pub(super) path: &'static str,
     /// Media type.
@@ -29,7 +29,7 @@ macro_rules! script {
 }
 
 /// All files.
-pub(super) const FILES: [File; 12] = [
+pub(super) const FILES: [PageFile; 12] = [
     file!("/", "index.html", "text/html; charset=utf-8"),
     file!("/page.css", "page.css", "text/css; charset=utf-8"),
     file!("/icon.svg", "icon.svg", "image/svg+xml"),

@@ -13,12 +13,12 @@ const PAGES: usize = 64;
 
 /// Changes to judge: one at a time, and of those of a page that wait only the newest.
 #[derive(Default)]
-pub(super) struct Changes {
+pub(super) struct ChangeQueue {
     newest: Mutex<Newest>,
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Changes {
+impl ChangeQueue {
     /// Waits for the turn of a page's change; `None` if the page has a newer one by then.
     pub(super) async fn turn(&self, page: &str) -> Option<OwnedMutexGuard<()>> {
         let newest = || self.newest.lock().unwrap_or_else(PoisonError::into_inner);

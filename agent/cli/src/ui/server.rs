@@ -25,11 +25,11 @@ use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
-use super::access::Access;
-use super::follow::{self, Follow};
-use super::queue::{self, Changes, EndsOnDrop};
+use super::access::AccessCheck;
+use super::follow::{self, FollowQuestion};
+use super::queue::{self, ChangeQueue, EndsOnDrop};
 use super::what_if::{self, WhatIf};
-use super::world::{Source, World};
+use super::world::{ObjectSource, ObjectSnapshot};
 use super::{answers, in_force, map, page};
 use crate::init::{self, Preset};
 use crate::printable_document::printable_json;
@@ -65,34 +65,34 @@ const HEADERS: [(HeaderName, &str); 7] = [
 ];
 
 /// State of the server.
-pub(super) struct Server {
-    source: Source,
-    world: Mutex<Arc<World>>,
+pub(super) struct UiServer {
+    source: ObjectSource,
+    world: Mutex<Arc<ObjectSnapshot>>,
     /// Held while the objects are read: a revision belongs to one reading.
     reading: Arc<tokio::sync::Mutex<()>>,
     work: Arc<Semaphore>,
     streams: Arc<Semaphore>,
-    changes: Changes,
+    changes: ChangeQueue,
 }
 
-type Shared = Arc<Server>;
+type SharedServer = Arc<UiServer>;
 /// Answer, or status and reason.
-type Answer = Result<Value, (StatusCode, String)>;
+type UiAnswer = Result<Value, (StatusCode, String)>;
 
-impl Server {
-    pub(super) fn new(source: Source, world: World) -> Shared {
+impl UiServer {
+    pub(super) fn new(source: ObjectSource, world: ObjectSnapshot) -> SharedServer {
         Arc::new(Self {
             source,
             world: Mutex::new(Arc::new(world)),
             reading: Arc::default(),
             work: Arc::new(Semaphore::new(AT_ONCE)),
             streams: Arc::new(Semaphore::new(STREAMS)),
-            changes: Changes::default(),
+            changes: ChangeQueue::default(),
         })
     }
 
     /// Returns the routes, behind the checks of access.
-    pub(super) fn router(self: Shared, access: Access) -> Router {
+    pub(super) fn router(self: SharedServer, access: AccessCheck) -> Router {
         let mut router = Router::new();
         for file in page::FILES {
             let content = ([(header::CONTENT_TYPE, file.media)], file.text);
@@ -114,12 +114,12 @@ impl Server {
         router.merge(questions).layer(from_fn_with_state(access, check_sender)).with_state(self)
     }
 
-    fn world(&self) -> Arc<World> {
+    fn world(&self) -> Arc<ObjectSnapshot> {
         Arc::clone(&self.world.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the objects of a reading, for indexes of the map of that reading.
-    fn world_of(&self, revision: u64) -> Result<Arc<World>, (StatusCode, String)> {
+    fn world_of(&self, revision: u64) -> Result<Arc<ObjectSnapshot>, (StatusCode, String)> {
         let world = self.world();
         match world.revision == revision {
             true => Ok(world),
@@ -131,7 +131,7 @@ impl Server {
 
     /// Reads the objects again, unless a reading began after the question at revision `asked`: a reading that was under
     /// way then had the next revision. One reading at a time, see `reading`.
-    fn read_again(&self, asked: u64) -> Result<Arc<World>> {
+    fn read_again(&self, asked: u64) -> Result<Arc<ObjectSnapshot>> {
         let present = self.world();
         if present.revision >= asked + 2 {
             return Ok(present);
@@ -143,7 +143,7 @@ impl Server {
 }
 
 /// Checks the sender, and adds the headers of each response.
-async fn check_sender(State(access): State<Access>, request: Request, next: Next) -> Response {
+async fn check_sender(State(access): State<AccessCheck>, request: Request, next: Next) -> Response {
     let mut response = match access.check_sender(request.uri(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refuse(StatusCode::FORBIDDEN, refusal.text()),
@@ -155,7 +155,7 @@ async fn check_sender(State(access): State<Access>, request: Request, next: Next
     response
 }
 
-async fn check_token(State(access): State<Access>, request: Request, next: Next) -> Response {
+async fn check_token(State(access): State<AccessCheck>, request: Request, next: Next) -> Response {
     match access.check_token(request.headers()) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refuse(StatusCode::UNAUTHORIZED, refusal.text()),
@@ -183,9 +183,9 @@ async fn read<Q: DeserializeOwned>(request: Request) -> Result<Q, (StatusCode, S
 
 /// Answers a question on a thread that may block; a few at once.
 async fn work<Q: DeserializeOwned + Send + 'static>(
-    server: Shared,
+    server: SharedServer,
     request: Request,
-    answer: impl FnOnce(&Server, Q) -> Answer + Send + 'static,
+    answer: impl FnOnce(&UiServer, Q) -> UiAnswer + Send + 'static,
 ) -> Response {
     match read(request).await {
         Ok(question) => work_on(server, question, answer).await,
@@ -194,9 +194,9 @@ async fn work<Q: DeserializeOwned + Send + 'static>(
 }
 
 async fn work_on<Q: Send + 'static>(
-    server: Shared,
+    server: SharedServer,
     question: Q,
-    answer: impl FnOnce(&Server, Q) -> Answer + Send + 'static,
+    answer: impl FnOnce(&UiServer, Q) -> UiAnswer + Send + 'static,
 ) -> Response {
     let Ok(permit) = Arc::clone(&server.work).acquire_owned().await else {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "the server ends");
@@ -208,7 +208,7 @@ async fn work_on<Q: Send + 'static>(
     .await
 }
 
-async fn blocking(answer: impl FnOnce() -> Answer + Send + 'static) -> Response {
+async fn blocking(answer: impl FnOnce() -> UiAnswer + Send + 'static) -> Response {
     let rendered = tokio::task::spawn_blocking(move || {
         answer().map(|mut document| {
             let text = document.as_object_mut().and_then(|fields| fields.remove(YAML));
@@ -233,7 +233,7 @@ fn failed(error: anyhow::Error) -> (StatusCode, String) {
     (StatusCode::UNPROCESSABLE_ENTITY, format!("{error:#}"))
 }
 
-fn needs_agents(server: &Server) -> Result<(), (StatusCode, String)> {
+fn needs_agents(server: &UiServer) -> Result<(), (StatusCode, String)> {
     match server.source.is_live() {
         true => Ok(()),
         false => Err((StatusCode::NOT_FOUND, "manifests have no agents to ask".into())),
@@ -242,7 +242,7 @@ fn needs_agents(server: &Server) -> Result<(), (StatusCode, String)> {
 
 /// A question without parts.
 #[derive(Deserialize)]
-struct Nothing {}
+struct NoQuestion {}
 
 #[derive(Deserialize)]
 struct MapQuestion {
@@ -251,7 +251,7 @@ struct MapQuestion {
     fresh: bool,
 }
 
-async fn answer_map(State(server): State<Shared>, request: Request) -> Response {
+async fn answer_map(State(server): State<SharedServer>, request: Request) -> Response {
     let fresh = match read(request).await {
         Ok(MapQuestion { fresh }) => fresh,
         Err((status, reason)) => return refuse(status, &reason),
@@ -274,12 +274,12 @@ async fn answer_map(State(server): State<Shared>, request: Request) -> Response 
 }
 
 #[derive(Deserialize)]
-struct Reading {
+struct ReadingNumber {
     revision: u64,
 }
 
-async fn answer_flows(State(server): State<Shared>, request: Request) -> Response {
-    work(server, request, |server, question: Reading| {
+async fn answer_flows(State(server): State<SharedServer>, request: Request) -> Response {
+    work(server, request, |server, question: ReadingNumber| {
         needs_agents(server)?;
         let world = server.world_of(question.revision)?;
         let all =
@@ -302,7 +302,7 @@ struct EdgeQuestion {
     port: Option<u16>,
 }
 
-async fn answer_edge(State(server): State<Shared>, request: Request) -> Response {
+async fn answer_edge(State(server): State<SharedServer>, request: Request) -> Response {
     work(server, request, |server, question: EdgeQuestion| {
         let world = server.world_of(question.revision)?;
         let kind = question.protocol.map(|protocol| (protocol, question.port.unwrap_or(0)));
@@ -317,7 +317,7 @@ struct WorkloadQuestion {
     id: usize,
 }
 
-async fn answer_workload(State(server): State<Shared>, request: Request) -> Response {
+async fn answer_workload(State(server): State<SharedServer>, request: Request) -> Response {
     work(server, request, |server, question: WorkloadQuestion| {
         let world = server.world_of(question.revision)?;
         answers::workload(&world, question.id).map_err(failed)
@@ -325,8 +325,8 @@ async fn answer_workload(State(server): State<Shared>, request: Request) -> Resp
     .await
 }
 
-async fn answer_rules(State(server): State<Shared>, request: Request) -> Response {
-    work(server, request, |server, _: Nothing| {
+async fn answer_rules(State(server): State<SharedServer>, request: Request) -> Response {
+    work(server, request, |server, _: NoQuestion| {
         needs_agents(server)?;
         let all = live::ask::<RuleUse>(&server.source.cluster, &["rules", "-o", "json"]);
         let all = all.map_err(failed)?;
@@ -336,7 +336,7 @@ async fn answer_rules(State(server): State<Shared>, request: Request) -> Respons
     .await
 }
 
-async fn answer_what_if(State(server): State<Shared>, request: Request) -> Response {
+async fn answer_what_if(State(server): State<SharedServer>, request: Request) -> Response {
     let change: WhatIf = match read(request).await {
         Ok(change) => change,
         Err((status, reason)) => return refuse(status, &reason),
@@ -364,7 +364,7 @@ struct PresetQuestion {
     enforce: bool,
 }
 
-async fn answer_preset(State(server): State<Shared>, request: Request) -> Response {
+async fn answer_preset(State(server): State<SharedServer>, request: Request) -> Response {
     work(server, request, |_, question: PresetQuestion| {
         let preset = Preset::from_str(&question.preset, false);
         let preset = preset.map_err(|error| (StatusCode::BAD_REQUEST, error))?;
@@ -379,7 +379,7 @@ struct LearnQuestion {
     namespace: String,
 }
 
-async fn answer_learn(State(server): State<Shared>, request: Request) -> Response {
+async fn answer_learn(State(server): State<SharedServer>, request: Request) -> Response {
     work(server, request, |server, question: LearnQuestion| {
         needs_agents(server)?;
         answers::learned(&server.source, &question.namespace).map_err(failed)
@@ -387,24 +387,24 @@ async fn answer_learn(State(server): State<Shared>, request: Request) -> Respons
     .await
 }
 
-async fn answer_in_force(State(server): State<Shared>, request: Request) -> Response {
-    work(server, request, |server, _: Nothing| {
+async fn answer_in_force(State(server): State<SharedServer>, request: Request) -> Response {
+    work(server, request, |server, _: NoQuestion| {
         in_force::document(&server.source, &server.world()).map_err(failed)
     })
     .await
 }
 
-async fn answer_doctor(State(server): State<Shared>, request: Request) -> Response {
-    work(server, request, |server, _: Nothing| {
+async fn answer_doctor(State(server): State<SharedServer>, request: Request) -> Response {
+    work(server, request, |server, _: NoQuestion| {
         answers::report(&server.source, &server.world()).map_err(failed)
     })
     .await
 }
 
 /// Answers with a stream of server-sent events.
-async fn answer_follow(State(server): State<Shared>, request: Request) -> Response {
+async fn answer_follow(State(server): State<SharedServer>, request: Request) -> Response {
     let begun = async {
-        let question: Follow = read(request).await?;
+        let question: FollowQuestion = read(request).await?;
         needs_agents(&server)?;
         let wanted = question.request();
         let wanted = wanted.map_err(|error| (StatusCode::BAD_REQUEST, format!("{error:#}")))?;

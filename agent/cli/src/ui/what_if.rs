@@ -8,7 +8,7 @@ use netpold_kube::manifests::{Review, review_text};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::world::{Source, World};
+use super::world::{ObjectSource, ObjectSnapshot};
 use crate::diff::{self, Sources, compare_objects, live as cuts};
 use crate::flows;
 
@@ -38,8 +38,8 @@ pub(super) struct WhatIf {
 /// # Errors
 /// The text is not YAML or JSON of Kubernetes objects, the agents do not answer, or `ended` was set.
 pub(super) fn answer(
-    source: &Source,
-    world: &World,
+    source: &ObjectSource,
+    world: &ObjectSnapshot,
     change: &WhatIf,
     ended: &AtomicBool,
 ) -> Result<Value> {

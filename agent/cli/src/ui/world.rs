@@ -17,7 +17,7 @@ const PAIRS: usize = 60_000;
 
 /// Source of the objects.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
+pub(super) struct ObjectSource {
     pub(super) manifests: Option<PathBuf>,
     pub(super) depth: Recursive,
     pub(super) cluster: ClusterArgs,
@@ -26,7 +26,7 @@ pub(super) struct Source {
 }
 
 /// Objects at one time, and what rules name among them.
-pub(super) struct World {
+pub(super) struct ObjectSnapshot {
     /// Number of the reading, from 1: indexes of parties hold for one reading.
     pub(super) revision: u64,
     /// Name of the source.
@@ -39,7 +39,7 @@ pub(super) struct World {
     pub(super) named: NamedPairs,
 }
 
-impl Source {
+impl ObjectSource {
     /// Returns whether agents can be asked.
     pub(super) fn is_live(&self) -> bool {
         self.manifests.is_none()
@@ -49,7 +49,7 @@ impl Source {
     ///
     /// # Errors
     /// The directory or the cluster cannot be read.
-    pub(super) fn read(&self, revision: u64) -> Result<World> {
+    pub(super) fn read(&self, revision: u64) -> Result<ObjectSnapshot> {
         let (manifests, given) = (self.manifests.as_deref(), self.namespace.as_deref());
         let namespace = live::namespace(manifests, &self.cluster, given)?;
         let objects = live::all_objects(manifests, self.depth, &self.cluster, given)?;
@@ -66,11 +66,11 @@ impl Source {
         let judge = Judge::new(all, details, &self.pod_cidrs, manifests.is_some());
         let judge = judge.without(objects.undecoded.clone());
         let named = named_pairs(judge.cluster(), judge.ranges(), PAIRS);
-        Ok(World { revision, title, namespace, objects, judge, named })
+        Ok(ObjectSnapshot { revision, title, namespace, objects, judge, named })
     }
 }
 
-impl World {
+impl ObjectSnapshot {
     /// Returns the cluster of the objects, with the pods of all pod templates.
     pub(super) fn cluster(&self) -> &Cluster {
         self.judge.cluster()

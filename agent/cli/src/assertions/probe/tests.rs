@@ -23,7 +23,7 @@ fn image(programs: &[&str]) -> Option<tempfile::TempDir> {
 }
 
 /// Returns the result of the shell script in such an image.
-fn says(image: &Path, to: SocketAddr) -> Result<Met, String> {
+fn says(image: &Path, to: SocketAddr) -> Result<ConnectResult, String> {
     let (address, port) = (to.ip().to_string(), to.port().to_string());
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", SHELL, "netpold", &address, &port, "1", PYTHON]);
@@ -59,11 +59,11 @@ fn each_tool_tells_connected_from_refused_and_timed_out() {
         images += 1;
         for listener in &listeners {
             let to = listener.local_addr().unwrap();
-            assert_eq!(says(image.path(), to), Ok(Met::Connected), "{tools:?} {to}");
+            assert_eq!(says(image.path(), to), Ok(ConnectResult::Connected), "{tools:?} {to}");
         }
-        assert_eq!(says(image.path(), nobody), Ok(Met::Refused), "{tools:?}");
+        assert_eq!(says(image.path(), nobody), Ok(ConnectResult::Refused), "{tools:?}");
         let to = full.local_addr().unwrap();
-        assert_eq!(says(image.path(), to), Ok(Met::TimedOut), "{tools:?}");
+        assert_eq!(says(image.path(), to), Ok(ConnectResult::TimedOut), "{tools:?}");
     }
     assert!(images > 0, "no tool at all");
 }
@@ -77,7 +77,7 @@ fn an_image_without_tools_says_so() {
 
 #[test]
 fn what_a_container_says_otherwise_is_no_connection() {
-    assert_eq!(met("motd\nnetpold: connected\n"), Ok(Met::Connected));
+    assert_eq!(met("motd\nnetpold: connected\n"), Ok(ConnectResult::Connected));
     assert!(met("connected").is_err() && met("").is_err());
     assert_eq!(met("netpold: failed status 1: no\n"), Err("failed status 1: no".to_owned()));
 }

@@ -10,14 +10,14 @@ const CLUSTERS: u64 = 400;
 
 /// Returns the changes as compared by direction and as compared pair by pair, and the number of pairs of classes that
 /// were compared by direction.
-fn both(clusters: [&Cluster; 2], ranges: &[IpNet]) -> ([Vec<Change>; 2], usize) {
+fn both(clusters: [&Cluster; 2], ranges: &[IpNet]) -> ([Vec<ConnectivityChange>; 2], usize) {
     let ends = ends(clusters, ranges);
     let port_sets = PortSets::default();
     let peers = [0, 1].map(|side| MatchedPeers::new(clusters[side], &ends, side));
     let explainers = clusters.map(Explainer::new);
     let one_way = Some(OneWays::new(clusters, &peers, &port_sets));
     let changes = [one_way, None].map(|one_way| {
-        let asking = Asking { ends: &ends, explainers, one_way };
+        let asking = Comparison { ends: &ends, explainers, one_way };
         asking.changes(&AtomicBool::new(false)).unwrap()
     });
     let pairs = ends.classes.iter().flat_map(|from| ends.classes.iter().map(move |to| (from, to)));

@@ -11,11 +11,11 @@ use netpold_kube::decode::decode;
 use netpold_kube::document::{Document, Documents, Node, Value};
 use netpold_kube::manifests::complete;
 
-use super::manifest::{Manifest, RawPolicy, Source};
+use super::manifest::{PolicyManifest, RawPolicy, FileLine};
 use super::pod::{injected, key};
 use super::service::of_api;
-use super::shapes::{Caller, Named, Object};
-use super::{Called, Details};
+use super::shapes::{RawServiceCaller, RawNamedObject, RawObject};
+use super::{ServiceCaller, Details};
 use crate::doctor::foreign_kinds::ForeignKind;
 use crate::offline::{self, Recursive};
 
@@ -83,10 +83,10 @@ impl Details {
     /// Adds an object; other kinds are ignored.
     fn add_object(&mut self, file: &Arc<str>, mut node: Node, version: &str, kind: &str) {
         complete(&mut node, self.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE));
-        let source = Source { file: Arc::clone(file), line: node.line };
+        let source = FileLine { file: Arc::clone(file), line: node.line };
         let group = version.split_once('/').map_or("", |(group, _)| group);
         if let Some(foreign) = ForeignKind::of(group, kind) {
-            let metadata = decode::<Named>(&node).unwrap_or_default().metadata;
+            let metadata = decode::<RawNamedObject>(&node).unwrap_or_default().metadata;
             self.add_foreign(foreign, &metadata, Some(source));
             return;
         }
@@ -108,7 +108,7 @@ impl Details {
                 self.add_policy_node(file, node, kind);
             }
             _ if CALLERS.contains(&(group, kind)) => {
-                if let Ok(caller) = decode::<Caller>(&node) {
+                if let Ok(caller) = decode::<RawServiceCaller>(&node) {
                     self.add_caller(kind, caller, Some(source));
                 }
             }
@@ -117,24 +117,24 @@ impl Details {
     }
 
     /// Adds the Services that the API server calls because of an object.
-    pub(super) fn add_caller(&mut self, kind: &str, caller: Caller, source: Option<Source>) {
+    pub(super) fn add_caller(&mut self, kind: &str, caller: RawServiceCaller, source: Option<FileLine>) {
         let by = format!("{kind} {}", caller.metadata.name);
         for service in caller.services() {
             let key = Key::new(service.namespace, service.name);
-            let called = Called { by: by.clone(), source: source.clone() };
+            let called = ServiceCaller { by: by.clone(), source: source.clone() };
             self.called.entry((key, service.port.unwrap_or(443))).or_insert(called);
         }
     }
 
-    fn add_plain(&mut self, node: &Node, source: Source, kind: &str) {
+    fn add_plain(&mut self, node: &Node, source: FileLine, kind: &str) {
         let Some(kind) = PLAIN.iter().find(|it| **it == kind) else { return };
-        let Ok(object) = decode::<Object>(node) else { return };
+        let Ok(object) = decode::<RawObject>(node) else { return };
         self.sources.insert((kind, key(&object.metadata)), source);
         self.add_plain_object(kind, object);
     }
 
     /// Adds a Pod, a workload, a Node or a Namespace.
-    pub(super) fn add_plain_object(&mut self, kind: &str, object: Object) {
+    pub(super) fn add_plain_object(&mut self, kind: &str, object: RawObject) {
         match kind {
             "Pod" => self.add_pod(object),
             "Node" => self.add_node(&object),
@@ -152,7 +152,7 @@ impl Details {
         let Some(metadata) = node.get("metadata") else { return };
         let field = |field: &str| metadata.text(field).unwrap_or_default();
         let key = Key::new(field("namespace"), field("name"));
-        let manifest = Manifest::new(spec, Some((Arc::clone(file), node)));
+        let manifest = PolicyManifest::new(spec, Some((Arc::clone(file), node)));
         if kind == "NetworkPolicy" {
             self.policies.insert(key, manifest);
         } else {

@@ -13,12 +13,12 @@ const ANNOTATIONS: [&str; 2] = ["deny", "enforcement"];
 
 /// File and line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct FileLine {
     pub(crate) file: Arc<str>,
     pub(crate) line: u32,
 }
 
-impl std::fmt::Display for Source {
+impl std::fmt::Display for FileLine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.file, self.line)
     }
@@ -26,15 +26,15 @@ impl std::fmt::Display for Source {
 
 /// NetworkPolicy or ClusterNetworkPolicy as written.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Manifest {
-    spec: RawSpec,
+pub(crate) struct PolicyManifest {
+    spec: RawPolicySpec,
     /// File name, and the object in it.
     text: Option<(Arc<str>, Node)>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct RawSpec {
+pub(super) struct RawPolicySpec {
     policy_types: Option<Vec<String>>,
     ingress: Option<Vec<RawRule>>,
     egress: Option<Vec<RawRule>>,
@@ -67,19 +67,19 @@ struct RawBlock {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct RawPolicy {
-    pub(super) spec: RawSpec,
+    pub(super) spec: RawPolicySpec,
 }
 
-impl Manifest {
-    pub(super) fn new(spec: RawSpec, text: Option<(Arc<str>, Node)>) -> Self {
+impl PolicyManifest {
+    pub(super) fn new(spec: RawPolicySpec, text: Option<(Arc<str>, Node)>) -> Self {
         Self { spec, text }
     }
 
     /// Returns file and line of a field, such as `spec.ingress[0]`; `None` for an object of the API server.
-    pub(crate) fn source(&self, path: &str) -> Option<Source> {
+    pub(crate) fn source(&self, path: &str) -> Option<FileLine> {
         let (file, node) = self.text.as_ref()?;
         let line = if path.is_empty() { node.line } else { node.line_of(path) };
-        Some(Source { file: Arc::clone(file), line })
+        Some(FileLine { file: Arc::clone(file), line })
     }
 
     /// Returns the paths of netpold's annotations and labels that a policy cannot have.

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::Details;
-use super::shapes::{Metadata, Object};
+use super::shapes::{RawMetadata, RawObject};
 
 /// Annotations with addresses, with or without a prefix length, and the device or use of each.
 const ANNOTATIONS: [(&str, &str); 18] = [
@@ -49,7 +49,7 @@ enum Subnets {
 }
 
 impl Details {
-    pub(super) fn add_node(&mut self, object: &Object) {
+    pub(super) fn add_node(&mut self, object: &RawObject) {
         let node = &object.metadata.name;
         let mut add = |address: IpAddr, use_: String| self.add_node_address(node, address, use_);
         for (name, use_) in ANNOTATIONS {
@@ -109,7 +109,7 @@ fn host(cidr: IpNet, number: u32) -> Option<IpAddr> {
     })
 }
 
-fn ovn_subnets(metadata: &Metadata) -> Vec<IpNet> {
+fn ovn_subnets(metadata: &RawMetadata) -> Vec<IpNet> {
     let text = metadata.annotation(OVN_SUBNETS).unwrap_or_default();
     let networks: BTreeMap<String, Subnets> = serde_json::from_str(text).unwrap_or_default();
     let subnets = networks.into_values().flat_map(|subnets| match subnets {

@@ -7,15 +7,15 @@ use k8s_openapi::api::core::v1 as api;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::manifest::{Manifest, RawSpec};
+use super::manifest::{PolicyManifest, RawPolicySpec};
 use super::pod::key;
-use super::shapes::{Caller, List, Metadata, Named, Object};
-use super::{Details, Source};
+use super::shapes::{RawServiceCaller, RawList, RawMetadata, RawNamedObject, RawObject};
+use super::{Details, FileLine};
 use crate::doctor::foreign_kinds::{FOREIGN_KINDS, ForeignKind};
 
 /// List of the API server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Page {
+pub(crate) struct DetailList {
     /// Path of the list.
     pub(crate) path: &'static str,
     /// Information that is missing without the list.
@@ -30,12 +30,12 @@ const fn page(
     effect: &'static str,
     kind: &'static str,
     is_for_explain: bool,
-) -> Page {
-    Page { path, effect, kind, is_for_explain }
+) -> DetailList {
+    DetailList { path, effect, kind, is_for_explain }
 }
 
 /// Lists to read. Jobs and other workloads come last: a user may lack rights on them.
-pub(crate) const PAGES: [Page; 13] = [
+pub(crate) const PAGES: [DetailList; 13] = [
     page("/api/v1/pods", "containers", "Pod", false),
     page("/api/v1/services", "targetPorts", "Service", true),
     page("/api/v1/nodes", "addresses of tunnels", "Node", true),
@@ -70,37 +70,37 @@ const WORKLOADS: &str = "workloads without pods";
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Policy {
-    metadata: Metadata,
-    spec: RawSpec,
+struct ListedPolicy {
+    metadata: RawMetadata,
+    spec: RawPolicySpec,
 }
 
 /// Response of `/apis`.
 #[derive(Deserialize)]
-struct Groups {
-    groups: Vec<Group>,
+struct ApiGroups {
+    groups: Vec<ApiGroup>,
 }
 
 #[derive(Deserialize)]
-struct Group {
+struct ApiGroup {
     name: String,
-    versions: Vec<Version>,
+    versions: Vec<ApiGroupVersion>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Version {
+struct ApiGroupVersion {
     group_version: String,
 }
 
 /// Response of `/apis/GROUP/VERSION`.
 #[derive(Deserialize)]
-struct Resources {
-    resources: Vec<Resource>,
+struct ApiResources {
+    resources: Vec<ApiResource>,
 }
 
 #[derive(Deserialize)]
-struct Resource {
+struct ApiResource {
     name: String,
 }
 
@@ -109,17 +109,17 @@ impl Details {
     ///
     /// # Errors
     /// The page is no list of that kind.
-    pub(crate) fn add_page(&mut self, page: Page, json: &str) -> Result<Option<String>> {
+    pub(crate) fn add_page(&mut self, page: DetailList, json: &str) -> Result<Option<String>> {
         match page.kind {
             "Service" => each(json, |service: api::Service| self.add_service(service)),
-            "NetworkPolicy" => each(json, |policy: Policy| {
-                let manifest = Manifest::new(policy.spec, None);
+            "NetworkPolicy" => each(json, |policy: ListedPolicy| {
+                let manifest = PolicyManifest::new(policy.spec, None);
                 self.policies.insert(key(&policy.metadata), manifest);
             }),
             "ValidatingWebhookConfiguration" | "MutatingWebhookConfiguration" | "APIService" => {
-                each(json, |caller: Caller| self.add_caller(page.kind, caller, None))
+                each(json, |caller: RawServiceCaller| self.add_caller(page.kind, caller, None))
             }
-            kind => each(json, |object: Object| self.add_plain_object(kind, object)),
+            kind => each(json, |object: RawObject| self.add_plain_object(kind, object)),
         }
     }
 
@@ -132,14 +132,14 @@ impl Details {
         kind: &'static ForeignKind,
         json: &str,
     ) -> Result<Option<String>> {
-        each(json, |object: Named| self.add_foreign(kind, &object.metadata, None))
+        each(json, |object: RawNamedObject| self.add_foreign(kind, &object.metadata, None))
     }
 
     pub(super) fn add_foreign(
         &mut self,
         kind: &'static ForeignKind,
-        metadata: &Metadata,
-        source: Option<Source>,
+        metadata: &RawMetadata,
+        source: Option<FileLine>,
     ) {
         let namespace = kind.namespaced.then(|| key(metadata).namespace);
         self.foreign.entry(kind).or_default().add(namespace, metadata.name.clone(), source);
@@ -147,7 +147,7 @@ impl Details {
 }
 
 fn each<T: DeserializeOwned>(json: &str, take: impl FnMut(T)) -> Result<Option<String>> {
-    let list: List<T> = serde_json::from_str(json).context("cannot parse the list")?;
+    let list: RawList<T> = serde_json::from_str(json).context("cannot parse the list")?;
     list.items.into_iter().flatten().for_each(take);
     Ok(list.metadata.next)
 }
@@ -158,7 +158,7 @@ fn each<T: DeserializeOwned>(json: &str, take: impl FnMut(T)) -> Result<Option<S
 /// # Errors
 /// The text is no response of `/apis`.
 pub(crate) fn foreign_groups(json: &str) -> Result<Vec<String>> {
-    let groups: Groups = serde_json::from_str(json).context("cannot parse /apis")?;
+    let groups: ApiGroups = serde_json::from_str(json).context("cannot parse /apis")?;
     let known: BTreeSet<&str> = FOREIGN_KINDS.iter().map(|kind| kind.group).collect();
     let groups = groups.groups.into_iter().filter(|group| known.contains(group.name.as_str()));
     let versions = groups.flat_map(|group| group.versions);
@@ -170,7 +170,7 @@ pub(crate) fn foreign_groups(json: &str) -> Result<Vec<String>> {
 /// # Errors
 /// The text is no response of `/apis/GROUP/VERSION`.
 pub(crate) fn foreign_lists(path: &str, json: &str) -> Result<Vec<(&'static ForeignKind, String)>> {
-    let has: Resources =
+    let has: ApiResources =
         serde_json::from_str(json).with_context(|| format!("cannot parse {path}"))?;
     let group = path.trim_start_matches("/apis/").split('/').next().unwrap_or_default();
     let kinds = FOREIGN_KINDS.iter().filter(|kind| kind.group == group);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use netpold_core::model::{Key, Labels, Protocol};
 use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
 
-use super::shapes::{self, Metadata, Object, Spec};
-use super::{Details, Running, Template};
+use super::shapes::{self, RawMetadata, RawObject, RawObjectSpec};
+use super::{Details, RunningContainers, WorkloadTemplate};
 
 /// Linkerd's annotation of pods and namespaces.
 const INJECT: &str = "linkerd.io/inject";
@@ -51,7 +51,7 @@ pub(in crate::doctor) enum Mesh {
 
 /// Container, by the fields that identify its program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::doctor) struct Container {
+pub(in crate::doctor) struct ContainerProgram {
     pub(in crate::doctor) name: String,
     pub(in crate::doctor) image: String,
     /// `command` and `args`.
@@ -60,14 +60,14 @@ pub(in crate::doctor) struct Container {
     pub(in crate::doctor) variables: Vec<String>,
 }
 
-pub(super) fn key(metadata: &Metadata) -> Key {
+pub(super) fn key(metadata: &RawMetadata) -> Key {
     let namespace = metadata.namespace.clone().filter(|namespace| !namespace.is_empty());
     Key::new(namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), metadata.name.clone())
 }
 
 impl Details {
-    pub(super) fn add_pod(&mut self, object: Object) {
-        let Object { metadata, spec, status } = object;
+    pub(super) fn add_pod(&mut self, object: RawObject) {
+        let RawObject { metadata, spec, status } = object;
         let key = key(&metadata);
         if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return;
@@ -87,13 +87,13 @@ impl Details {
     }
 
     /// Adds a workload of a kind with a pod template.
-    pub(super) fn add_workload(&mut self, kind: &str, object: Object) {
+    pub(super) fn add_workload(&mut self, kind: &str, object: RawObject) {
         let key = key(&object.metadata);
         let job = object.spec.job_template.and_then(|job| job.spec.template);
         let Some(template) = object.spec.template.or(job) else { return };
         let mut template = *template;
         let labels: Labels = template.metadata.labels();
-        self.templates.push(Template {
+        self.templates.push(WorkloadTemplate {
             namespace: key.namespace.clone(),
             details: pod_details(&template.metadata, &template.spec),
             labels,
@@ -108,9 +108,9 @@ impl Details {
         }
     }
 
-    fn add_running(&mut self, kind: &'static str, key: Key, spec: Spec) {
+    fn add_running(&mut self, kind: &'static str, key: Key, spec: RawObjectSpec) {
         let containers = spec.containers.into_iter().flatten().map(container).collect();
-        let alike = |it: &&mut Running| {
+        let alike = |it: &&mut RunningContainers| {
             kind == "Pod"
                 && it.kind == kind
                 && it.key.namespace == key.namespace
@@ -118,16 +118,16 @@ impl Details {
         };
         match self.running.iter_mut().rev().find(alike) {
             Some(same) => same.count += 1,
-            None => self.running.push(Running { kind, key, containers, count: 1 }),
+            None => self.running.push(RunningContainers { kind, key, containers, count: 1 }),
         }
     }
 }
 
-fn container(mut container: shapes::Container) -> Container {
+fn container(mut container: shapes::RawContainer) -> ContainerProgram {
     let words = container.words().into_iter().take(WORDS);
     let words = words.map(|word| netpold_core::printable::cut(word, WORD_MAX)).collect();
     let variables = container.env.take().into_iter().flatten().map(|variable| variable.name);
-    Container {
+    ContainerProgram {
         variables: variables.take(WORDS).collect(),
         name: container.name.unwrap_or_default(),
         image: container.image.unwrap_or_default(),
@@ -135,7 +135,7 @@ fn container(mut container: shapes::Container) -> Container {
     }
 }
 
-fn pod_details(metadata: &Metadata, spec: &Spec) -> PodDetails {
+fn pod_details(metadata: &RawMetadata, spec: &RawObjectSpec) -> PodDetails {
     PodDetails {
         ports: ports(spec),
         mesh: mesh(metadata, spec),
@@ -151,10 +151,10 @@ fn pod_details(metadata: &Metadata, spec: &Spec) -> PodDetails {
     }
 }
 
-fn host_ports(spec: &Spec) -> BTreeMap<(Protocol, u16), u16> {
+fn host_ports(spec: &RawObjectSpec) -> BTreeMap<(Protocol, u16), u16> {
     let containers = spec.containers.iter().chain(&spec.init_containers).flatten();
     let ports = containers.flat_map(|container| container.ports.iter().flatten());
-    let number = |port: &shapes::Port| {
+    let number = |port: &shapes::RawContainerPort| {
         let host = u16::try_from(port.host_port?).ok().filter(|port| *port > 0)?;
         let own = u16::try_from(port.container_port).ok()?;
         Some(((protocol(port.protocol.as_deref())?, host), own))
@@ -162,19 +162,19 @@ fn host_ports(spec: &Spec) -> BTreeMap<(Protocol, u16), u16> {
     ports.filter_map(number).collect()
 }
 
-fn ports(spec: &Spec) -> BTreeSet<(Protocol, u16)> {
+fn ports(spec: &RawObjectSpec) -> BTreeSet<(Protocol, u16)> {
     let containers = spec.containers.iter().chain(&spec.init_containers).flatten();
     let ports = containers.flat_map(|container| container.ports.iter().flatten());
-    let number = |port: &shapes::Port| {
+    let number = |port: &shapes::RawContainerPort| {
         Some((protocol(port.protocol.as_deref())?, u16::try_from(port.container_port).ok()?))
     };
     ports.filter_map(number).collect()
 }
 
 /// Finds the mesh by annotations of injectors and CNI plugins, and by containers. Labels are checked per group.
-fn mesh(metadata: &Metadata, spec: &Spec) -> Option<Mesh> {
+fn mesh(metadata: &RawMetadata, spec: &RawObjectSpec) -> Option<Mesh> {
     let mut containers = spec.containers.iter().chain(&spec.init_containers).flatten();
-    let proxy = |it: &&shapes::Container| {
+    let proxy = |it: &&shapes::RawContainer| {
         matches!(it.name.as_deref(), Some("istio-proxy" | "linkerd-proxy"))
     };
     if let Some(proxy) = containers.find(proxy) {
@@ -194,7 +194,7 @@ fn mesh(metadata: &Metadata, spec: &Spec) -> Option<Mesh> {
 }
 
 /// Reads Linkerd's annotation of pods and namespaces.
-pub(super) fn injected(metadata: &Metadata) -> Option<Mesh> {
+pub(super) fn injected(metadata: &RawMetadata) -> Option<Mesh> {
     let inject = metadata.annotation(INJECT);
     matches!(inject, Some("enabled" | "ingress")).then_some(Mesh::Linkerd)
 }

@@ -20,11 +20,11 @@ const DNS_LABELS: [(&str, &str); 3] = [
 
 /// Selector and ports of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Service {
+pub(crate) struct WrittenService {
     /// `spec.selector`; empty if the endpoints are not made from a selector.
     pub(crate) selector: BTreeMap<String, String>,
     /// `spec.ports`
-    pub(crate) ports: Vec<TargetPort>,
+    pub(crate) ports: Vec<WrittenServicePort>,
     /// Whether a label marks the Service as the cluster's name server.
     pub(crate) is_dns: bool,
     /// Whether `spec.clusterIP` is `None`: clients connect to the endpoints themselves.
@@ -38,7 +38,7 @@ pub(crate) struct Service {
 
 /// Port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TargetPort {
+pub(crate) struct WrittenServicePort {
     /// `name`; empty if absent
     pub(crate) name: String,
     /// `port`
@@ -46,14 +46,14 @@ pub(crate) struct TargetPort {
     /// `protocol`; absent: TCP
     pub(crate) protocol: Protocol,
     /// `targetPort`; absent: `port`
-    pub(crate) target: Target,
+    pub(crate) target: PortReference,
     /// `nodePort`; absent if the API server has not chosen one
     pub(crate) node_port: Option<u16>,
 }
 
 /// Port of containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum PortReference {
     /// Port name.
     Name(String),
     /// Port number.
@@ -62,7 +62,7 @@ pub(crate) enum Target {
 
 /// Addresses and a port, of `v1` Endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Backend {
+pub(crate) struct EndpointsPort {
     pub(crate) addresses: Vec<IpAddr>,
     /// Name of the Service's port, protocol and number.
     pub(crate) port: (String, Protocol, u16),
@@ -89,7 +89,7 @@ impl Details {
         let is_external =
             has_external || matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
         let keeps_client = spec.external_traffic_policy.as_deref() == Some("Local");
-        let service = Service { selector, ports, is_dns, is_headless, is_external, keeps_client };
+        let service = WrittenService { selector, ports, is_dns, is_headless, is_external, keeps_client };
         self.services.insert(key, service);
     }
 
@@ -106,7 +106,7 @@ impl Details {
                     continue;
                 };
                 let port = (port.name.unwrap_or_default(), protocol, number);
-                found.push(Backend { addresses: addresses.clone(), port });
+                found.push(EndpointsPort { addresses: addresses.clone(), port });
             }
         }
         self.endpoints.insert(key, found);
@@ -136,15 +136,15 @@ pub(super) fn of_api(metadata: &ObjectMeta) -> Key {
 }
 
 /// Converts a Service's port; `None` if a number or the protocol is invalid.
-fn target(port: api::ServicePort) -> Option<TargetPort> {
+fn target(port: api::ServicePort) -> Option<WrittenServicePort> {
     let target = match port.target_port {
-        None | Some(IntOrString::Int(0)) => Target::Number(u16::try_from(port.port).ok()?),
-        Some(IntOrString::Int(number)) => Target::Number(u16::try_from(number).ok()?),
-        Some(IntOrString::String(name)) => Target::Name(name),
+        None | Some(IntOrString::Int(0)) => PortReference::Number(u16::try_from(port.port).ok()?),
+        Some(IntOrString::Int(number)) => PortReference::Number(u16::try_from(number).ok()?),
+        Some(IntOrString::String(name)) => PortReference::Name(name),
     };
     let name = port.name.unwrap_or_default();
     let node_port = port.node_port.and_then(|port| u16::try_from(port).ok()).filter(|it| *it > 0);
-    Some(TargetPort {
+    Some(WrittenServicePort {
         name,
         node_port,
         port: port.port,

@@ -34,15 +34,15 @@ impl Text {
 
 /// List of the API server.
 #[derive(Deserialize)]
-pub(super) struct List<T> {
+pub(super) struct RawList<T> {
     #[serde(default)]
-    pub(super) metadata: ListMetadata,
+    pub(super) metadata: RawListMetadata,
     pub(super) items: Option<Vec<T>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct ListMetadata {
+pub(super) struct RawListMetadata {
     #[serde(rename = "continue")]
     pub(super) next: Option<String>,
 }
@@ -50,36 +50,36 @@ pub(super) struct ListMetadata {
 /// Object of any kind.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Named {
-    pub(super) metadata: Metadata,
+pub(super) struct RawNamedObject {
+    pub(super) metadata: RawMetadata,
 }
 
 /// Pod, workload, Node or Namespace.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Object {
-    pub(super) metadata: Metadata,
-    pub(super) spec: Spec,
-    pub(super) status: Status,
+pub(super) struct RawObject {
+    pub(super) metadata: RawMetadata,
+    pub(super) spec: RawObjectSpec,
+    pub(super) status: RawStatus,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Status {
+pub(super) struct RawStatus {
     pub(super) phase: Option<String>,
     #[serde(rename = "hostIP")]
     host_ip: Option<Text>,
     #[serde(rename = "hostIPs")]
-    host_ips: Option<Vec<HostIp>>,
+    host_ips: Option<Vec<RawHostIp>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct HostIp {
+struct RawHostIp {
     ip: String,
 }
 
-impl Status {
+impl RawStatus {
     /// Returns the addresses of a pod's node: `hostIP` and `hostIPs`.
     pub(super) fn host_addresses(self) -> impl Iterator<Item = IpAddr> {
         let one = self.host_ip.and_then(Text::into_string);
@@ -90,14 +90,14 @@ impl Status {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Metadata {
+pub(super) struct RawMetadata {
     pub(super) namespace: Option<String>,
     pub(super) name: String,
     labels: Option<BTreeMap<String, Text>>,
     annotations: Option<BTreeMap<String, Text>>,
 }
 
-impl Metadata {
+impl RawMetadata {
     pub(super) fn labels(&mut self) -> Labels {
         let labels = self.labels.take().into_iter().flatten();
         labels.filter_map(|(key, value)| Some((key, value.into_string()?))).collect()
@@ -111,18 +111,18 @@ impl Metadata {
 /// `spec` of a pod, of a workload, or of a Node.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Spec {
-    pub(super) containers: Option<Vec<Container>>,
-    pub(super) init_containers: Option<Vec<Container>>,
+pub(super) struct RawObjectSpec {
+    pub(super) containers: Option<Vec<RawContainer>>,
+    pub(super) init_containers: Option<Vec<RawContainer>>,
     pub(super) host_network: Option<bool>,
     pub(super) node_name: Option<String>,
     pub(super) dns_policy: Option<String>,
     pub(super) automount_service_account_token: Option<bool>,
     pub(super) service_account_name: Option<Text>,
     /// Pod template of a workload.
-    pub(super) template: Option<Box<Template>>,
+    pub(super) template: Option<Box<RawTemplate>>,
     /// Job template of a CronJob.
-    pub(super) job_template: Option<Box<Template>>,
+    pub(super) job_template: Option<Box<RawTemplate>>,
     /// `podCIDR` of a Node.
     #[serde(rename = "podCIDR")]
     pub(super) pod_cidr: Option<String>,
@@ -133,23 +133,23 @@ pub(super) struct Spec {
 /// Template of pods or of Jobs.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Template {
-    pub(super) metadata: Metadata,
-    pub(super) spec: Spec,
+pub(super) struct RawTemplate {
+    pub(super) metadata: RawMetadata,
+    pub(super) spec: RawObjectSpec,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Container {
+pub(super) struct RawContainer {
     pub(super) name: Option<String>,
     pub(super) image: Option<String>,
     pub(super) command: Option<Vec<Text>>,
     pub(super) args: Option<Vec<Text>>,
-    pub(super) env: Option<Vec<Variable>>,
-    pub(super) ports: Option<Vec<Port>>,
+    pub(super) env: Option<Vec<RawVariable>>,
+    pub(super) ports: Option<Vec<RawContainerPort>>,
 }
 
-impl Container {
+impl RawContainer {
     /// Takes command and arguments.
     pub(super) fn words(&mut self) -> Vec<String> {
         let words = self.command.take().into_iter().chain(self.args.take()).flatten();
@@ -159,14 +159,14 @@ impl Container {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Variable {
+pub(super) struct RawVariable {
     pub(super) name: String,
     pub(super) value: Option<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Port {
+pub(super) struct RawContainerPort {
     pub(super) protocol: Option<String>,
     pub(super) container_port: i64,
     pub(super) host_port: Option<i64>,
@@ -175,8 +175,8 @@ pub(super) struct Port {
 /// Webhook configuration, `APIService` or `CustomResourceDefinition`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Caller {
-    pub(super) metadata: Metadata,
+pub(super) struct RawServiceCaller {
+    pub(super) metadata: RawMetadata,
     webhooks: Option<Vec<Webhook>>,
     spec: CallerSpec,
 }
@@ -216,7 +216,7 @@ pub(super) struct ServiceReference {
     pub(super) port: Option<u16>,
 }
 
-impl Caller {
+impl RawServiceCaller {
     /// Returns the called Services.
     pub(super) fn services(self) -> impl Iterator<Item = ServiceReference> {
         let webhooks = self.webhooks.into_iter().flatten().chain(self.spec.conversion.webhook);

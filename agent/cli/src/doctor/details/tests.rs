@@ -81,21 +81,21 @@ kind: Endpoints
 metadata: {name: a, namespace: x}
 subsets: [{addresses: [{ip: 10.0.0.1}, {ip: none}], ports: [{port: 8443}, {port: 0}]}]
 ");
-    let ports: Vec<(i32, Protocol, Target)> = details.services[&Key::new("x", "a")]
+    let ports: Vec<(i32, Protocol, PortReference)> = details.services[&Key::new("x", "a")]
         .ports
         .iter()
         .map(|port| (port.port, port.protocol, port.target.clone()))
         .collect();
     let expected = [
-        (80, Protocol::Tcp, Target::Number(80)),
-        (53, Protocol::Udp, Target::Name("dns".to_owned())),
-        (81, Protocol::Tcp, Target::Number(8081)),
+        (80, Protocol::Tcp, PortReference::Number(80)),
+        (53, Protocol::Udp, PortReference::Name("dns".to_owned())),
+        (81, Protocol::Tcp, PortReference::Number(8081)),
     ];
     assert_eq!(ports, expected);
     assert_eq!(details.services[&Key::new("x", "odd")].ports, []);
     assert_eq!(details.services.len(), 2);
     assert_eq!(details.external_names[&Key::new("x", "outside")], "e");
-    let backend = Backend {
+    let backend = EndpointsPort {
         addresses: vec!["10.0.0.1".parse().unwrap()],
         port: (String::new(), Protocol::Tcp, 8443),
     };
@@ -174,7 +174,7 @@ fn pages_of_the_api_server() {
     let list = r#"{"kind":"ServiceList","metadata":{},"items":[{"metadata":{"name":"b","namespace":"x"},
         "spec":{"selector":{"app":"b"},"ports":[{"port":443,"targetPort":"https"}]}}]}"#;
     details.add_page(services, list).unwrap();
-    let target = Target::Name("https".to_owned());
+    let target = PortReference::Name("https".to_owned());
     assert_eq!(details.services[&Key::new("x", "b")].ports[0].target, target);
     let webhooks = PAGES.into_iter().find(|page| page.path.contains("/validating")).unwrap();
     let list = r#"{"metadata":{},"items":[{"metadata":{"name":"h"},"webhooks":[{"clientConfig":{"url":"https://x"}},

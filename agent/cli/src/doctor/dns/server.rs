@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use netpold_core::model::{Key, Labels, Pod, Protocol};
 
-use crate::doctor::objects::{Group, Objects};
+use crate::doctor::objects::{PodGroup, GroupedObjects};
 
 const PORT: u16 = 53;
 /// Names of name server Services in clusters that do not label them.
@@ -38,7 +38,7 @@ pub(in crate::doctor) struct Server<'o> {
 
 impl<'o> Server<'o> {
     fn new(
-        objects: &Objects<'o>,
+        objects: &GroupedObjects<'o>,
         service: Option<&'o Key>,
         backends: BTreeSet<(Protocol, IpAddr, u16)>,
     ) -> Self {
@@ -57,7 +57,7 @@ impl<'o> Server<'o> {
     }
 
     /// Returns whether a group of pods contains the server.
-    pub(in crate::doctor) fn is(&self, group: &Group<'_>) -> bool {
+    pub(in crate::doctor) fn is(&self, group: &PodGroup<'_>) -> bool {
         group.pods.iter().any(|pod| self.keys.contains(&pod.key))
     }
 
@@ -70,7 +70,7 @@ impl<'o> Server<'o> {
     }
 
     /// Builds an egress rule for the askers' policy, on one line.
-    pub(super) fn egress_rule(&self, objects: &Objects<'_>) -> String {
+    pub(super) fn egress_rule(&self, objects: &GroupedObjects<'_>) -> String {
         let ports = self.ports();
         let Some(pod) = self.pods.first() else {
             let addresses: BTreeSet<IpAddr> = self.backends.iter().map(|(_, it, _)| *it).collect();
@@ -107,7 +107,7 @@ impl<'o> Server<'o> {
     }
 
     /// Returns labels that select the server's pods: the Service's selector, else their common labels.
-    fn labels(&self, objects: &Objects<'_>) -> BTreeMap<String, String> {
+    fn labels(&self, objects: &GroupedObjects<'_>) -> BTreeMap<String, String> {
         let service = self.service.and_then(|key| objects.details.services.get(key));
         if let Some(service) = service.filter(|service| !service.selector.is_empty()) {
             return service.selector.clone();
@@ -127,18 +127,18 @@ impl<'o> Server<'o> {
 }
 
 /// Returns whether a Service is the cluster's name server, by its name or a label.
-fn is_cluster_dns(objects: &Objects<'_>, key: &Key) -> bool {
+fn is_cluster_dns(objects: &GroupedObjects<'_>, key: &Key) -> bool {
     let details = objects.details.services.get(key);
     NAMES.contains(&(&key.namespace, &key.name)) || details.is_some_and(|it| it.is_dns)
 }
 
 /// Returns whether a Service has no selector: its endpoints are written by hand, and are no pods of this cluster.
-fn is_by_hand(objects: &Objects<'_>, key: &Key) -> bool {
+fn is_by_hand(objects: &GroupedObjects<'_>, key: &Key) -> bool {
     objects.details.services.get(key).is_none_or(|service| service.selector.is_empty())
 }
 
 /// Returns the name servers with a pod or node among the objects, and the cluster's with endpoints written by hand; those that pods ask by default come first.
-pub(in crate::doctor) fn servers<'o>(objects: &Objects<'o>) -> Vec<Server<'o>> {
+pub(in crate::doctor) fn servers<'o>(objects: &GroupedObjects<'o>) -> Vec<Server<'o>> {
     let mut by_service: BTreeMap<&Key, BTreeSet<(Protocol, IpAddr, u16)>> = BTreeMap::new();
     for led in objects.leads.all() {
         let (key, port) = (&led.service.key, led.port);
@@ -172,7 +172,7 @@ pub(in crate::doctor) fn servers<'o>(objects: &Objects<'o>) -> Vec<Server<'o>> {
 }
 
 /// Returns the pods with the name server's label, for clusters without a Service for them.
-fn without_service(objects: &Objects<'_>) -> BTreeSet<(Protocol, IpAddr, u16)> {
+fn without_service(objects: &GroupedObjects<'_>) -> BTreeSet<(Protocol, IpAddr, u16)> {
     let groups = objects.groups.iter();
     let groups = groups.filter(|group| group.namespace == NAMESPACE && has(group.labels, LABEL));
     let addresses = groups.flat_map(|group| &group.pods).flat_map(|pod| &pod.addresses);
@@ -181,7 +181,7 @@ fn without_service(objects: &Objects<'_>) -> BTreeSet<(Protocol, IpAddr, u16)> {
 
 /// Returns whether pods ask a cache on their own node, which policy always lets them reach. If the cache has the
 /// Service's own address, the Service decides.
-pub(in crate::doctor) fn is_node_local(objects: &Objects<'_>) -> bool {
+pub(in crate::doctor) fn is_node_local(objects: &GroupedObjects<'_>) -> bool {
     let caches = objects.details.running.iter().filter(|running| {
         let words = running.containers.iter().flat_map(|it| &it.words);
         running.key.name.starts_with(NODE_LOCAL_NAME)

@@ -7,7 +7,7 @@ use netpold_core::probe::IpProtocol;
 
 use super::super::details::Mesh;
 use super::super::finding::{Check, Findings, Severity};
-use super::super::objects::{Group, Objects, pods_text};
+use super::super::objects::{PodGroup, GroupedObjects, pods_text};
 
 const MESH_CONTROL_PLANE: Check = Check {
     name: "mesh-control-plane",
@@ -44,14 +44,14 @@ const COMPONENTS: [Component; 3] = [
 ];
 
 impl Component {
-    fn is(&self, group: &Group<'_>) -> bool {
+    fn is(&self, group: &PodGroup<'_>) -> bool {
         let [key, value] = self.label;
         group.labels.get(key).is_some_and(|found| found.as_str() == value)
     }
 }
 
 /// Checks the groups with a proxy, by the mesh of each group. In Istio's ambient mode the node's proxy connects.
-pub(super) fn examine(objects: &Objects<'_>, meshes: &[Option<Mesh>], found: &mut Findings) {
+pub(super) fn examine(objects: &GroupedObjects<'_>, meshes: &[Option<Mesh>], found: &mut Findings) {
     for (group, mesh) in objects.groups.iter().zip(meshes) {
         let mesh = match mesh {
             Some(Mesh::Istio | Mesh::IstioHbone) => "Istio",
@@ -74,7 +74,7 @@ pub(super) fn examine(objects: &Objects<'_>, meshes: &[Option<Mesh>], found: &mu
 
 /// Returns the first port of a component that a pod reaches at none of its pods. A component without a pod address is
 /// unknown.
-fn unreached(objects: &Objects<'_>, pod: &Pod, component: &Component) -> Option<u16> {
+fn unreached(objects: &GroupedObjects<'_>, pod: &Pod, component: &Component) -> Option<u16> {
     let servers = objects.groups.iter().filter(|group| component.is(group));
     let addresses: Vec<_> =
         servers.flat_map(|group| &group.pods).flat_map(|pod| pod.all_addresses()).collect();
