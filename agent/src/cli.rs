@@ -11,7 +11,7 @@ use netpold_cli::arguments::time;
 use netpold_controller::WebhookSettings;
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::PRIVATE_RANGES;
-use netpold_export::Endpoint;
+use netpold_export::CollectorAddress;
 use netpold_kube::cluster::Access;
 
 use netpold_engine::interfaces::NodeDevices;
@@ -318,7 +318,7 @@ pub struct OtlpArgs {
     /// URL of an OpenTelemetry collector, as `http://collector:4318`, which gets logs and metrics by OTLP over HTTP with
     /// protobuf; /v1/logs and /v1/metrics are appended [default: none]
     #[arg(long, value_name = "URL", env = "NETPOLD_OTLP_ENDPOINT")]
-    pub otlp_endpoint: Option<Endpoint>,
+    pub otlp_endpoint: Option<CollectorAddress>,
     /// File with headers for the collector, one `name: value` a line; read for each request [default: none]
     #[arg(long, value_name = "FILE", env = "NETPOLD_OTLP_HEADERS_FILE")]
     pub otlp_headers_file: Option<PathBuf>,

@@ -46,7 +46,7 @@ pub struct RunConfig {
     /// Most series of denied traffic by workload; 0: none.
     pub denied_series: u16,
     /// Export to an OpenTelemetry collector, if any.
-    pub export: Option<netpold_export::Settings>,
+    pub export: Option<netpold_export::ExportSettings>,
     /// Options of the compiler, without those that depend on pinned state.
     pub options: Options,
     /// Devices and hooks at which to judge packets.
@@ -197,7 +197,7 @@ impl TryFrom<RunArgs> for RunConfig {
 }
 
 /// Returns the settings of the export; `None` without an endpoint, and if nothing is to be exported.
-fn export(args: OtlpArgs, node: &str) -> Result<Option<netpold_export::Settings>> {
+fn export(args: OtlpArgs, node: &str) -> Result<Option<netpold_export::ExportSettings>> {
     let Some(mut endpoint) = args.otlp_endpoint else { return Ok(None) };
     endpoint.headers = args.otlp_headers_file;
     endpoint.authorities = args.otlp_ca_file;
@@ -212,7 +212,7 @@ fn export(args: OtlpArgs, node: &str) -> Result<Option<netpold_export::Settings>
     let verdicts = args.otlp_logs.iter().filter_map(verdict).collect();
     let seconds = args.otlp_metrics_interval;
     let metrics = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
-    Ok(Some(netpold_export::Settings { endpoint, node: node.to_owned(), verdicts, metrics }))
+    Ok(Some(netpold_export::ExportSettings { endpoint, node: node.to_owned(), verdicts, metrics }))
 }
 
 fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> Origin {

@@ -22,7 +22,7 @@ use netpold_dataplane::object::object;
 use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_discovery::Discovery;
-use netpold_discovery::newcomers::{Guard, Veths};
+use netpold_discovery::newcomers::{NewcomerGuard, VethWatcher};
 use netpold_engine::Engine;
 use netpold_engine::admin::{Admin, requests};
 use netpold_engine::events::{self, DropLog, Dropped};
@@ -155,14 +155,14 @@ struct Agent {
     hands_over: Option<PathBuf>,
     heartbeat: Heartbeat,
     /// Services that end with the agent.
-    _running: (Guard, Discovery, Admin, Option<Listener>),
+    _running: (NewcomerGuard, Discovery, Admin, Option<Listener>),
 }
 
 impl Agent {
     fn start(config: &RunConfig, opened: Opened, exporter: Option<Exporter>) -> Result<Self> {
         let Opened { source, event_recorder, opening } = opened;
         // First, so that no veth appears unseen while another agent ends.
-        let veths = Veths::open().context("cannot watch for new interfaces")?;
+        let veths = VethWatcher::open().context("cannot watch for new interfaces")?;
         let existing = veths.existing().clone();
         let pins = PinRoot::take(&config.files.bpffs, config.takes_from)?;
         let offer = config.give_way.then(|| Offer::new(&config.files.bpffs, TakesFrom::GivesWay));
@@ -174,7 +174,7 @@ impl Agent {
         // an agent has begun to load its programs for a kept state since the boot.
         let began = || attacher.closing().was_pinned() && !start::remembered(config).is_empty();
         let all = config.hooks.node_devices == NodeDevices::Auto && (pins.has_tables() || began());
-        let guard = Guard::start(attacher.closing().clone(), veths, all);
+        let guard = NewcomerGuard::start(attacher.closing().clone(), veths, all);
         let guard = guard.context("cannot watch for new interfaces")?;
         let pinned = PinnedState::read(&pins)?;
         // Tables of another version are not read, but its programs judge packets.
@@ -215,7 +215,7 @@ impl Agent {
         let listen = |address| Listener::serve(address, routes(metrics, heartbeat.clone()));
         let listener = config.listen.map(listen).transpose()?;
         info!(node = config.node, from = inputs.status().borrow().origin, "netpold starts");
-        let publish = publish::Settings {
+        let publish = publish::PublishSettings {
             node: config.node.clone(),
             readiness_gate: config.readiness_gate.clone(),
         };

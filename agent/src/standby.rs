@@ -22,7 +22,7 @@ use netpold_dataplane::attach::Mode;
 use netpold_dataplane::bpffs::{self, PinRoot, Shared};
 use netpold_dataplane::closing::Closing;
 use netpold_dataplane::priority;
-use netpold_discovery::newcomers::{BUSY, Closers, VethChange, Veths};
+use netpold_discovery::newcomers::{BUSY, Closers, VethChange, VethWatcher};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
@@ -175,7 +175,7 @@ struct Standby {
     /// Each closing holds the lock.
     closers: Closers<Arc<Shared>>,
     vacancies: Vacancies,
-    veths: Veths,
+    veths: VethWatcher,
     /// Time when each veth was first seen; `None`: the veth and an agent existed when this process began.
     seen: BTreeMap<u32, Option<Instant>>,
     /// Time of the start, unless an agent ran then.
@@ -186,7 +186,7 @@ struct Standby {
 
 impl Standby {
     fn new(root: &Path, vacancies: Vacancies) -> Result<Self> {
-        let veths = Veths::open().context("cannot listen to link events")?;
+        let veths = VethWatcher::open().context("cannot listen to link events")?;
         let started_alone = (!PinRoot::is_busy(root)).then(Instant::now);
         let closing = Closing::new(bpffs::links(root), Mode::probe());
         let closers = Closers::start(closing.clone()).context("cannot start a thread")?;

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use netpold_core::bindings::Veth;
-use netpold_discovery::newcomers::{VethChange, Veths};
+use netpold_discovery::newcomers::{VethChange, VethWatcher};
 use netpold_discovery::{Discovery, Event, Settings};
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns};
@@ -279,7 +279,7 @@ fn the_guard_needs_no_listing_to_see_a_peer_that_moves() {
     let (node, pod) = (Namespace::new("g-n"), Namespace::new("g-1"));
     node.ip("link add existing type veth peer name inner");
     node.inside(|| {
-        let mut veths = Veths::open().unwrap();
+        let mut veths = VethWatcher::open().unwrap();
         let index = |name| if_nametoindex(name).unwrap();
         let mut changes = |expected: &[VethChange]| {
             let (mut found, end) = (Vec::new(), Instant::now() + PATIENCE);

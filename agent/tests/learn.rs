@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use netpold_api::learn::{Answer, Peer};
+use netpold_api::learn::{LearnAnswer, LearnedPeer};
 use netpold_api::source::SourceProblem;
 use netpold_api::workload::Workload;
 use netpold_cli::learn::{Learned, LearnOptions, UnseenPeer, generate, json, yaml};
@@ -43,7 +43,7 @@ struct World {
     pods: Vec<Key>,
     /// Packets that policy allowed.
     passed: Vec<Packet>,
-    answer: Answer,
+    answer: LearnAnswer,
 }
 
 impl World {
@@ -102,10 +102,10 @@ impl World {
             };
             (&seen.workload, seen.direction, seen.protocol) == (&workload, direction, protocol)
                 && match &seen.peer {
-                    Peer::Workload(peer) => seen.port == port && Some(peer) == owner.as_ref(),
-                    Peer::Address(address) => seen.port == port && *address == remote,
-                    Peer::Service(key) => behind(key),
-                    Peer::Node => false,
+                    LearnedPeer::Workload(peer) => seen.port == port && Some(peer) == owner.as_ref(),
+                    LearnedPeer::Address(address) => seen.port == port && *address == remote,
+                    LearnedPeer::Service(key) => behind(key),
+                    LearnedPeer::Node => false,
                 }
         });
         seen || learned.unseen.iter().any(|unseen| {
@@ -298,7 +298,7 @@ fn no_block_is_written_for_what_is_a_pods_address() {
     let late = Pod { addresses: vec![remotes[1]], ..pod(9) };
     let objects = vec![Change::Pod(server), Change::Pod(late), Change::Node(node)];
     let learned = generate(objects, &recorder.answer("n", 0), &options);
-    let text = yaml(&learned, &Answer::default());
+    let text = yaml(&learned, &LearnAnswer::default());
     assert!(text.contains("203.0.113.7/32") && !text.contains("cidr: \"10."), "{text}");
     let denied: Vec<String> = learned.denied.iter().map(ToString::to_string).collect();
     assert_eq!(denied.len(), 2, "{denied:?}");

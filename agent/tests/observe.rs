@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use netpold_api::events::{Lost, Outcome};
-use netpold_api::filter::Request;
-use netpold_api::observe::{Attribution, Event, Line, OBSERVE_REQUEST, PolicyName, RuleName};
+use netpold_api::events::{LostEvents, Outcome};
+use netpold_api::filter::ObserveRequest;
+use netpold_api::observe::{Attribution, Event, ObserveLine, OBSERVE_REQUEST, PolicyName, RuleName};
 use netpold_cli::top::{EventCounts, Choice, Terminal, draw};
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
@@ -74,7 +74,7 @@ fn rule(matches: &str) -> RuleName {
 }
 
 /// Returns a stream as an agent might send it.
-fn stream() -> Vec<Line> {
+fn stream() -> Vec<ObserveLine> {
     let pod = |name: &str| Whose::Pod(Key::new("shop", name));
     let allowed = "TCP 5432 from pods app=web of namespace shop";
     let mut events = Vec::new();
@@ -105,22 +105,22 @@ fn stream() -> Vec<Line> {
     (spoofed.remote_port, spoofed.port) = (53, Some(53));
     (spoofed.protocol, spoofed.local_port) = (Some(IpProtocol::UDP), 40_001);
     events.push(spoofed);
-    let lost = Line::Lost { node: "node-1".into(), lost: Lost { kernel: 4321, ..Lost::default() } };
-    events.into_iter().map(|event| Line::Event(Box::new(event))).chain([lost]).collect()
+    let lost = ObserveLine::Lost { node: "node-1".into(), lost: LostEvents { kernel: 4321, ..LostEvents::default() } };
+    events.into_iter().map(|event| ObserveLine::Event(Box::new(event))).chain([lost]).collect()
 }
 
 /// Socket that answers each client's request with the stream, then closes or keeps the connection.
 struct Agent {
     directory: TempDir,
-    requests: Arc<Mutex<Vec<Request>>>,
+    requests: Arc<Mutex<Vec<ObserveRequest>>>,
     _admin: Admin,
     _runtime: Runtime,
 }
 
 impl Agent {
-    fn new(lines: Vec<Line>, follows: bool) -> Self {
+    fn new(lines: Vec<ObserveLine>, follows: bool) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let requests = Arc::<Mutex<Vec<Request>>>::default();
+        let requests = Arc::<Mutex<Vec<ObserveRequest>>>::default();
         let heard = Arc::clone(&requests);
         let texts: Vec<Vec<u8>> = lines.iter().map(|it| line(it).unwrap()).collect();
         let stream = admin::stream(move |request, lines: Lines| {
@@ -179,7 +179,7 @@ fn the_sessions_on_the_page_are_real() {
     }
     assert_eq!(shown, 1, "sessions on the page");
     let lines = observe(&agent, &["-o", "json"]);
-    let lines = lines.lines().map(|line| serde_json::from_str::<Line>(line).unwrap());
+    let lines = lines.lines().map(|line| serde_json::from_str::<ObserveLine>(line).unwrap());
     assert_eq!(lines.collect::<Vec<_>>(), stream().split_off(11));
 }
 

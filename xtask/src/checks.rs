@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Result, bail, ensure};
 use netpold_testbed::is_root;
 
-use crate::setup::{self, Program, SHEAR, TYPOS, Toolchain};
+use crate::setup::{self, CrateProgram, SHEAR, TYPOS, Toolchain};
 use crate::step;
 use crate::{cargo, cluster};
 
@@ -85,7 +85,7 @@ fn documentation(toolchain: &Toolchain) -> Result<()> {
 
 /// Runs a program of `cargo xtask setup` over the sources; skips a program that is not installed, since building one
 /// takes minutes.
-fn with(program: &Program, arguments: &[&str]) -> Result<()> {
+fn with(program: &CrateProgram, arguments: &[&str]) -> Result<()> {
     let Some(path) = program.find() else {
         step::warning(&format!("SKIPPED: {} is not installed (cargo xtask setup)", program.name));
         return Ok(());

@@ -36,32 +36,32 @@ use anyhow::{Context, Result, ensure};
 use netpold_testbed::{catch_interrupts, interrupted, is_root};
 
 use crate::step;
-use binaries::Binaries;
+use binaries::ClusterBinaries;
 pub(crate) use init::run as run_init;
 use kubectl::Kubectl;
-use layout::{Cni, Family, Layout, Proxy};
-use state::State;
+use layout::{CniPlugin, AddressFamily, ClusterLayout, ServiceProxy};
+use state::ClusterFolder;
 
 /// Environment variable with the folder for `cargo xtask test`; CI has no such folder.
 const VARIABLE: &str = "NETPOLD_KUBERNETES_DIR";
 
 /// Arguments of `cargo xtask cluster`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct ClusterOptions {
     /// Folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl of one
     /// release; optional: e2e.test, agnhost, images/*.tar, CNI plugins, etcd, containerd with its shim and ctr, runc,
     /// busybox (static)
     #[arg(value_name = "DIR")]
     folder: PathBuf,
     #[command(flatten)]
-    layout: Layout,
+    layout: ClusterLayout,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<ClusterCommand>,
 }
 
 /// Step to run. Without one: `Up`, all checks that need no other image, `Down`.
 #[derive(clap::Subcommand)]
-enum Command {
+enum ClusterCommand {
     /// Start the cluster and install netpold; replaces a running cluster
     Up,
     /// Check that policy is enforced between pods, and that its reported status is right
@@ -102,28 +102,28 @@ enum Command {
 ///
 /// # Errors
 /// A step failed; the error names it.
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &ClusterOptions) -> Result<()> {
     ensure!(is_root(), "a cluster in namespaces needs root: run `cargo xtask cluster` as root");
-    let state = State::new()?;
+    let state = ClusterFolder::new()?;
     match &options.command {
-        Some(Command::Down) => state.down(),
-        Some(Command::Up) => {
+        Some(ClusterCommand::Down) => state.down(),
+        Some(ClusterCommand::Up) => {
             catch_interrupts()?;
-            up(&state, &Binaries::find(&options.folder)?, &options.layout)?.keep();
+            up(&state, &ClusterBinaries::find(&options.folder)?, &options.layout)?.keep();
             told_how(options);
             Ok(())
         }
-        Some(Command::Smoke) => smoke::run(&Kubectl::of(&state, &options.folder)?),
-        Some(Command::Rollout) => rollout::run(&state, &Kubectl::of(&state, &options.folder)?),
-        Some(Command::Restart) => replace::restart(&state, &Kubectl::of(&state, &options.folder)?),
-        Some(Command::Kill) => replace::kill(&state, &Kubectl::of(&state, &options.folder)?),
-        Some(Command::Upgrade { to }) => {
-            replace::upgrade(&state, &Binaries::find(&options.folder)?, to)
+        Some(ClusterCommand::Smoke) => smoke::run(&Kubectl::of(&state, &options.folder)?),
+        Some(ClusterCommand::Rollout) => rollout::run(&state, &Kubectl::of(&state, &options.folder)?),
+        Some(ClusterCommand::Restart) => replace::restart(&state, &Kubectl::of(&state, &options.folder)?),
+        Some(ClusterCommand::Kill) => replace::kill(&state, &Kubectl::of(&state, &options.folder)?),
+        Some(ClusterCommand::Upgrade { to }) => {
+            replace::upgrade(&state, &ClusterBinaries::find(&options.folder)?, to)
         }
-        Some(Command::Reboot) => replace::reboot(&state, &Kubectl::of(&state, &options.folder)?),
-        Some(Command::Audit) => audit::run(&state),
-        Some(Command::E2e { focus }) => e2e::run(&state, &Binaries::find(&options.folder)?, focus),
-        Some(Command::Kubectl { arguments }) => {
+        Some(ClusterCommand::Reboot) => replace::reboot(&state, &Kubectl::of(&state, &options.folder)?),
+        Some(ClusterCommand::Audit) => audit::run(&state),
+        Some(ClusterCommand::E2e { focus }) => e2e::run(&state, &ClusterBinaries::find(&options.folder)?, focus),
+        Some(ClusterCommand::Kubectl { arguments }) => {
             Kubectl::of(&state, &options.folder)?.show(arguments)
         }
         None => everything(&state, options),
@@ -143,12 +143,12 @@ pub(crate) fn test() -> Result<()> {
         return Ok(());
     };
     let layout =
-        Layout { cni: Cni::Ptp, proxy: Proxy::Nftables, family: Family::Dual, binary: None };
-    run(&Options { folder: folder.into(), layout, command: None })
+        ClusterLayout { cni: CniPlugin::Ptp, proxy: ServiceProxy::Nftables, family: AddressFamily::Dual, binary: None };
+    run(&ClusterOptions { folder: folder.into(), layout, command: None })
 }
 
-fn everything(state: &State, options: &Options) -> Result<()> {
-    let missing = Binaries::missing(&options.folder);
+fn everything(state: &ClusterFolder, options: &ClusterOptions) -> Result<()> {
+    let missing = ClusterBinaries::missing(&options.folder);
     if !missing.is_empty() {
         step::warning(&format!(
             "SKIPPED cluster: {} has no {}. They are in the archive kubernetes-server-linux-{}.tar.gz \
@@ -160,7 +160,7 @@ fn everything(state: &State, options: &Options) -> Result<()> {
         return Ok(());
     }
     catch_interrupts()?;
-    let binaries = Binaries::find(&options.folder)?;
+    let binaries = ClusterBinaries::find(&options.folder)?;
     let start = Instant::now();
     let cluster = up(state, &binaries, &options.layout)?;
     let kubectl = Kubectl::of(state, &options.folder)?;
@@ -172,7 +172,7 @@ fn everything(state: &State, options: &Options) -> Result<()> {
 }
 
 /// Runs the checks that need no other image.
-fn checks(state: &State, binaries: &Binaries, kubectl: &Kubectl) -> Result<()> {
+fn checks(state: &ClusterFolder, binaries: &ClusterBinaries, kubectl: &Kubectl) -> Result<()> {
     smoke::run(kubectl)?;
     rollout::run(state, kubectl)?;
     replace::restart(state, kubectl)?;
@@ -187,16 +187,16 @@ fn checks(state: &State, binaries: &Binaries, kubectl: &Kubectl) -> Result<()> {
 }
 
 /// Running cluster. Drop ends it.
-struct Cluster<'a>(&'a State);
+struct RunningCluster<'a>(&'a ClusterFolder);
 
-impl Cluster<'_> {
+impl RunningCluster<'_> {
     /// Leaves the cluster running until `down`.
     fn keep(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Cluster<'_> {
+impl Drop for RunningCluster<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.0.down() {
             step::failure(&format!("{error:#}"));
@@ -204,19 +204,19 @@ impl Drop for Cluster<'_> {
     }
 }
 
-fn up<'a>(state: &'a State, binaries: &Binaries, layout: &Layout) -> Result<Cluster<'a>> {
+fn up<'a>(state: &'a ClusterFolder, binaries: &ClusterBinaries, layout: &ClusterLayout) -> Result<RunningCluster<'a>> {
     let start = Instant::now();
     state.down()?;
     step::title(&format!("Kubernetes {}", binaries.version()));
     ensure!(
-        layout.proxy != Proxy::Nftables || binaries.minor() >= 31,
+        layout.proxy != ServiceProxy::Nftables || binaries.minor() >= 31,
         "kube-proxy of Kubernetes {} has no mode nftables: use --proxy iptables",
         binaries.version()
     );
     crate::setup::for_traffic()?;
     let images = images::make(state, binaries, layout.binary.as_deref())?;
     state.make()?;
-    let cluster = Cluster(state);
+    let cluster = RunningCluster(state);
     let result = begin(state, binaries, layout).and_then(|kubectl| {
         images::import(state, binaries, &images)?;
         install::run(&kubectl, binaries.minor())
@@ -230,7 +230,7 @@ fn up<'a>(state: &'a State, binaries: &Binaries, layout: &Layout) -> Result<Clus
 }
 
 /// Prints the last log lines, pods and events, for the analysis of a failure.
-fn show_state(state: &State, folder: &Path) {
+fn show_state(state: &ClusterFolder, folder: &Path) {
     state.show_logs();
     let Ok(kubectl) = Kubectl::of(state, folder) else { return };
     for arguments in [["get", "pods", "-A", "-o", "wide"], ["get", "events", "-A", "-o", "wide"]] {
@@ -241,7 +241,7 @@ fn show_state(state: &State, folder: &Path) {
 }
 
 /// Starts the nodes, their network and the control plane.
-fn begin(state: &State, binaries: &Binaries, layout: &Layout) -> Result<Kubectl> {
+fn begin(state: &ClusterFolder, binaries: &ClusterBinaries, layout: &ClusterLayout) -> Result<Kubectl> {
     step::title("two nodes in namespaces of this machine");
     layout.save(state)?;
     let control = control::prepare(state, binaries, layout)?;
@@ -260,7 +260,7 @@ fn begin(state: &State, binaries: &Binaries, layout: &Layout) -> Result<Kubectl>
     Ok(kubectl)
 }
 
-fn told_how(options: &Options) {
+fn told_how(options: &ClusterOptions) {
     let command = format!("cargo xtask cluster {}", options.folder.display());
     step::title("the cluster is up");
     step::note(&format!("{command} kubectl get pods -A"));

@@ -13,7 +13,7 @@ use anyhow::{Result, bail, ensure};
 use netpold_testbed::{Manifests, catch_interrupts, interrupted, is_root, sweep};
 
 use crate::step;
-use cluster::Cluster;
+use cluster::DemoCluster;
 
 const POLICIES: [(&str, &str); 3] = [
     ("shop.yaml", include_str!("../../deploy/example/shop.yaml")),
@@ -50,7 +50,7 @@ fn play(binary: &std::path::Path) -> Result<usize> {
     let directory =
         tempfile::Builder::new().prefix(&format!("np-{}-demo-", std::process::id())).tempdir()?;
     let manifests = Manifests::new(directory.path())?;
-    let cluster = Cluster::build()?;
+    let cluster = DemoCluster::build()?;
     cluster.write(&manifests)?;
     go_on()?;
 
@@ -68,7 +68,7 @@ fn play(binary: &std::path::Path) -> Result<usize> {
     wrong += matrix::show(binary, &manifests, &cluster)?;
     go_on()?;
 
-    let stage = story::Stage { binary, manifests: &manifests, cluster: &cluster };
+    let stage = story::DemoStage { binary, manifests: &manifests, cluster: &cluster };
     stage.cut_a_connection(&mut agents)?;
     go_on()?;
     stage.reason_of_a_drop(&agents)?;

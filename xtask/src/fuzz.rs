@@ -20,7 +20,7 @@ const NEED_AGENT: [&str; 3] = ["kept", "manifests", "selectors"];
 
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct FuzzOptions {
     /// packets, manifests, selectors, kept, probes, delta, tables or streams
     #[arg(value_name = "TARGET")]
     target: String,
@@ -36,7 +36,7 @@ pub(crate) struct Options {
 ///
 /// # Errors
 /// When the build or an input fails; the input stays in `agent/fuzz/artifacts`.
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &FuzzOptions) -> Result<()> {
     let fuzz = root().join("agent/fuzz");
     let committed = fuzz.join("corpus").join(&options.target);
     ensure!(committed.is_dir(), "{}: no such fuzz target", options.target);

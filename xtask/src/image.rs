@@ -17,14 +17,14 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::arch::Arch;
 use crate::setup::{self, Toolchain};
 use crate::{root, step};
-use layout::Contents;
+use layout::ImageContents;
 
 /// Limit of an image's unpacked size, in bytes.
 const LARGEST: usize = 28_000_000;
 
 /// Flags of `cargo xtask image`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct ImageOptions {
     /// Use this binary instead of building one
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
@@ -49,12 +49,12 @@ pub(crate) struct Options {
 ///
 /// # Errors
 /// When the build fails, or the image is too large.
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &ImageOptions) -> Result<()> {
     if options.dev {
         return test(&setup::run()?);
     }
     setup::for_image()?;
-    let images: Result<Vec<Contents>> = options.arch.iter().map(|a| image(*a, options)).collect();
+    let images: Result<Vec<ImageContents>> = options.arch.iter().map(|a| image(*a, options)).collect();
     let (images, output) = (images?, root().join(&options.output));
     let sizes = layout::write(&output, &options.tag, &images)?;
     for (image, size) in images.iter().zip(sizes) {
@@ -81,7 +81,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// # Errors
 /// As [`run`].
 pub(crate) fn write(binary: Option<&Path>, output: &Path, tag: &str) -> Result<()> {
-    run(&Options {
+    run(&ImageOptions {
         binary: binary.map(Path::to_owned),
         output: output.to_owned(),
         tag: tag.to_owned(),
@@ -92,7 +92,7 @@ pub(crate) fn write(binary: Option<&Path>, output: &Path, tag: &str) -> Result<(
 }
 
 /// Returns the contents of the image for one processor.
-fn image(arch: Arch, options: &Options) -> Result<Contents> {
+fn image(arch: Arch, options: &ImageOptions) -> Result<ImageContents> {
     let path = match &options.binary {
         Some(binary) => binary.clone(),
         None => build::build(arch)?,
@@ -104,7 +104,7 @@ fn image(arch: Arch, options: &Options) -> Result<Contents> {
     if options.twice {
         build::again(arch, &binary)?;
     }
-    Ok(Contents { binary, arch, revision: revision() })
+    Ok(ImageContents { binary, arch, revision: revision() })
 }
 
 /// Checks all steps with the development binary, linked statically: a release build takes minutes.
@@ -117,7 +117,7 @@ fn test(toolchain: &Toolchain) -> Result<()> {
     command.args(["--", setup::STATIC, "-Cstrip=symbols"]);
     step::show(toolchain.apply(&mut command))?;
     let binary = read(&build::target().join("debug/netpold"))?;
-    let contents = Contents { binary, arch: Arch::own(), revision: revision() };
+    let contents = ImageContents { binary, arch: Arch::own(), revision: revision() };
     check::reproducible(&contents)?;
     check::several(&contents)?;
     let directory = tempfile::tempdir().context("no temporary directory")?;

@@ -45,7 +45,7 @@ enum Task {
         binary: Option<PathBuf>,
     },
     /// Build a container image from scratch: one static binary, as an OCI layout
-    Image(image::Options),
+    Image(image::ImageOptions),
     /// Measure: per packet, forwarding, control (needs root)
     Bench {
         /// Arguments for netpold-bench: --quick, --part NAME, --save-baseline; --help for all
@@ -53,11 +53,11 @@ enum Task {
         arguments: Vec<String>,
     },
     /// Run a fuzz target of agent/fuzz
-    Fuzz(fuzz::Options),
+    Fuzz(fuzz::FuzzOptions),
     /// Run the kernel tests and real traffic on Debian's kernels in qemu
-    VmTest(vm::Options),
+    VmTest(vm::VmOptions),
     /// Run a real Kubernetes of two nodes with netpold, from a folder with its binaries (needs root)
-    Cluster(cluster::Options),
+    Cluster(cluster::ClusterOptions),
     /// First process of a node of that Kubernetes
     #[command(hide = true)]
     ClusterNode {

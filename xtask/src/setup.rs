@@ -35,9 +35,9 @@ use netpold_testbed::apiserver::KubeBinaries;
 
 use crate::arch::Arch;
 use crate::step;
-pub(crate) use crates::{Program, SHEAR, TYPOS};
+pub(crate) use crates::{CrateProgram, SHEAR, TYPOS};
 pub(crate) use cross::emulator;
-use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
+use toolchain::{LINKER_VERSION, LLVM_MAJOR, MissingTools};
 pub(crate) use toolchain::{Toolchain, cache as user_cache, on_path};
 
 /// Packages for building bpf-linker.
@@ -49,7 +49,7 @@ const NIGHTLY: [&str; 7] =
 
 /// Whether [`run`] must install tools.
 pub(crate) fn is_due() -> bool {
-    !Needs::look().nothing()
+    !MissingTools::look().nothing()
 }
 
 /// Installs missing tools and returns the eBPF toolchain.
@@ -57,14 +57,14 @@ pub(crate) fn is_due() -> bool {
 /// # Errors
 /// The names of missing tools that cannot be installed.
 pub(crate) fn run() -> Result<Toolchain> {
-    let needs = Needs::look();
+    let needs = MissingTools::look();
     if needs.nothing() {
         step::note("setup: all tools are installed");
         return Toolchain::find();
     }
     step::title(&format!("setup: missing {}", needs.names().join(", ")));
     install(&needs)?;
-    let left = Needs::look();
+    let left = MissingTools::look();
     if !left.nothing() {
         bail!("still missing after setup: {}", left.names().join(", "));
     }
@@ -175,7 +175,7 @@ pub(crate) fn for_tests() -> Result<()> {
     KubeBinaries::find().map(|_| ())
 }
 
-fn install(needs: &Needs) -> Result<()> {
+fn install(needs: &MissingTools) -> Result<()> {
     let mut wanted: Vec<&str> = Vec::new();
     wanted.extend(needs.ip.then_some("iproute2"));
     wanted.extend(needs.cxx_for_linker.then_some("g++"));
@@ -189,7 +189,7 @@ fn install(needs: &Needs) -> Result<()> {
     if !missing.is_empty() {
         install_packages(&missing)?;
     }
-    if Needs::look().linker {
+    if MissingTools::look().linker {
         install_linker()?;
     }
     Ok(())

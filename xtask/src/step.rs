@@ -70,9 +70,9 @@ pub(crate) fn quiet(command: &mut Command) -> Result<()> {
 
 /// A command that runs beside other steps, without output. Dropping it ends the command and its children: the command's
 /// result is not needed.
-pub(crate) struct Beside(Option<Child>);
+pub(crate) struct BackgroundCommand(Option<Child>);
 
-impl Beside {
+impl BackgroundCommand {
     /// Starts the command in a process group of its own, which yields to the other steps.
     pub(crate) fn start(command: &mut Command) -> Self {
         let child = silent(command).process_group(0).spawn().ok();
@@ -89,7 +89,7 @@ fn silent(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
 }
 
-impl Drop for Beside {
+impl Drop for BackgroundCommand {
     fn drop(&mut self) {
         let Some(mut child) = self.0.take() else { return };
         // A command that has ended and was not waited for keeps its number.

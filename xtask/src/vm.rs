@@ -21,15 +21,15 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::arch::Arch;
 use crate::{setup, step};
-use console::{Ended, Report};
-use guest::{Binaries, Guest};
-use kernel::{Kernel, WANTED};
+use console::{GuestEnd, GuestReport};
+use guest::{TestBinaries, Guest};
+use kernel::{UnpackedKernel, WANTED};
 use qemu::Qemu;
 use userland::Userland;
 
 /// Options of `cargo xtask vm-test`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct VmOptions {
     /// Only kernels with this prefix of the version, such as 6.1
     #[arg(long, value_name = "VERSION")]
     kernel: Vec<String>,
@@ -51,21 +51,21 @@ pub(crate) struct Options {
 ///
 /// # Errors
 /// When a download or build fails, or a step failed on a kernel.
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &VmOptions) -> Result<()> {
     let start = Instant::now();
     let toolchain = setup::run()?;
     let arch = options.arch;
     let qemu = Qemu::find(&cache(Arch::own())?, arch)?;
     let cache = cache(arch)?;
     let userland = Userland::fetch(&cache, arch)?;
-    let binaries = Binaries::build(&toolchain, arch)?;
+    let binaries = TestBinaries::build(&toolchain, arch)?;
     let mut rows = Vec::new();
     for wanted in &WANTED {
-        let chosen = |kernel: &Kernel| {
+        let chosen = |kernel: &UnpackedKernel| {
             options.kernel.is_empty()
                 || options.kernel.iter().any(|v| kernel.release.starts_with(v.as_str()))
         };
-        let kernel = Kernel::fetch(wanted, &cache, arch, options.update)
+        let kernel = UnpackedKernel::fetch(wanted, &cache, arch, options.update)
             .with_context(|| format!("no kernel of Debian {}", wanted.suite))?;
         if !chosen(&kernel) {
             continue;
@@ -90,7 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Prints the results of the steps; returns whether any failed.
-fn tell(kernel: &Kernel, guest: &Guest, report: &Report) -> bool {
+fn tell(kernel: &UnpackedKernel, guest: &Guest, report: &GuestReport) -> bool {
     let mut failed = false;
     for expected in guest.steps() {
         let line = match report.steps.iter().find(|s| s.name == expected.name) {
@@ -112,7 +112,7 @@ fn tell(kernel: &Kernel, guest: &Guest, report: &Report) -> bool {
     for note in &report.notes {
         step::note(&format!("note  {note}"));
     }
-    if let Ended::Badly(reason) = &report.ended {
+    if let GuestEnd::Badly(reason) = &report.ended {
         failed = true;
         step::failure(&format!("Linux {}: {reason}", kernel.release));
         anstream::println!("{}", report.tail.join("\n"));

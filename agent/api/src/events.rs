@@ -20,7 +20,7 @@ pub enum Outcome {
 /// Numbers of events that an observer did not receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Lost {
+pub struct LostEvents {
     /// Drops without an event of the kernel, because of its rate limit.
     pub kernel: u64,
     /// Flows, new or audited, not reported one by one: above the per-sweep limit, or closed before the sweep.
@@ -46,7 +46,7 @@ impl Outcome {
     }
 }
 
-impl Lost {
+impl LostEvents {
     /// Returns whether nothing was lost.
     #[must_use]
     pub fn is_none(&self) -> bool {

@@ -17,7 +17,7 @@ const STARS: usize = 2;
 
 /// Request of a watcher.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct ObserveRequest {
     /// Age in milliseconds of the first kept events to send; absent: only new events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
@@ -26,13 +26,13 @@ pub struct Request {
     pub follow: bool,
     /// Filter of the events.
     #[serde(default)]
-    pub filter: Filter,
+    pub filter: EventFilter,
 }
 
 /// Conditions on events; all given ones must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Filter {
+pub struct EventFilter {
     /// Verdicts; empty: all but those of new flows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub verdicts: Vec<Outcome>,
@@ -41,10 +41,10 @@ pub struct Filter {
     pub namespace: Option<String>,
     /// Pod.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pod: Option<Name>,
+    pub pod: Option<NamePattern>,
     /// Remote side.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub peer: Option<Peer>,
+    pub peer: Option<PeerPattern>,
     /// Direction from the pod's view.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direction: Option<Direction>,
@@ -62,20 +62,20 @@ pub struct Filter {
 /// Name, or pattern in which `*` stands for any characters: `name` or `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Name(String);
+pub struct NamePattern(String);
 
 /// Remote side: a block of addresses, or a [`Name`]: of a pod, of a Service as `svc/namespace/name`, of a node as
 /// `node/name`, or `outside`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Peer {
+pub enum PeerPattern {
     /// Block of addresses.
     Block(IpNet),
     /// Name or pattern.
-    Name(Name),
+    Name(NamePattern),
 }
 
-impl Filter {
+impl EventFilter {
     /// Returns whether the filter includes new flows.
     #[must_use]
     pub fn wants_flows(&self) -> bool {
@@ -83,7 +83,7 @@ impl Filter {
     }
 }
 
-impl FromStr for Name {
+impl FromStr for NamePattern {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -95,20 +95,20 @@ impl FromStr for Name {
     }
 }
 
-impl TryFrom<String> for Name {
+impl TryFrom<String> for NamePattern {
     type Error = String;
     fn try_from(text: String) -> Result<Self, String> {
         text.parse()
     }
 }
 
-impl From<Name> for String {
-    fn from(name: Name) -> Self {
+impl From<NamePattern> for String {
+    fn from(name: NamePattern) -> Self {
         name.0
     }
 }
 
-impl FromStr for Peer {
+impl FromStr for PeerPattern {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -116,23 +116,23 @@ impl FromStr for Peer {
     }
 }
 
-impl TryFrom<String> for Peer {
+impl TryFrom<String> for PeerPattern {
     type Error = String;
     fn try_from(text: String) -> Result<Self, String> {
         text.parse()
     }
 }
 
-impl From<Peer> for String {
-    fn from(peer: Peer) -> Self {
+impl From<PeerPattern> for String {
+    fn from(peer: PeerPattern) -> Self {
         match peer {
-            Peer::Block(block) => block.to_string(),
-            Peer::Name(name) => name.0,
+            PeerPattern::Block(block) => block.to_string(),
+            PeerPattern::Name(name) => name.0,
         }
     }
 }
 
-impl Name {
+impl NamePattern {
     /// Returns whether the name or pattern is of an object.
     #[must_use]
     pub fn is_of(&self, key: &Key) -> bool {
@@ -145,7 +145,7 @@ impl Name {
     }
 }
 
-impl Peer {
+impl PeerPattern {
     /// Returns whether the remote side is this one.
     #[must_use]
     pub fn is_of(&self, remote: Option<IpAddr>, peer: Option<&Whose>) -> bool {

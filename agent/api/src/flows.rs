@@ -14,7 +14,7 @@ pub const PAGE: u32 = 2048;
 
 /// Selection of flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Filter {
+pub struct FlowFilter {
     /// Namespace of the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
@@ -23,7 +23,7 @@ pub struct Filter {
     pub pod: Option<String>,
 }
 
-impl Filter {
+impl FlowFilter {
     /// Returns whether the filter selects the flows of a pod.
     #[must_use]
     pub fn wants(&self, pod: &Key) -> bool {
@@ -34,10 +34,10 @@ impl Filter {
 
 /// A request to an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct FlowsRequest {
     /// Selection of flows.
     #[serde(flatten)]
-    pub filter: Filter,
+    pub filter: FlowFilter,
     /// Way in the flow table at which the page starts: 0, or [`Page::next`] of the previous page.
     pub from: u32,
     /// Most flows in the page; 0 only counts flows.
@@ -48,11 +48,11 @@ pub struct Request {
 
 /// An agent's answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Page {
+pub struct FlowPage {
     /// Name of the node.
     pub node: String,
     /// Listed flows.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<ListedFlow>,
     /// Flows that were only counted, by pod.
     pub left_out: Vec<PodFlows>,
     /// Way at which the next page starts; `None` on the last page.
@@ -75,18 +75,18 @@ pub struct SentOn {
     /// Destination before the translation.
     pub to: SocketAddr,
     /// Source and destination after the translation.
-    pub on: Translated,
+    pub on: TranslatedFlow,
 }
 
 /// Flows of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct FlowsAnswer {
     /// Name of the node.
     pub node: String,
     /// Time of the answer, in seconds since the epoch.
     pub as_of: u64,
     /// Listed flows, sorted by pod.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<ListedFlow>,
     /// Flows beyond the limit, by pod.
     pub left_out: Vec<PodFlows>,
     /// Reasons why flows are not known.
@@ -105,7 +105,7 @@ pub struct PodFlows {
 
 /// A flow from its pod's view.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Flow {
+pub struct ListedFlow {
     /// Key of the pod.
     pub pod: Key,
     /// Directions in which policy allowed the flow's first packet; packets in the other direction are replies.
@@ -129,7 +129,7 @@ pub struct Flow {
     pub remote_name: Option<String>,
     /// Source and destination after translation, if the node is known to translate the flow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub translated: Option<Translated>,
+    pub translated: Option<TranslatedFlow>,
     /// Whether the other side is the node itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub to_own_node: bool,
@@ -141,7 +141,7 @@ pub struct Flow {
     pub idle_ms: Option<u64>,
     /// Last verdicts; `None` if none is cached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cached: Option<Cached>,
+    pub cached: Option<CachedVerdicts>,
     /// Whether the flow is from the kernel's conntrack, because no policy isolates the pod.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kernel: bool,
@@ -149,7 +149,7 @@ pub struct Flow {
 
 /// Source and destination of a flow after translation, from the kernel's conntrack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Translated {
+pub struct TranslatedFlow {
     /// Source: the pod's address and port, or the node's (masquerade).
     pub from: SocketAddr,
     /// Destination: the Service's backend.
@@ -172,7 +172,7 @@ pub enum FlowState {
 
 /// Verdicts cached in the flow's entry; only verdicts to pass are cached.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Cached {
+pub struct CachedVerdicts {
     /// Whether the verdict is of an earlier policy revision; then the next packet is judged again.
     pub stale: bool,
     /// Reason why packets into the pod pass, as `netpold_ebpf::reason::Reason::as_str`.
@@ -183,7 +183,7 @@ pub struct Cached {
     pub egress: Option<String>,
 }
 
-impl Flow {
+impl ListedFlow {
     /// Returns the destination port of packets in a direction; 0 where the protocol has none.
     #[must_use]
     pub fn port(&self, direction: Direction) -> u16 {
@@ -197,9 +197,9 @@ impl Flow {
 
 /// Returns the answers of nodes, sorted by node name.
 #[must_use]
-pub fn merge(answers: Vec<(String, Answer)>) -> Vec<Answer> {
-    let mut all: Vec<Answer> =
-        answers.into_iter().map(|(node, answer)| Answer { node, ..answer }).collect();
+pub fn merge(answers: Vec<(String, FlowsAnswer)>) -> Vec<FlowsAnswer> {
+    let mut all: Vec<FlowsAnswer> =
+        answers.into_iter().map(|(node, answer)| FlowsAnswer { node, ..answer }).collect();
     all.sort_by(|a, b| a.node.cmp(&b.node));
     all
 }

@@ -16,7 +16,7 @@ pub const LEARN_REQUEST: &str = "/learn";
 /// Remote side of flows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Peer<W = Workload> {
+pub enum LearnedPeer<W = Workload> {
     /// Pods.
     Workload(W),
     /// Service, by one of its addresses; the backend is unknown.
@@ -27,19 +27,19 @@ pub enum Peer<W = Workload> {
     Address(IpAddr),
 }
 
-impl<W> Peer<W> {
+impl<W> LearnedPeer<W> {
     /// Converts the workload.
-    pub fn map<V>(self, of: impl FnOnce(W) -> V) -> Peer<V> {
+    pub fn map<V>(self, of: impl FnOnce(W) -> V) -> LearnedPeer<V> {
         match self {
-            Self::Workload(workload) => Peer::Workload(of(workload)),
-            Self::Service(key) => Peer::Service(key),
-            Self::Node => Peer::Node,
-            Self::Address(address) => Peer::Address(address),
+            Self::Workload(workload) => LearnedPeer::Workload(of(workload)),
+            Self::Service(key) => LearnedPeer::Service(key),
+            Self::Node => LearnedPeer::Node,
+            Self::Address(address) => LearnedPeer::Address(address),
         }
     }
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for LearnedPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Workload(workload) => workload.fmt(f),
@@ -52,13 +52,13 @@ impl fmt::Display for Peer {
 
 /// Flows of a workload with one peer at one port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Observed {
+pub struct ObservedFlow {
     /// Workload of the pods.
     pub workload: Workload,
     /// Direction from the pods' view.
     pub direction: Direction,
     /// Remote side.
-    pub peer: Peer,
+    pub peer: LearnedPeer,
     /// IP protocol.
     pub protocol: IpProtocol,
     /// Destination port; 0 where the protocol has none.
@@ -90,7 +90,7 @@ pub struct PeerAddress {
 }
 
 /// Formats as `shop app=web ingress from shop app=client, TCP 80`.
-impl fmt::Display for Observed {
+impl fmt::Display for ObservedFlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { workload, direction, peer, protocol, port, .. } = self;
         let word = if *direction == Direction::Ingress { "from" } else { "to" };
@@ -102,7 +102,7 @@ impl fmt::Display for Observed {
 /// Records of one agent, or of several together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Answer {
+pub struct LearnAnswer {
     /// Name of the node; several are separated by commas.
     pub node: String,
     /// Time of the answer, in seconds since the epoch.
@@ -110,14 +110,14 @@ pub struct Answer {
     /// Start of the recording, in seconds since the epoch.
     pub since: u64,
     /// Flows by workload, direction, peer, protocol and port.
-    pub flows: Vec<Observed>,
+    pub flows: Vec<ObservedFlow>,
     /// Number of flows left out for lack of room, by the workload's namespace.
     pub left_out: BTreeMap<String, u64>,
     /// Number of flows of all namespaces that ended before they could be recorded.
     pub missed_flows: u64,
 }
 
-impl Answer {
+impl LearnAnswer {
     /// Keeps only the flows of a namespace (`None`: of every namespace) with a packet at or after `since`.
     pub fn select(&mut self, namespace: Option<&str>, since: u64) {
         let is_selected = |name: &str| namespace.is_none_or(|namespace| name == namespace);
@@ -128,10 +128,10 @@ impl Answer {
 
 /// Merges the records of several nodes' agents.
 #[must_use]
-pub fn merge(answers: Vec<(String, Answer)>) -> Answer {
-    type Subject = (Workload, Direction, Peer, IpProtocol, u16);
-    let mut flows: BTreeMap<Subject, Observed> = BTreeMap::new();
-    let mut all = Answer { since: u64::MAX, ..Answer::default() };
+pub fn merge(answers: Vec<(String, LearnAnswer)>) -> LearnAnswer {
+    type FlowSubject = (Workload, Direction, LearnedPeer, IpProtocol, u16);
+    let mut flows: BTreeMap<FlowSubject, ObservedFlow> = BTreeMap::new();
+    let mut all = LearnAnswer { since: u64::MAX, ..LearnAnswer::default() };
     let mut nodes = Vec::new();
     for (node, answer) in answers {
         nodes.push(node);
@@ -143,7 +143,7 @@ pub fn merge(answers: Vec<(String, Answer)>) -> Answer {
             *sum = sum.saturating_add(flows);
         }
         for flow in answer.flows {
-            let Observed { workload, direction, peer, protocol, port, .. } = flow.clone();
+            let ObservedFlow { workload, direction, peer, protocol, port, .. } = flow.clone();
             match flows.entry((workload, direction, peer, protocol, port)) {
                 std::collections::btree_map::Entry::Vacant(place) => {
                     place.insert(flow);

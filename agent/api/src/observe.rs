@@ -9,7 +9,7 @@ use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};
 
-use crate::events::{Lost, Outcome};
+use crate::events::{LostEvents, Outcome};
 use crate::workload::WorkloadName;
 
 /// Path of a [`Request`](crate::filter::Request) for events.
@@ -18,7 +18,7 @@ pub const OBSERVE_REQUEST: &str = "/observe";
 /// Line of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-pub enum Line {
+pub enum ObserveLine {
     /// Observed event.
     Event(Box<Event>),
     /// Lost events.
@@ -27,7 +27,7 @@ pub enum Line {
         node: String,
         /// Numbers of lost events since the last such line.
         #[serde(flatten)]
-        lost: Lost,
+        lost: LostEvents,
     },
 }
 

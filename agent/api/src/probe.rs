@@ -12,7 +12,7 @@ pub const EXPLAIN_REQUEST: &str = "/explain";
 /// Verdict of one source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Said {
+pub enum SourceVerdict {
     /// The packet passes.
     Allow,
     /// The packet is dropped.
@@ -22,7 +22,7 @@ pub enum Said {
     Unknown,
 }
 
-impl From<Verdict> for Said {
+impl From<Verdict> for SourceVerdict {
     fn from(verdict: Verdict) -> Self {
         match verdict {
             Verdict::Allow => Self::Allow,
@@ -32,7 +32,7 @@ impl From<Verdict> for Said {
     }
 }
 
-impl Said {
+impl SourceVerdict {
     /// Returns the verdict for a packet that passes or not.
     #[must_use]
     pub const fn of(passes: bool) -> Self {
@@ -58,14 +58,14 @@ pub struct NodeAnswer {
     /// Whether the policy of the objects is in force; else the tables may be behind the objects.
     pub in_force: bool,
     /// Verdict of the objects for the whole path.
-    pub verdict: Said,
+    pub verdict: SourceVerdict,
     /// Reason why the verdict is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Explanation from the objects, in lines.
     pub lines: Vec<String>,
     /// Judgements at this node's pods on the path.
-    pub ends: Vec<End>,
+    pub ends: Vec<EndVerdict>,
     /// Number of Service backends without a judgement.
     #[serde(default)]
     pub left_out: usize,
@@ -73,7 +73,7 @@ pub struct NodeAnswer {
 
 /// Judgement of one direction at one pod of the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
+pub struct EndVerdict {
     /// Pod of the judgement.
     pub pod: Key,
     /// Direction from the pod's view.
@@ -83,25 +83,25 @@ pub struct End {
     /// Destination port; 0 where the protocol has none.
     pub port: u16,
     /// Verdict of the objects.
-    pub objects: Said,
+    pub objects: SourceVerdict,
     /// Verdict of the compiled tables.
-    pub tables: Said,
+    pub tables: SourceVerdict,
     /// Reason of the tables' verdict, as `netpold_ebpf::reason::Reason::as_str`.
     #[serde(default)]
     pub tables_reason: String,
     /// Verdict of the kernel's program.
-    pub kernel: Said,
+    pub kernel: SourceVerdict,
     /// Reason why the kernel's verdict is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-impl End {
+impl EndVerdict {
     /// Returns whether two of the three verdicts contradict each other.
     #[must_use]
     pub fn differs(&self) -> bool {
         let all = [self.objects, self.tables, self.kernel];
-        all.contains(&Said::Allow) && all.contains(&Said::Deny)
+        all.contains(&SourceVerdict::Allow) && all.contains(&SourceVerdict::Deny)
     }
 
     /// Renders the judgement in one line.
@@ -127,7 +127,7 @@ impl End {
 
 impl NodeAnswer {
     /// Returns the judgements with contradicting verdicts.
-    pub fn differences(&self) -> impl Iterator<Item = &End> {
+    pub fn differences(&self) -> impl Iterator<Item = &EndVerdict> {
         self.ends.iter().filter(|end| end.differs())
     }
 }

@@ -14,7 +14,7 @@ pub const RULES_REQUEST: &str = "/rules";
 /// rules of the ClusterNetworkPolicies that select them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Answer {
+pub struct RulesAnswer {
     /// Name of the node; empty in the answer of a cluster.
     pub node: String,
     /// In the answer of a cluster: names of the nodes with an answer.
@@ -75,8 +75,8 @@ impl RuleUsed {
 
 /// Merges the answers of agents. Answers about the same rule with the same text become one.
 #[must_use]
-pub fn merge(answers: Vec<(String, Answer)>, unanswered: BTreeMap<String, String>) -> Answer {
-    let mut all = Answer { unanswered, ..Answer::default() };
+pub fn merge(answers: Vec<(String, RulesAnswer)>, unanswered: BTreeMap<String, String>) -> RulesAnswer {
+    let mut all = RulesAnswer { unanswered, ..RulesAnswer::default() };
     let mut rules: BTreeMap<_, RuleUsed> = BTreeMap::new();
     for (node, answer) in answers {
         all.nodes.push(node);
@@ -96,7 +96,7 @@ pub fn merge(answers: Vec<(String, Answer)>, unanswered: BTreeMap<String, String
     all
 }
 
-impl Answer {
+impl RulesAnswer {
     /// Keeps the rules of `namespace` without use for the time `unused`, each condition if given.
     pub fn select(&mut self, namespace: Option<&str>, unused: Option<Duration>) {
         let now = self.as_of;
@@ -111,7 +111,7 @@ impl Answer {
 mod tests {
     use super::*;
 
-    fn answer(flows: u64, last_used: Option<u64>, watched_since: u64) -> Answer {
+    fn answer(flows: u64, last_used: Option<u64>, watched_since: u64) -> RulesAnswer {
         let rule = RuleUsed {
             kind: "NetworkPolicy".into(),
             namespace: "shop".into(),
@@ -123,7 +123,7 @@ mod tests {
             last_used,
             watched_since,
         };
-        Answer { as_of: 1000, rules: vec![rule], missed_flows: 1, ..Answer::default() }
+        RulesAnswer { as_of: 1000, rules: vec![rule], missed_flows: 1, ..RulesAnswer::default() }
     }
 
     /// A rule may be in use on a node that has watched it only for a minute.

@@ -17,7 +17,7 @@ pub const READY_REQUEST: &str = "/ready";
 /// Status of a running agent: enforcement, drops and problems.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Status {
+pub struct AgentStatus {
     /// Version of the agent.
     pub version: String,
     /// Name of the node.

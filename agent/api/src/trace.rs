@@ -21,15 +21,15 @@ pub const LONGEST: u64 = 600;
 
 /// Request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct TraceRequest {
     /// Pod to trace.
     pub pod: Party,
     /// Initiator of traced connections to the pod; replies are traced too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from: Option<Peer>,
+    pub from: Option<TracePeer>,
     /// Responder of traced connections from the pod; replies are traced too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub to: Option<Peer>,
+    pub to: Option<TracePeer>,
     /// Destination port of the initiator's packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
@@ -43,14 +43,14 @@ pub struct Request {
 /// Peer: a pod, a Service, an address or a CIDR.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Peer {
+pub enum TracePeer {
     /// Address or CIDR.
     Block(IpNet),
     /// Pod or Service by name.
     Party(Party),
 }
 
-impl FromStr for Peer {
+impl FromStr for TracePeer {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -62,7 +62,7 @@ impl FromStr for Peer {
     }
 }
 
-impl TryFrom<String> for Peer {
+impl TryFrom<String> for TracePeer {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -70,16 +70,16 @@ impl TryFrom<String> for Peer {
     }
 }
 
-impl From<Peer> for String {
-    fn from(peer: Peer) -> Self {
+impl From<TracePeer> for String {
+    fn from(peer: TracePeer) -> Self {
         match peer {
-            Peer::Block(block) => block.to_string(),
-            Peer::Party(party) => party.to_string(),
+            TracePeer::Block(block) => block.to_string(),
+            TracePeer::Party(party) => party.to_string(),
         }
     }
 }
 
-impl Request {
+impl TraceRequest {
     /// Returns the pod's name.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Request {
 /// Line of the trace stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-pub enum Line {
+pub enum TraceLine {
     /// The tracing programs are attached and judge packets from now on.
     Started {
         /// Name of the node.
@@ -110,7 +110,7 @@ pub enum Line {
         seconds: u64,
     },
     /// Judged packet.
-    Packet(Box<Packet>),
+    Packet(Box<TracedPacket>),
     /// Judged packets that were not reported.
     Lost {
         /// Name of the node.
@@ -129,7 +129,7 @@ pub enum Line {
 
 /// Packet and its judgement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Packet {
+pub struct TracedPacket {
     /// Time at which the agent read the packet, in RFC 3339 with milliseconds, UTC.
     pub time: String,
     /// Name of the node.
@@ -161,7 +161,7 @@ pub struct Packet {
     /// Reason, as in the metrics.
     pub reason: String,
     /// Steps of the judgement, in order.
-    pub steps: Vec<Shown>,
+    pub steps: Vec<TraceStep>,
     /// Policy and rule of the verdict, as `netpold explain` names them for the flow's opening direction.
     #[serde(flatten)]
     pub attribution: Attribution,
@@ -170,7 +170,7 @@ pub struct Packet {
 /// Step of a judgement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
-pub enum Shown {
+pub enum TraceStep {
     /// The headers were copied before parsing: fragments, options, tags, ICMP errors.
     SlowPath,
     /// The endpoint was found by its interface.
@@ -189,7 +189,7 @@ pub enum Shown {
         /// Reason of the cached verdict.
         reason: String,
         /// Conntrack entry.
-        flow: Entry,
+        flow: TracedFlowEntry,
     },
     /// The remote address was looked up.
     Class {
@@ -221,7 +221,7 @@ pub enum Shown {
     Flow {
         /// The entry; `None` if there is none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        flow: Option<Entry>,
+        flow: Option<TracedFlowEntry>,
         /// Whether the entry has expired, and counts as missing.
         expired: bool,
     },
@@ -241,7 +241,7 @@ pub enum Shown {
 
 /// Entry of the flow table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct TracedFlowEntry {
     /// Whether policy allowed the flow into the pod: packets of the pod are replies.
     pub ingress: bool,
     /// Whether policy allowed the flow out of the pod: packets to the pod are replies.

@@ -30,7 +30,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use ipnet::IpNet;
-use netpold_api::flows::{Filter, merge};
+use netpold_api::flows::{FlowFilter, merge};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change as Object, DomainName, Key};
 
@@ -238,7 +238,7 @@ pub(crate) fn compare_objects(
 
 /// Finds the open connections that the change cuts, on this node or in the cluster.
 fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts> {
-    let filter = Filter::default();
+    let filter = FlowFilter::default();
     if !args.cluster.is_meant() {
         let flows = flows::client::ask(&args.socket, &filter, None)?;
         return Ok(live::cuts(before, after, &[flows]));

@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use netpold_api::learn::{Answer, LEARN_REQUEST, merge};
+use netpold_api::learn::{LearnAnswer, LEARN_REQUEST, merge};
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
@@ -116,7 +116,7 @@ impl LearnArgs {
     }
 
     /// Drops the flows that the flags exclude.
-    pub fn select(&self, answer: &mut Answer) {
+    pub fn select(&self, answer: &mut LearnAnswer) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let since = self.since.map_or(0, |time| now.saturating_sub(time).as_secs());
         answer.select(self.namespace.as_deref(), since);
@@ -124,7 +124,7 @@ impl LearnArgs {
 
     /// Returns the records of this node's agent, of a cluster's agents, or of the files of answers, and whether no
     /// agent's answer is missing.
-    fn recorded(&self) -> Result<(Answer, bool)> {
+    fn recorded(&self) -> Result<(LearnAnswer, bool)> {
         let (mut answer, complete) = if !self.records.is_empty() {
             let answers = self.records.iter().map(|file| {
                 let answer = read(file)?;
@@ -134,7 +134,7 @@ impl LearnArgs {
         } else if self.cluster.is_meant() {
             let mut arguments = vec!["learn", "-o", "json"];
             arguments.extend(self.namespace.iter().flat_map(|name| ["-n", name.as_str()]));
-            let all = live::ask::<Answer>(&self.cluster, &arguments)?;
+            let all = live::ask::<LearnAnswer>(&self.cluster, &arguments)?;
             (merge(all.answers), all.failures.is_empty())
         } else {
             (socket::answer(&self.socket, LEARN_REQUEST, &())?, true)
@@ -163,7 +163,7 @@ impl LearnArgs {
     }
 }
 
-fn read(file: &Path) -> Result<Answer> {
+fn read(file: &Path) -> Result<LearnAnswer> {
     let shown = file.display();
     let bytes = match offline::is_standard_input(file) {
         true => offline::standard_input("--records")?,
@@ -202,7 +202,7 @@ pub fn run(args: &LearnArgs) -> Result<u8> {
 /// There are no pods and no flows in the namespace.
 pub fn write(
     objects: Vec<Change>,
-    answer: &Answer,
+    answer: &LearnAnswer,
     options: &LearnOptions,
     output: Output,
 ) -> Result<u8> {

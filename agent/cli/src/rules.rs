@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use netpold_api::rules::{Answer, RULES_REQUEST, merge};
+use netpold_api::rules::{RulesAnswer, RULES_REQUEST, merge};
 use netpold_api::socket::DEFAULT_SOCKET;
 
 use crate::arguments::time;
@@ -49,8 +49,8 @@ pub struct RulesArgs {
 /// # Errors
 /// No agent answers, or the answer is of another version.
 pub fn run(args: &RulesArgs) -> Result<u8> {
-    let mut answer: Answer = if args.cluster.is_meant() {
-        let all = live::ask::<Answer>(&args.cluster, &["rules", "-o", "json"])?;
+    let mut answer: RulesAnswer = if args.cluster.is_meant() {
+        let all = live::ask::<RulesAnswer>(&args.cluster, &["rules", "-o", "json"])?;
         let failures = all.unanswered();
         merge(all.answers, failures)
     } else {
@@ -68,12 +68,12 @@ pub fn run(args: &RulesArgs) -> Result<u8> {
 ///
 /// # Errors
 /// The answer cannot be converted to JSON and back.
-pub fn text(answer: &Answer) -> Result<String> {
-    let answer: Answer = printable_document(answer)?;
+pub fn text(answer: &RulesAnswer) -> Result<String> {
+    let answer: RulesAnswer = printable_document(answer)?;
     Ok(render(&answer))
 }
 
-fn render(answer: &Answer) -> String {
+fn render(answer: &RulesAnswer) -> String {
     let mut text = String::new();
     if answer.rules.is_empty() {
         let place = match answer.nodes.len() {

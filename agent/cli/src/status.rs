@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use netpold_api::socket::DEFAULT_SOCKET;
-use netpold_api::status::Status;
+use netpold_api::status::AgentStatus;
 
 pub use client::run;
 use cluster::text as cluster_text;
@@ -44,7 +44,7 @@ pub struct StatusArgs {
 /// The document is of another version.
 pub(crate) fn text(mut status: serde_json::Value) -> Result<String> {
     printable_json(&mut status);
-    let status: Status = serde_json::from_value(status).context(NOT_UNDERSTOOD)?;
+    let status: AgentStatus = serde_json::from_value(status).context(NOT_UNDERSTOOD)?;
     Ok(render::render(&status))
 }
 
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn names_forge_no_lines() {
         let forged = "x\nproblems\x1b[2J\u{202e}";
-        let status = Status {
+        let status = AgentStatus {
             node: forged.to_owned(),
             problems: vec![format!("policy {forged}: refused")],
             waiting: vec![forged.to_owned()],
@@ -83,11 +83,11 @@ mod tests {
                 hook: Some(forged.to_owned()),
                 xdp: None,
             }],
-            ..Status::default()
+            ..AgentStatus::default()
         };
         let shown = text(serde_json::to_value(&status).unwrap()).unwrap();
         let shown = anstream::adapter::strip_str(&shown).to_string();
-        let plain = Status { problems: vec!["x".into()], ..status.clone() };
+        let plain = AgentStatus { problems: vec!["x".into()], ..status.clone() };
         let lines = |text: &str| text.lines().count();
         let same = text(serde_json::to_value(&plain).unwrap()).unwrap();
         assert_eq!(lines(&shown), lines(&same), "{shown}");

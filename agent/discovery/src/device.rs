@@ -72,18 +72,18 @@ impl Device {
 
 /// Links with a property of type `T` (device, bridge of a port), and their last reported state.
 #[derive(Debug)]
-pub(super) struct Links<T> {
+pub(super) struct LinkTable<T> {
     known: BTreeMap<u32, T>,
     told: Option<BTreeMap<u32, T>>,
 }
 
-impl<T> Default for Links<T> {
+impl<T> Default for LinkTable<T> {
     fn default() -> Self {
         Self { known: BTreeMap::new(), told: None }
     }
 }
 
-impl<T: Clone + PartialEq> Links<T> {
+impl<T: Clone + PartialEq> LinkTable<T> {
     /// Sets the property of a link; `None` removes it.
     pub(super) fn is(&mut self, index: u32, what: Option<T>) {
         match what {
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn only_differences_are_told() {
-        let mut devices = Links::default();
+        let mut devices = LinkTable::default();
         assert_eq!(devices.difference(), Some(BTreeMap::new()), "that there are none, too");
         assert_eq!(devices.difference(), None);
         devices.is(3, device("vxlan", 1));

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use crate::device::{Device, Links};
+use crate::device::{Device, LinkTable};
 use crate::event::Event;
 use crate::message::LinkEvent;
-use crate::table::Table;
+use crate::table::VethTable;
 
 /// Links of the agent's namespace, and their last reported state.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
-    pub(super) veths: Table,
-    devices: Links<Device>,
+    pub(super) veths: VethTable,
+    devices: LinkTable<Device>,
     /// Bridge of each bridge port.
-    ports: Links<u32>,
+    ports: LinkTable<u32>,
 }
 
 impl Inventory {
@@ -71,12 +71,12 @@ impl Inventory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Veth;
+    use crate::table::VethLink;
 
     fn veth(index: u32) -> LinkEvent {
         let name = format!("veth{index}");
         let (peer, namespace) = (2, Some(0));
-        LinkEvent::Now(Veth { index, peer, namespace, leads_away: true, name, ..Veth::default() })
+        LinkEvent::Now(VethLink { index, peer, namespace, leads_away: true, name, ..VethLink::default() })
     }
 
     fn uplink(index: u32) -> LinkEvent {

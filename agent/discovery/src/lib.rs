@@ -41,7 +41,7 @@ pub use device::Device;
 pub use event::Event;
 use listening::Listening;
 use worker::Worker;
-pub use worker::{Counters, SERVICE_DEVICE};
+pub use worker::{DiscoveryCounters, SERVICE_DEVICE};
 
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_ROUTE`
 const OWN_GROUPS: [u32; 3] = [1, 7, 11];
@@ -66,7 +66,7 @@ impl Default for Settings {
 /// Failure to start discovery.
 #[derive(Debug, thiserror::Error)]
 #[error("endpoint discovery: {operation}: {cause}")]
-pub struct Error {
+pub struct DiscoveryError {
     operation: &'static str,
     cause: io::Error,
 }
@@ -74,7 +74,7 @@ pub struct Error {
 /// Running discovery; stops on drop.
 #[derive(Debug)]
 pub struct Discovery {
-    counters: Arc<Counters>,
+    counters: Arc<DiscoveryCounters>,
     /// Write end; its close stops the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -86,11 +86,11 @@ impl Discovery {
     ///
     /// # Errors
     /// A netlink socket or the thread cannot be created.
-    pub fn start(settings: Settings, events: mpsc::Sender<Event>) -> Result<Self, Error> {
-        let failed = |operation| move |cause| Error { operation, cause };
+    pub fn start(settings: Settings, events: mpsc::Sender<Event>) -> Result<Self, DiscoveryError> {
+        let failed = |operation| move |cause| DiscoveryError { operation, cause };
         let buffer = settings.receive_buffer;
         let (stop, stopped) = UnixStream::pair().map_err(failed("creating a socket pair"))?;
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(DiscoveryCounters::default());
         let links = Listener::open(&OWN_GROUPS, false, buffer)
             .map_err(failed("listening to link and route events"))?;
         let addresses = Listener::open(&ADDRESS_GROUPS, true, buffer)
@@ -108,7 +108,7 @@ impl Discovery {
 
     /// Counters of this discovery.
     #[must_use]
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &DiscoveryCounters {
         &self.counters
     }
 

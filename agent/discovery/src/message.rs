@@ -9,7 +9,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netpold_dataplane::netlink::{Message, attributes, word};
 
 use crate::device::{Device, PASSED_ON};
-use crate::table::{HostRoute, Veth};
+use crate::table::{HostRoute, VethLink};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
@@ -45,7 +45,7 @@ const LEARNT: [u8; 2] = [1, 9];
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LinkEvent {
     /// A veth appeared or changed.
-    Now(Veth),
+    Now(VethLink),
     /// A link other than a veth appeared or changed.
     Other(u32, Device),
     /// A link of any kind left the namespace.
@@ -198,7 +198,7 @@ fn info(value: &[u8], wanted: u16) -> String {
 
 fn link(message: Message<'_>, index: u32) -> Option<LinkEvent> {
     let mut link_kind = String::new();
-    let mut veth = Veth { index, ..Veth::default() };
+    let mut veth = VethLink { index, ..VethLink::default() };
     for (kind, value) in message.attributes(LINK_HEADER) {
         match kind {
             IFLA_ADDRESS => veth.hardware = value.to_vec(),

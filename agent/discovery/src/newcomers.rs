@@ -40,13 +40,13 @@ pub const BUSY: &str = "new veths are closed later";
 const THREADS: usize = 8;
 
 /// A hook to close: of a new interface or not, with a value that is dropped afterwards.
-type Job<T> = (Hook, bool, T);
+type ClosingJob<T> = (Hook, bool, T);
 
 /// Threads that close veths. Each closing comes with a value that is dropped after it.
 #[derive(Debug)]
 pub struct Closers<T> {
     closing: Closing,
-    hooks: Sender<Job<T>>,
+    hooks: Sender<ClosingJob<T>>,
 }
 
 impl<T: Clone + Send + 'static> Closers<T> {
@@ -63,7 +63,7 @@ impl<T: Clone + Send + 'static> Closers<T> {
             thread.spawn(move || {
                 priority::raise(BUSY);
                 // One thread waits for the next hook, the others for the lock.
-                let next = |received: &Mutex<Receiver<Job<T>>>| lock(received).recv();
+                let next = |received: &Mutex<Receiver<ClosingJob<T>>>| lock(received).recv();
                 while let Ok((hook, is_new, _until_closed)) = next(&received) {
                     closing.close(hook, is_new);
                 }
@@ -101,15 +101,15 @@ pub enum VethChange {
 /// Events arrive at once. A listing waits for the kernel's RTNL lock, up to seconds, so a thread of its own lists the
 /// veths: at the start, and after missed events.
 #[derive(Debug)]
-pub struct Veths {
+pub struct VethWatcher {
     listener: Listener,
-    known: Known,
+    known: ReportedVeths,
     /// Whether events may be missing, so that the veths have to be listed.
     incomplete: bool,
     listing: Option<JoinHandle<io::Result<BTreeSet<u32>>>>,
 }
 
-impl Veths {
+impl VethWatcher {
     /// Opens the listener: [`Veths::changes`] reports every veth that appears from now on.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Veths {
         // The first listing finds the interfaces that appear between these two.
         let existing = interfaces()?;
         let listener = Listener::open(&LINKS, false, RECEIVE_BUFFER)?;
-        let known = Known { known: existing.clone(), existing, since: BTreeMap::new() };
+        let known = ReportedVeths { known: existing.clone(), existing, since: BTreeMap::new() };
         Ok(Self { listener, known, incomplete: true, listing: None })
     }
 
@@ -177,7 +177,7 @@ impl Veths {
     }
 }
 
-impl AsFd for Veths {
+impl AsFd for VethWatcher {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
@@ -185,7 +185,7 @@ impl AsFd for Veths {
 
 /// Interface indexes by their last reported state.
 #[derive(Debug, Default)]
-struct Known {
+struct ReportedVeths {
     /// Interfaces of any kind that existed before the listener, until the first listing.
     existing: BTreeSet<u32>,
     /// Known interfaces; their next event reports no new interface.
@@ -194,7 +194,7 @@ struct Known {
     since: BTreeMap<u32, bool>,
 }
 
-impl Known {
+impl ReportedVeths {
     fn event(&mut self, event: OutsideVeth) -> Vec<VethChange> {
         match event {
             OutsideVeth::There(index) if !self.known.contains(&index) => vec![self.appeared(index)],
@@ -268,18 +268,18 @@ pub fn outside() -> io::Result<BTreeSet<u32>> {
 
 /// Running guard. It ends on drop; closed veths stay closed.
 #[derive(Debug)]
-pub struct Guard {
+pub struct NewcomerGuard {
     /// Ends the thread when closed.
     _stop: UnixStream,
 }
 
-impl Guard {
+impl NewcomerGuard {
     /// Closes each veth that has appeared since [`Veths::open`], in the network namespace of the calling thread. `all`:
     /// also existing veths without a program of netpold.
     ///
     /// # Errors
     /// A thread cannot be created.
-    pub fn start(closing: Closing, mut veths: Veths, all: bool) -> io::Result<Self> {
+    pub fn start(closing: Closing, mut veths: VethWatcher, all: bool) -> io::Result<Self> {
         // Loads the program before the first veth needs it, and pins it once no new veth is missed.
         if let Err(error) = closing.program() {
             tracing::warn!(%error, "cannot close new interfaces; will retry at each new interface");
@@ -315,7 +315,7 @@ impl Guard {
 }
 
 /// Waits for link events; `false` once the other end of `stopped` is closed.
-fn wait(veths: &Veths, stopped: &UnixStream) -> bool {
+fn wait(veths: &VethWatcher, stopped: &UnixStream) -> bool {
     let mut ready = [
         PollFd::new(stopped.as_fd(), PollFlags::POLLIN),
         PollFd::new(veths.as_fd(), PollFlags::POLLIN),
@@ -334,8 +334,8 @@ mod tests {
         indexes.into()
     }
 
-    fn known<const N: usize>(existing: [u32; N]) -> Known {
-        Known { existing: set(existing), known: set(existing), ..Known::default() }
+    fn known<const N: usize>(existing: [u32; N]) -> ReportedVeths {
+        ReportedVeths { existing: set(existing), known: set(existing), ..ReportedVeths::default() }
     }
 
     #[test]

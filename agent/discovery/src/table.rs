@@ -20,7 +20,7 @@ const REMEMBERED: usize = 1024;
 
 /// Veth in the agent's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Veth {
+pub(super) struct VethLink {
     /// Interface index.
     pub(super) index: u32,
     /// Interface index of the peer in its own namespace.
@@ -45,7 +45,7 @@ pub(super) struct HostRoute {
     pub(super) there: bool,
 }
 
-impl Veth {
+impl VethLink {
     /// Returns a number that most likely differs for another interface with the same index, and that is equal for the
     /// same interface after a restart of the agent. Netlink reports neither a time nor a sequence number of the
     /// creation; the distinguishing property it reports is the hardware address (random, unless the CNI sets one). The
@@ -60,8 +60,8 @@ impl Veth {
 }
 
 #[derive(Debug)]
-struct Known {
-    veth: Veth,
+struct KnownVeth {
+    veth: VethLink,
     /// Fixed when the interface is first seen. Later changes of the hashed properties (a CNI plugin sets the hardware
     /// address) do not make another interface.
     incarnation: u64,
@@ -106,8 +106,8 @@ impl Storm {
 
 /// Table of the veths, and of their last reported state.
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    links: BTreeMap<u32, Known>,
+pub(super) struct VethTable {
+    links: BTreeMap<u32, KnownVeth>,
     told: BTreeMap<u32, bindings::Veth>,
     /// Outgoing interface of the node's own routes to single addresses.
     routes: BTreeMap<IpAddr, u32>,
@@ -122,9 +122,9 @@ pub(super) struct Table {
     changed: BTreeSet<u32>,
 }
 
-impl Table {
+impl VethTable {
     /// Applies a link event, or the response to a query of one link.
-    pub(super) fn link_is(&mut self, veth: Veth) {
+    pub(super) fn link_is(&mut self, veth: VethLink) {
         let index = veth.index;
         match self.links.get_mut(&index) {
             Some(known) => {
@@ -143,10 +143,10 @@ impl Table {
         }
     }
 
-    fn add(&mut self, veth: Veth) {
+    fn add(&mut self, veth: VethLink) {
         let index = veth.index;
         let incarnation = fresh(&self.gone, &veth);
-        let known = Known {
+        let known = KnownVeth {
             veth,
             incarnation,
             addresses: Vec::new(),
@@ -178,8 +178,8 @@ impl Table {
 
     /// Applies a complete list of veths. If events before it were `lost`, a link with a different [`Veth::identity`]
     /// counts as another interface: the removal of the old one and the creation of the new one were missed.
-    pub(super) fn links_are(&mut self, veths: Vec<Veth>, lost: bool) {
-        let found: BTreeMap<u32, Veth> = veths.into_iter().map(|veth| (veth.index, veth)).collect();
+    pub(super) fn links_are(&mut self, veths: Vec<VethLink>, lost: bool) {
+        let found: BTreeMap<u32, VethLink> = veths.into_iter().map(|veth| (veth.index, veth)).collect();
         let missing: Vec<u32> = self
             .links
             .values()
@@ -209,7 +209,7 @@ impl Table {
     /// Schedules a query after an address event of an interface in another namespace.
     pub(super) fn peer_changed(&mut self, namespace: i32, peer: u32, now: Instant) {
         let is_behind =
-            |known: &&mut Known| known.veth.namespace == Some(namespace) && known.veth.peer == peer;
+            |known: &&mut KnownVeth| known.veth.namespace == Some(namespace) && known.veth.peer == peer;
         for known in self.links.values_mut().filter(is_behind) {
             known.ask_by(now);
         }
@@ -267,7 +267,7 @@ impl Table {
     }
 
     /// Returns a link.
-    pub(super) fn veth(&self, index: u32) -> Option<&Veth> {
+    pub(super) fn veth(&self, index: u32) -> Option<&VethLink> {
         self.links.get(&index).map(|known| &known.veth)
     }
 
@@ -328,7 +328,7 @@ impl Table {
     }
 }
 
-impl Known {
+impl KnownVeth {
     fn ask_again(&mut self, now: Instant) {
         let pause = ASK_AGAIN.get(self.fruitless).map(|&millis| Duration::from_millis(millis));
         self.due = pause.map(|pause| now + pause);
@@ -355,7 +355,7 @@ impl Known {
 }
 
 /// Returns an incarnation that differs from those of the removed interfaces with the same index.
-fn fresh(gone: &VecDeque<(u32, u64)>, veth: &Veth) -> u64 {
+fn fresh(gone: &VecDeque<(u32, u64)>, veth: &VethLink) -> u64 {
     let mut incarnation = veth.identity();
     while gone.contains(&(veth.index, incarnation)) {
         incarnation = incarnation.wrapping_add(1);
@@ -373,8 +373,8 @@ fn distinct(mut indexes: Vec<u32>) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    fn veth(index: u32, peer: u32, namespace: Option<i32>) -> Veth {
-        Veth {
+    fn veth(index: u32, peer: u32, namespace: Option<i32>) -> VethLink {
+        VethLink {
             index,
             peer,
             namespace,
@@ -386,8 +386,8 @@ mod tests {
 
     #[test]
     fn a_pair_is_the_nodes_own_once_it_is_listed_as_one() {
-        let mut table = Table::default();
-        let inner = |table: &Table| table.inner().map(|(index, _)| index).collect::<Vec<_>>();
+        let mut table = VethTable::default();
+        let inner = |table: &VethTable| table.inner().map(|(index, _)| index).collect::<Vec<_>>();
         table.link_is(veth(7, 8, None));
         table.link_is(veth(8, 7, None));
         assert!(inner(&table).is_empty(), "one side may be about to move");
@@ -396,12 +396,12 @@ mod tests {
         table.link_gone(8);
         table.link_is(veth(7, 8, Some(1)));
         assert!(inner(&table).is_empty());
-        let unnumbered = Veth { leads_away: true, ..veth(11, 2, None) };
+        let unnumbered = VethLink { leads_away: true, ..veth(11, 2, None) };
         table.links_are(vec![unnumbered], false);
         assert!(inner(&table).is_empty(), "in a namespace that has no identifier here");
     }
 
-    fn told(table: &mut Table) -> bindings::Veth {
+    fn told(table: &mut VethTable) -> bindings::Veth {
         match &table.differences()[..] {
             [Event::Veth(veth)] => veth.clone(),
             events => panic!("{events:?}"),
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn only_differences_are_told() {
-        let (mut table, now) = (Table::default(), Instant::now());
+        let (mut table, now) = (VethTable::default(), Instant::now());
         table.link_is(veth(7, 2, Some(0)));
         assert!(told(&mut table).inside.is_empty());
         let addresses = ["10.0.0.2", "10.0.0.1", "10.0.0.2"].map(|a| a.parse().unwrap());
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_reused_index_is_another_incarnation() {
-        let mut table = Table::default();
+        let mut table = VethTable::default();
         table.link_is(veth(7, 2, Some(0)));
         let first = told(&mut table).incarnation;
         table.link_gone(7);
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn an_incarnation_survives_restart_and_the_hardware_address() {
-        let (mut table, mut restarted) = (Table::default(), Table::default());
+        let (mut table, mut restarted) = (VethTable::default(), VethTable::default());
         table.link_is(veth(7, 2, Some(0)));
         restarted.links_are(vec![veth(7, 2, Some(0))], false);
         let first = told(&mut table);
@@ -461,7 +461,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_leaves_our_namespace_makes_its_other_side_uncertain() {
-        let mut table = Table::default();
+        let mut table = VethTable::default();
         table.link_is(veth(7, 8, None));
         table.link_is(veth(8, 7, None));
         assert_eq!(table.differences(), [], "a pair within one namespace is nobody's");
@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn a_pod_can_neither_make_another_interface_of_its_own_nor_lose_it() {
-        let mut table = Table::default();
+        let mut table = VethTable::default();
         table.link_is(veth(7, 2, Some(0)));
         let first = told(&mut table).incarnation;
         table.link_is(veth(7, 9, Some(1)));
@@ -494,7 +494,7 @@ mod tests {
             });
             veths.collect::<Vec<_>>()
         };
-        let mut table = Table::default();
+        let mut table = VethTable::default();
         table.link_is(veth(7, 2, Some(0)));
         table.link_is(veth(8, 2, Some(1)));
         table.routes_are(vec![route("10.0.0.1", 7, true), route("10.0.0.1", 8, true)]);
@@ -509,7 +509,7 @@ mod tests {
 
     #[test]
     fn a_storm_of_addresses_is_looked_at_now_and_then() {
-        let (mut table, start) = (Table::default(), Instant::now());
+        let (mut table, start) = (VethTable::default(), Instant::now());
         table.link_is(veth(7, 2, Some(0)));
         table.link_is(veth(8, 2, Some(1)));
         let address: IpAddr = "10.0.0.1".parse().unwrap();
@@ -539,7 +539,7 @@ mod tests {
 
     #[test]
     fn an_interface_without_address_is_asked_again_until_it_has_one() {
-        let (mut table, start) = (Table::default(), Instant::now());
+        let (mut table, start) = (VethTable::default(), Instant::now());
         table.link_is(veth(7, 2, Some(0)));
         assert_eq!((table.due(start), table.due(start)), (vec![7], vec![]));
         let (mut now, mut asked) = (start, 0);

@@ -20,7 +20,7 @@ use crate::message::{
     link_inside_request, links_request, own_addresses_request, peer_address, routes_request,
     station,
 };
-use crate::table::Veth;
+use crate::table::VethLink;
 
 /// Dummy device of kube-proxy in IPVS mode. It holds the addresses of all Services, which are not the node's own for
 /// policies. kube-proxy hard-codes the name (`DefaultDummyDevice`).
@@ -30,7 +30,7 @@ const RETRY_SCAN: Duration = Duration::from_millis(500);
 
 /// Counters of discovery for metrics.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct DiscoveryCounters {
     /// Full listings.
     pub scans: AtomicU64,
     /// Listings that failed and were repeated.
@@ -47,7 +47,7 @@ struct Stop;
 
 /// Result of a full listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scan {
+enum ListingResult {
     /// All interfaces and the addresses behind them are known.
     Complete,
     /// All interfaces are known, but not the addresses behind one that still exists.
@@ -67,7 +67,7 @@ pub(super) struct Worker {
     own_changed: bool,
     /// Interval of full listings.
     rescan: Duration,
-    counters: Arc<Counters>,
+    counters: Arc<DiscoveryCounters>,
     events: mpsc::Sender<Event>,
 }
 
@@ -77,7 +77,7 @@ impl Worker {
         requests: Connection,
         listening: Listening,
         rescan: Duration,
-        counters: Arc<Counters>,
+        counters: Arc<DiscoveryCounters>,
         events: mpsc::Sender<Event>,
     ) -> Self {
         let inventory = Inventory::default();
@@ -106,12 +106,12 @@ impl Worker {
             lost |= self.take_events();
             if lost || next_scan <= Instant::now() {
                 let scan = self.scan(lost);
-                lost &= scan == Scan::Failed;
+                lost &= scan == ListingResult::Failed;
                 // Sent before InSync, so that the first update includes them.
                 let own_known = self.list_own_addresses()?;
                 self.tell()?;
                 // Receivers of InSync treat an interface without a known address as one without a pod.
-                if !synced && own_known && scan == Scan::Complete {
+                if !synced && own_known && scan == ListingResult::Complete {
                     synced = true;
                     self.send(Event::InSync)?;
                 } else if !synced && !std::mem::replace(&mut waiting, true) {
@@ -119,7 +119,7 @@ impl Worker {
                         "cannot read the peers of some interfaces; enforcement does not change until they are read"
                     );
                 }
-                let pause = if synced && scan != Scan::Failed { self.rescan } else { RETRY_SCAN };
+                let pause = if synced && scan != ListingResult::Failed { self.rescan } else { RETRY_SCAN };
                 next_scan = Instant::now() + pause;
             }
             self.ask_for_addresses();
@@ -208,7 +208,7 @@ impl Worker {
     }
 
     /// Lists all links, routes and the addresses behind veths. `lost`: events before it are missing.
-    fn scan(&mut self, lost: bool) -> Scan {
+    fn scan(&mut self, lost: bool) -> ListingResult {
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
         let found = self.requests.dump(&links_request(None), link);
         let known = found.map(|links| self.inventory.links_are(links, lost));
@@ -218,7 +218,7 @@ impl Worker {
             Err(error) => {
                 warn!(%error, "cannot list interfaces");
                 self.counters.failed_scans.fetch_add(1, Ordering::Relaxed);
-                Scan::Failed
+                ListingResult::Failed
             }
         }
     }
@@ -237,7 +237,7 @@ impl Worker {
         Ok(())
     }
 
-    fn list_addresses(&mut self) -> io::Result<Scan> {
+    fn list_addresses(&mut self) -> io::Result<ListingResult> {
         let mut unanswered = Vec::new();
         for index in self.inventory.veths.outside() {
             if !self.ask(index)? {
@@ -248,10 +248,10 @@ impl Worker {
         self.inventory.veths.nothing_due_at_once();
         unanswered.retain(|&index| self.is_there(index));
         if unanswered.is_empty() {
-            return Ok(Scan::Complete);
+            return Ok(ListingResult::Complete);
         }
         debug!(?unanswered, "cannot read the peers of some interfaces");
-        Ok(Scan::Unanswered)
+        Ok(ListingResult::Unanswered)
     }
 
     /// Whether a link without a response still exists, and its peer's namespace too: the kernel reports the identifier
@@ -288,7 +288,7 @@ impl Worker {
 
     /// Queries the addresses behind one interface. Returns whether they are known.
     fn ask(&mut self, index: u32) -> io::Result<bool> {
-        let Some(&Veth { peer, namespace: Some(namespace), .. }) = self.inventory.veths.veth(index)
+        let Some(&VethLink { peer, namespace: Some(namespace), .. }) = self.inventory.veths.veth(index)
         else {
             return Ok(true);
         };

@@ -227,7 +227,7 @@ async fn serve(stream: UnixStream, router: Router) {
 mod tests {
     use std::io::{Read, Write};
 
-    use netpold_api::status::{STATUS_REQUEST, Status};
+    use netpold_api::status::{STATUS_REQUEST, AgentStatus};
     use tempfile::TempDir;
 
     use super::*;
@@ -250,8 +250,8 @@ mod tests {
         text
     }
 
-    fn status() -> Status {
-        Status { node: "n".into(), ..Status::default() }
+    fn status() -> AgentStatus {
+        AgentStatus { node: "n".into(), ..AgentStatus::default() }
     }
 
     fn router() -> Router {
@@ -276,7 +276,7 @@ mod tests {
         let path = dir.path().join("sub/netpold.sock");
         let admin = Admin::serve(&path, router()).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let read: Status = serde_json::from_str(&answered(&path, STATUS_REQUEST, "")).unwrap();
+        let read: AgentStatus = serde_json::from_str(&answered(&path, STATUS_REQUEST, "")).unwrap();
         assert_eq!(read, status());
         assert_eq!(answered(&path, "/echo", "\"this\""), "\"this\"\n");
         assert_eq!(answered(&path, "/lines", "3"), "0\n1\n2\n");

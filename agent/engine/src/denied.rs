@@ -19,7 +19,7 @@ use netpold_ebpf::reason::Reason;
 pub use series::Labels;
 use series::Series;
 
-use crate::events::Untold;
+use crate::events::UnreportedFlows;
 
 /// Events with one common total.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +61,7 @@ impl Kind {
 /// Returns the totals of the kernel's packet counters and of the sweeps' flows. Packets that a bridge floods are no
 /// denials, and have no events.
 #[must_use]
-pub fn totals(dropped: &[(Direction, Reason, u64)], flows: Untold) -> Totals {
+pub fn totals(dropped: &[(Direction, Reason, u64)], flows: UnreportedFlows) -> Totals {
     let dropped = dropped.iter().filter(|(_, reason, _)| *reason != Reason::Flooded);
     let dropped = dropped.map(|(direction, reason, packets)| {
         let (direction, reason) = (Some(*direction), reason.as_str().to_owned());
@@ -176,7 +176,7 @@ mod tests {
             (Direction::Ingress, Reason::Policy, policy),
             (Direction::Ingress, Reason::Flooded, 1000),
         ];
-        totals(&dropped, Untold { audited: policy / 10, opened: 0 })
+        totals(&dropped, UnreportedFlows { audited: policy / 10, opened: 0 })
     }
 
     fn sum(denied: &Denied, outcome: Outcome) -> u64 {

@@ -46,7 +46,7 @@ use interfaces::{NodeDevices, NodeInterfaces};
 use interference::Interference;
 use reconciler::Reconciler;
 
-use crate::events::{Dropped, Line};
+use crate::events::{Dropped, DropLogLine};
 use crate::rule_use::{News, Round, RuleUse};
 
 pub use denials::denials;
@@ -253,7 +253,7 @@ impl Engine {
     }
 
     /// Records flows that policy denied, by endpoint number.
-    pub fn record_denied(&mut self, dropped: &BTreeMap<u32, Vec<Line>>) {
+    pub fn record_denied(&mut self, dropped: &BTreeMap<u32, Vec<DropLogLine>>) {
         self.rule_use.denied(self.reconciler.compiler.cluster(), dropped);
     }
 

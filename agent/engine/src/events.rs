@@ -20,8 +20,8 @@ use tokio::io::unix::AsyncFd;
 use tracing::info;
 
 pub(crate) use dropped::unix_millis;
-pub use dropped::{Dropped, Line};
-pub use journal::{Cursor, Journal, Seen, Untold};
+pub use dropped::{Dropped, DropLogLine};
+pub use journal::{JournalCursor, Journal, JournalEvent, UnreportedFlows};
 pub use log::{DropLog, QUIET};
 
 /// Reads the events of one generation until it is dropped or the ring fails. `pod` returns the name of a drop's pod.
@@ -73,7 +73,7 @@ pub async fn read(
 }
 
 /// Records the events that are in the ring; returns the lines to log.
-pub fn take(ring: &mut RingBuf<MapData>, log: &Mutex<DropLog>) -> Vec<Line> {
+pub fn take(ring: &mut RingBuf<MapData>, log: &Mutex<DropLog>) -> Vec<DropLogLine> {
     let (mut log, now) = (lock(log), Instant::now());
     let mut lines = Vec::new();
     while let Some(item) = ring.next() {
@@ -90,8 +90,8 @@ fn decode(record: &[u8]) -> Option<DropEvent> {
 }
 
 /// Logs a drop, or a flow that audited policies would drop.
-pub fn say(line: &Line, pod: impl Fn(&Dropped) -> Option<String>) {
-    let Line { dropped, times } = line;
+pub fn say(line: &DropLogLine, pod: impl Fn(&Dropped) -> Option<String>) {
+    let DropLogLine { dropped, times } = line;
     if dropped.is_audit() {
         info!(
             pod = pod(dropped).as_deref().unwrap_or("unknown"),

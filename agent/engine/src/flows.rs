@@ -14,7 +14,7 @@ use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED};
 
 use netpold_api::flows::{
-    Cached, Filter, Flow, FlowState, PAGE, Page, PodFlows, Request, SentOn, Translated,
+    CachedVerdicts, FlowFilter, ListedFlow, FlowState, PAGE, FlowPage, PodFlows, FlowsRequest, SentOn, TranslatedFlow,
 };
 
 /// Most flows in the page of the kernel's conntrack.
@@ -45,7 +45,7 @@ pub struct FlowReader {
 impl FlowReader {
     /// Reads a page.
     #[must_use]
-    pub fn page(&self, request: &Request) -> Page {
+    pub fn page(&self, request: &FlowsRequest) -> FlowPage {
         let mut taken = Taken::default();
         let (mut next, mut problem) = (None, None);
         if request.kernel {
@@ -64,11 +64,11 @@ impl FlowReader {
         let others = std::mem::take(&mut taken.others);
         let left_out = others.into_iter().filter_map(count).collect();
         let Taken { flows, translated, .. } = taken;
-        Page { node: self.node.clone(), flows, left_out, next, problem, translated }
+        FlowPage { node: self.node.clone(), flows, left_out, next, problem, translated }
     }
 
     /// Reads netpold's flow table; returns the way at which the next page starts.
-    fn read_table(&self, request: &Request, taken: &mut Taken) -> Option<u32> {
+    fn read_table(&self, request: &FlowsRequest, taken: &mut Taken) -> Option<u32> {
         let (tables, now, _) = &self.tables;
         let mut next = None;
         tables.walk(*now, request.from, |at| {
@@ -82,7 +82,7 @@ impl FlowReader {
                 next = Some(at.way);
                 return ControlFlow::Break(());
             }
-            taken.take(tuple.endpoint, || Flow {
+            taken.take(tuple.endpoint, || ListedFlow {
                 idle_ms: Some(u64::try_from(at.idle().as_millis()).unwrap_or(u64::MAX)),
                 cached: self.cached(at),
                 ..flow(pod, &tuple, at.control)
@@ -92,7 +92,7 @@ impl FlowReader {
         next
     }
 
-    fn read_kernel(&self, filter: &Filter, taken: &mut Taken) -> Result<(), String> {
+    fn read_kernel(&self, filter: &FlowFilter, taken: &mut Taken) -> Result<(), String> {
         let (_, now, _) = &self.tables;
         let tracked = self.pods.iter().filter(|(_, pod)| filter.wants(&pod.key));
         let tracked: BTreeSet<IpAddr> =
@@ -110,7 +110,7 @@ impl FlowReader {
                 let Some(pod) = self.pods.get(&tuple.endpoint) else { continue };
                 if filter.wants(&pod.key) {
                     let control = Control::new(*now, 0, side.flags);
-                    taken.take(tuple.endpoint, || Flow {
+                    taken.take(tuple.endpoint, || ListedFlow {
                         kernel: true,
                         ..flow(pod, &tuple, control)
                     });
@@ -130,7 +130,7 @@ impl FlowReader {
         })
     }
 
-    fn cached(&self, at: &Sighting<'_>) -> Option<Cached> {
+    fn cached(&self, at: &Sighting<'_>) -> Option<CachedVerdicts> {
         let (_, _, revision) = self.tables;
         let word = at.cached_verdict();
         let incarnation = at.control.incarnation();
@@ -141,14 +141,14 @@ impl FlowReader {
         let [ingress, egress] =
             [text(word.reason::<Ingress>(own)), text(word.reason::<Egress>(own))];
         let stale = own != CachedVerdict::nothing(revision, incarnation);
-        (ingress.is_some() || egress.is_some()).then_some(Cached { stale, ingress, egress })
+        (ingress.is_some() || egress.is_some()).then_some(CachedVerdicts { stale, ingress, egress })
     }
 }
 
 /// Returns the translation of a flow with a translated destination.
 fn sent_on(flow: &KernelFlow) -> Option<SentOn> {
     let (protocol, [[from, to], on]) = flow.sent_on()?;
-    let on = Translated { from: on[0], to: on[1] };
+    let on = TranslatedFlow { from: on[0], to: on[1] };
     Some(SentOn { protocol: IpProtocol(protocol), from, to, on })
 }
 
@@ -156,7 +156,7 @@ fn sent_on(flow: &KernelFlow) -> Option<SentOn> {
 #[derive(Default)]
 struct Taken {
     limit: usize,
-    flows: Vec<Flow>,
+    flows: Vec<ListedFlow>,
     others: BTreeMap<u32, u64>,
     translated: Vec<SentOn>,
 }
@@ -166,7 +166,7 @@ impl Taken {
         self.flows.len() >= self.limit
     }
 
-    fn take(&mut self, endpoint: u32, flow: impl FnOnce() -> Flow) {
+    fn take(&mut self, endpoint: u32, flow: impl FnOnce() -> ListedFlow) {
         if self.is_full() {
             *self.others.entry(endpoint).or_default() += 1;
         } else {
@@ -175,12 +175,12 @@ impl Taken {
     }
 }
 
-fn flow(pod: &LocalPod, tuple: &FlowTuple, control: Control) -> Flow {
+fn flow(pod: &LocalPod, tuple: &FlowTuple, control: Control) -> ListedFlow {
     let flags = control.flags();
     let directions = [(CT_INGRESS, Direction::Ingress), (CT_EGRESS, Direction::Egress)];
     let began = directions.into_iter().filter(|(flag, _)| flags & flag != 0);
     let same_family = |address: &&IpAddr| address.is_ipv4() == tuple.remote.is_ipv4();
-    Flow {
+    ListedFlow {
         pod: pod.key.clone(),
         began: began.map(|(_, direction)| direction).collect(),
         from_node: flags & CT_NODE != 0,

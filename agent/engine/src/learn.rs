@@ -3,7 +3,7 @@
 mod recorder;
 mod shares;
 
-use netpold_api::learn::{Answer, PeerAddress};
+use netpold_api::learn::{LearnAnswer, PeerAddress};
 use serde::{Deserialize, Serialize};
 
 pub use recorder::{Met, Recorder};
@@ -17,7 +17,7 @@ pub const FILE: kept::Records = kept::Records { suffix: ".flows", subject: "reco
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Kept {
     /// All records.
-    pub recorded: Answer,
+    pub recorded: LearnAnswer,
     /// Workloads by the addresses of recorded flows.
     #[serde(default)]
     pub peer_addresses: Vec<PeerAddress>,

@@ -21,14 +21,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use netpold_api::rules::Answer;
+use netpold_api::rules::RulesAnswer;
 use netpold_core::cluster::{Cluster, Whose};
 use netpold_core::compile::Compiler;
 use netpold_core::explain::Resolved;
 use netpold_core::model::{Change, Key, Pod};
 use serde::{Deserialize, Serialize};
 
-use crate::events::{Dropped, Line, Seen, Untold, unix_millis};
+use crate::events::{Dropped, DropLogLine, JournalEvent, UnreportedFlows, unix_millis};
 use crate::kept;
 use crate::learn::{self, Recorder};
 use flows::Known;
@@ -222,7 +222,7 @@ impl RuleUse {
         let (opened, more_opened) = self.opened.take();
         let missed = std::mem::take(&mut self.last.missed);
         let missed = missed + self.observed.take_missed();
-        let untold = Untold { audited: more_audited, opened: more_opened + missed };
+        let untold = UnreportedFlows { audited: more_audited, opened: more_opened + missed };
         News { audited, opened, untold }
     }
 
@@ -246,10 +246,10 @@ impl RuleUse {
     }
 
     /// Records dropped packets, by endpoint number.
-    pub fn denied(&mut self, cluster: &Cluster, dropped: &BTreeMap<u32, Vec<Line>>) {
+    pub fn denied(&mut self, cluster: &Cluster, dropped: &BTreeMap<u32, Vec<DropLogLine>>) {
         for (endpoint, lines) in dropped {
             let Some(pod) = self.pods.named(*endpoint, 0) else { continue };
-            for Line { dropped, times } in lines {
+            for DropLogLine { dropped, times } in lines {
                 if let Some(flow) = flows::dropped(pod, dropped) {
                     let at = dropped.unix_millis;
                     let former = |address| self.pods.former(cluster, address, at).map(|pod| &**pod);
@@ -267,22 +267,22 @@ impl RuleUse {
 
     /// Returns the recorded flows.
     #[must_use]
-    pub fn flows(&self, node: &str) -> netpold_api::learn::Answer {
+    pub fn flows(&self, node: &str) -> netpold_api::learn::LearnAnswer {
         let recorded = self.recorder.answer(node, unix_millis());
-        netpold_api::learn::Answer { missed_flows: self.missed, ..recorded }
+        netpold_api::learn::LearnAnswer { missed_flows: self.missed, ..recorded }
     }
 
     /// Returns the use of each rule.
     #[must_use]
-    pub fn answer(&self, node: &str) -> Answer {
+    pub fn answer(&self, node: &str) -> RulesAnswer {
         let (rules, unwatched) = self.records.answer();
-        Answer {
+        RulesAnswer {
             node: node.to_owned(),
             as_of: unix_millis() / 1000,
             rules,
             missed_flows: self.missed,
             unwatched_policies: unwatched,
-            ..Answer::default()
+            ..RulesAnswer::default()
         }
     }
 }
@@ -293,9 +293,9 @@ pub struct News {
     /// Flows that audited policies would deny.
     pub audited: Vec<Dropped>,
     /// New flows in the table.
-    pub opened: Vec<Seen>,
+    pub opened: Vec<JournalEvent>,
     /// Flows not reported one by one.
-    pub untold: Untold,
+    pub untold: UnreportedFlows,
 }
 
 /// Result of a sweep, for the next one.

@@ -35,7 +35,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 /// Address of a collector, and files with credentials. The files are read for each new connection or request, so a
 /// changed file needs no restart.
 #[derive(Clone, Debug)]
-pub struct Endpoint {
+pub struct CollectorAddress {
     base: String,
     /// File with one header a line, `name: value`.
     pub headers: Option<PathBuf>,
@@ -45,27 +45,27 @@ pub struct Endpoint {
 
 /// The address is no http or https URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndpointError;
+pub struct CollectorAddressError;
 
-impl fmt::Display for EndpointError {
+impl fmt::Display for CollectorAddressError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("give a URL without credentials, as http://collector:4318")
     }
 }
 
-impl std::error::Error for EndpointError {}
+impl std::error::Error for CollectorAddressError {}
 
 /// Reads a base URL, to which `/v1/logs` and `/v1/metrics` are appended.
-impl FromStr for Endpoint {
-    type Err = EndpointError;
+impl FromStr for CollectorAddress {
+    type Err = CollectorAddressError;
 
-    fn from_str(url: &str) -> Result<Self, EndpointError> {
-        let uri: Uri = url.parse().map_err(|_| EndpointError)?;
+    fn from_str(url: &str) -> Result<Self, CollectorAddressError> {
+        let uri: Uri = url.parse().map_err(|_| CollectorAddressError)?;
         let is_known = matches!(uri.scheme_str(), Some("http" | "https"));
         // Credentials belong in the file of headers; a fragment is never sent.
         let is_plain = uri.query().is_none() && !url.contains(['#', '@']);
         if !is_known || uri.authority().is_none() || !is_plain {
-            return Err(EndpointError);
+            return Err(CollectorAddressError);
         }
         Ok(Self { base: url.trim_end_matches('/').to_owned(), headers: None, authorities: None })
     }
@@ -73,7 +73,7 @@ impl FromStr for Endpoint {
 
 /// Whether a failed request may succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Retry {
+pub(crate) enum RetryAdvice {
     /// The collector refuses the request.
     Never,
     /// After the pause that the collector requests, if any.
@@ -82,24 +82,24 @@ pub(crate) enum Retry {
 
 /// A request that failed.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct RequestFailure {
     pub(crate) reason: String,
-    pub(crate) retry: Retry,
+    pub(crate) retry: RetryAdvice,
 }
 
-impl Failure {
+impl RequestFailure {
     fn retried(reason: impl fmt::Display) -> Self {
-        Self { reason: reason.to_string(), retry: Retry::After(None) }
+        Self { reason: reason.to_string(), retry: RetryAdvice::After(None) }
     }
 }
 
 pub(crate) struct Client {
-    endpoint: Endpoint,
+    endpoint: CollectorAddress,
     http: Option<HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>>,
 }
 
 impl Client {
-    pub(crate) fn new(endpoint: Endpoint) -> Self {
+    pub(crate) fn new(endpoint: CollectorAddress) -> Self {
         Self { endpoint, http: None }
     }
 
@@ -109,11 +109,11 @@ impl Client {
         &mut self,
         path: &str,
         message: &impl Message,
-    ) -> Result<(u64, String), Failure> {
+    ) -> Result<(u64, String), RequestFailure> {
         let sent = tokio::time::timeout(TIMEOUT, self.request(path, message)).await;
         sent.unwrap_or_else(|_| {
             self.http = None;
-            Err(Failure::retried("no answer in 10 s"))
+            Err(RequestFailure::retried("no answer in 10 s"))
         })
     }
 
@@ -121,18 +121,18 @@ impl Client {
         &mut self,
         path: &str,
         message: &impl Message,
-    ) -> Result<(u64, String), Failure> {
+    ) -> Result<(u64, String), RequestFailure> {
         let http = match &self.http {
             Some(http) => http,
-            None => self.http.insert(connect(&self.endpoint).map_err(Failure::retried)?),
+            None => self.http.insert(connect(&self.endpoint).map_err(RequestFailure::retried)?),
         };
         let mut request = Request::post(format!("{}{path}", self.endpoint.base))
             .header(CONTENT_TYPE, "application/x-protobuf")
             .header(CONTENT_ENCODING, "gzip")
-            .body(Full::new(compress(&message.encode_to_vec()).map_err(Failure::retried)?))
-            .map_err(Failure::retried)?;
+            .body(Full::new(compress(&message.encode_to_vec()).map_err(RequestFailure::retried)?))
+            .map_err(RequestFailure::retried)?;
         if let Some(file) = &self.endpoint.headers {
-            request.headers_mut().extend(headers(file).map_err(Failure::retried)?);
+            request.headers_mut().extend(headers(file).map_err(RequestFailure::retried)?);
         }
         let answer = match http.request(request).await {
             Ok(answer) => answer,
@@ -140,7 +140,7 @@ impl Client {
                 // The next connection reads the authorities again.
                 self.http = None;
                 let cause = std::error::Error::source(&error).map(ToString::to_string);
-                return Err(Failure::retried(cause.unwrap_or_else(|| error.to_string())));
+                return Err(RequestFailure::retried(cause.unwrap_or_else(|| error.to_string())));
             }
         };
         let (status, pause) = (answer.status(), pause(answer.headers().get(RETRY_AFTER)));
@@ -160,8 +160,8 @@ impl Client {
             StatusCode::GATEWAY_TIMEOUT,
         ];
         let may = again.contains(&status);
-        let retry = if may { Retry::After(pause) } else { Retry::Never };
-        Err(Failure { reason: status.to_string(), retry })
+        let retry = if may { RetryAdvice::After(pause) } else { RetryAdvice::Never };
+        Err(RequestFailure { reason: status.to_string(), retry })
     }
 }
 
@@ -177,7 +177,7 @@ fn compress(bytes: &[u8]) -> io::Result<Bytes> {
 }
 
 fn connect(
-    endpoint: &Endpoint,
+    endpoint: &CollectorAddress,
 ) -> io::Result<HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>> {
     let builder = HttpsConnectorBuilder::new();
     let builder = match &endpoint.authorities {
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn urls_are_those_of_http() {
         for url in ["http://c:4318", "https://c/otlp/", "http://[fd00::1]:4318"] {
-            assert!(url.parse::<Endpoint>().is_ok(), "{url}");
+            assert!(url.parse::<CollectorAddress>().is_ok(), "{url}");
         }
         for url in [
             "",
@@ -252,7 +252,7 @@ mod tests {
             "http://a:b@c",
             "http://c/#d",
         ] {
-            assert_eq!(url.parse::<Endpoint>().unwrap_err(), EndpointError, "{url}");
+            assert_eq!(url.parse::<CollectorAddress>().unwrap_err(), CollectorAddressError, "{url}");
         }
     }
 

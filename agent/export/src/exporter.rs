@@ -13,10 +13,10 @@ use tokio::runtime::Builder;
 use tokio::time::{MissedTickBehavior, interval_at, sleep, timeout};
 use tracing::{info, warn};
 
-use crate::client::{Client, Endpoint, Failure, Retry};
+use crate::client::{Client, CollectorAddress, RequestFailure, RetryAdvice};
 use crate::logs::{self, Unreported};
-use crate::metrics::{self, Starts};
-use crate::queue::Queue;
+use crate::metrics::{self, StartTimes};
+use crate::queue::ExportQueue;
 use crate::wire::{LogsRequest, ResourceLogs, ScopeLogs, resource, scope};
 
 /// Most records per request.
@@ -30,9 +30,9 @@ const FINISH: Duration = Duration::from_secs(2);
 
 /// Settings of the export.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ExportSettings {
     /// Collector.
-    pub endpoint: Endpoint,
+    pub endpoint: CollectorAddress,
     /// Name of the node.
     pub node: String,
     /// Verdicts of the exported events; empty: no events.
@@ -43,7 +43,7 @@ pub struct Settings {
 
 /// Numbers since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Numbers {
+pub struct ExportNumbers {
     /// Log records that a collector accepted.
     pub sent: u64,
     /// Log records lost: the queue was full, or the collector refused them.
@@ -55,7 +55,7 @@ pub struct Numbers {
 }
 
 #[derive(Debug, Default)]
-struct Counters {
+struct ExportCounters {
     sent: AtomicU64,
     lost: AtomicU64,
     failures: AtomicU64,
@@ -65,15 +65,15 @@ struct Counters {
 /// Handle of the export. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Exporter {
-    settings: Arc<Settings>,
-    queue: Arc<Queue>,
-    counters: Arc<Counters>,
+    settings: Arc<ExportSettings>,
+    queue: Arc<ExportQueue>,
+    counters: Arc<ExportCounters>,
 }
 
 impl Exporter {
     /// Creates the handle; nothing is sent before [`Exporter::start`].
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: ExportSettings) -> Self {
         Self { settings: Arc::new(settings), queue: Arc::default(), counters: Arc::default() }
     }
 
@@ -117,10 +117,10 @@ impl Exporter {
 
     /// Returns the numbers since the start.
     #[must_use]
-    pub fn numbers(&self) -> Numbers {
+    pub fn numbers(&self) -> ExportNumbers {
         let counters = &*self.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Numbers {
+        ExportNumbers {
             sent: read(&counters.sent),
             lost: read(&counters.lost),
             failures: read(&counters.failures),
@@ -200,13 +200,13 @@ impl Exporter {
                 Err(failure) => {
                     self.failed(&failure);
                     let asked = match failure.retry {
-                        Retry::Never => None,
-                        Retry::After(asked) => asked,
+                        RetryAdvice::Never => None,
+                        RetryAdvice::After(asked) => asked,
                     };
                     sleep(asked.unwrap_or_default().max(*pause).mul_f64(1.0 + random() / 2.0))
                         .await;
                     *pause = (*pause * 2).min(PAUSES[1]);
-                    if failure.retry == Retry::Never {
+                    if failure.retry == RetryAdvice::Never {
                         return self.refused(number, lost);
                     }
                 }
@@ -222,7 +222,7 @@ impl Exporter {
 
     async fn send_metrics(self, every: Duration, text: impl Fn() -> Option<String>) {
         let mut client = Client::new(self.settings.endpoint.clone());
-        let mut starts = Starts::new(logs::now());
+        let mut starts = StartTimes::new(logs::now());
         // Agents that start together, as in a rollout, do not send together.
         let mut due = interval_at(tokio::time::Instant::now() + every.mul_f64(random()), every);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -241,11 +241,11 @@ impl Exporter {
         }
     }
 
-    fn failed(&self, failure: &Failure) {
+    fn failed(&self, failure: &RequestFailure) {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         if !self.counters.is_failing.swap(true, Ordering::Relaxed) {
-            let Failure { reason, retry } = failure;
-            warn!(reason, retried = *retry != Retry::Never, "cannot export to the collector");
+            let RequestFailure { reason, retry } = failure;
+            warn!(reason, retried = *retry != RetryAdvice::Never, "cannot export to the collector");
         }
     }
 

@@ -16,6 +16,6 @@ mod metrics;
 mod queue;
 mod wire;
 
-pub use client::{Endpoint, EndpointError};
-pub use exporter::{Exporter, Numbers, Settings};
+pub use client::{CollectorAddress, CollectorAddressError};
+pub use exporter::{Exporter, ExportNumbers, ExportSettings};
 pub use logs::Unreported;

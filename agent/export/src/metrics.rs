@@ -9,21 +9,21 @@ use crate::wire::{
 };
 
 /// Labels and value of a sample.
-type Sample = (Vec<KeyValue>, f64);
+type MetricSample = (Vec<KeyValue>, f64);
 
 /// A metric of the text.
 #[derive(Debug, Default)]
-struct Family<'t> {
+struct MetricFamily<'t> {
     kind: &'t str,
     help: &'t str,
     /// Samples by suffix: `_total`, `_info`, `_bucket`, `_sum`, `_count` or none.
-    samples: Vec<(&'t str, Sample)>,
+    samples: Vec<(&'t str, MetricSample)>,
 }
 
 /// Start times of cumulative series, in nanoseconds since 1970. A series that was displaced and returns begins anew: its
 /// start time changes with it (OpenTelemetry's data model, "Resets and Gaps").
 #[derive(Debug)]
-pub(crate) struct Starts {
+pub(crate) struct StartTimes {
     /// Time of the last request; before the first one, the begin of the counters.
     last: u64,
     /// Start time and value of each series in the last request, by hash of name and labels.
@@ -31,7 +31,7 @@ pub(crate) struct Starts {
     hasher: RandomState,
 }
 
-impl Starts {
+impl StartTimes {
     /// Begins at the start of the agent.
     pub(crate) fn new(start: u64) -> Self {
         let (known, hasher) = (BTreeMap::new(), RandomState::new());
@@ -84,7 +84,7 @@ impl Starts {
 }
 
 /// Returns the request with all metrics of an `OpenMetrics` text. `now`: time of the values, in nanoseconds since 1970.
-pub(crate) fn request(node: &str, text: &str, starts: &mut Starts, now: u64) -> MetricsRequest {
+pub(crate) fn request(node: &str, text: &str, starts: &mut StartTimes, now: u64) -> MetricsRequest {
     let metrics = families(text).into_iter();
     let mut metrics: Vec<Metric> =
         metrics.filter_map(|(name, family)| metric(name, &family, now)).collect();
@@ -94,8 +94,8 @@ pub(crate) fn request(node: &str, text: &str, starts: &mut Starts, now: u64) -> 
     MetricsRequest { resource_metrics }
 }
 
-fn families(text: &str) -> BTreeMap<&str, Family<'_>> {
-    let mut families: BTreeMap<&str, Family<'_>> = BTreeMap::new();
+fn families(text: &str) -> BTreeMap<&str, MetricFamily<'_>> {
+    let mut families: BTreeMap<&str, MetricFamily<'_>> = BTreeMap::new();
     let mut name = "";
     for line in text.lines() {
         if let Some((of, help)) = line.strip_prefix("# HELP ").and_then(|it| it.split_once(' ')) {
@@ -115,7 +115,7 @@ fn families(text: &str) -> BTreeMap<&str, Family<'_>> {
 }
 
 /// Reads the rest of a sample's line after the metric's name: suffix, labels and value.
-fn sample(rest: &str) -> Option<(&str, Sample)> {
+fn sample(rest: &str) -> Option<(&str, MetricSample)> {
     let end = rest.find(['{', ' '])?;
     let (suffix, mut rest) = rest.split_at(end);
     let mut labels = Vec::new();
@@ -153,10 +153,10 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     None
 }
 
-fn metric(name: &str, family: &Family<'_>, now: u64) -> Option<Metric> {
+fn metric(name: &str, family: &MetricFamily<'_>, now: u64) -> Option<Metric> {
     let points = |suffix: &str| -> Vec<NumberDataPoint> {
         let samples = family.samples.iter().filter(|(of, _)| *of == suffix);
-        let point = |(_, (labels, value)): &(_, Sample)| NumberDataPoint {
+        let point = |(_, (labels, value)): &(_, MetricSample)| NumberDataPoint {
             start_time_unix_nano: 0,
             time_unix_nano: now,
             as_double: Some(*value),
@@ -185,7 +185,7 @@ fn metric(name: &str, family: &Family<'_>, now: u64) -> Option<Metric> {
     Some(Metric { name, description: family.help.to_owned(), data: Some(data) })
 }
 
-fn histograms(family: &Family<'_>, now: u64) -> Vec<HistogramDataPoint> {
+fn histograms(family: &MetricFamily<'_>, now: u64) -> Vec<HistogramDataPoint> {
     let is_bound = |pair: &KeyValue| pair.key == "le";
     let mut points: Vec<HistogramDataPoint> = Vec::new();
     for (suffix, (labels, value)) in &family.samples {
@@ -246,7 +246,7 @@ process_threads 12
 
     #[test]
     fn every_kind_of_metric_is_translated() {
-        let request = request("n1", TEXT, &mut Starts::new(5), 9);
+        let request = request("n1", TEXT, &mut StartTimes::new(5), 9);
         let metrics = &request.resource_metrics[0].scope_metrics[0].metrics;
         let names: Vec<&str> = metrics.iter().map(|metric| metric.name.as_str()).collect();
         let expected =
@@ -272,7 +272,7 @@ process_threads 12
 
     #[test]
     fn a_series_that_begins_anew_has_a_new_start_time() {
-        let mut starts = Starts::new(5);
+        let mut starts = StartTimes::new(5);
         let mut begun = |now, samples: &str| -> Vec<u64> {
             let text = format!("# TYPE netpold_a counter\n{samples}# EOF\n");
             let request = request("n1", &text, &mut starts, now);

@@ -13,7 +13,7 @@ const BYTES_MAX: usize = 8 << 20;
 const OVERHEAD: usize = 64;
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct QueuedRecord {
     records: VecDeque<Bytes>,
     bytes: usize,
     /// Result of the last [`Queue::take`], until it is [done](Queue::done).
@@ -23,12 +23,12 @@ struct Waiting {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
-    waiting: Mutex<Waiting>,
+pub(crate) struct ExportQueue {
+    waiting: Mutex<QueuedRecord>,
     filled: Notify,
 }
 
-impl Queue {
+impl ExportQueue {
     /// Adds records as far as there is room; returns the number of the others. Never waits.
     pub(crate) fn push(&self, records: impl IntoIterator<Item = Vec<u8>>) -> u64 {
         let mut lost = 0;
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_loss_is_counted() {
-        let queue = Queue::default();
+        let queue = ExportQueue::default();
         const RECORDS: u64 = 100_000;
         let lost = queue.push((0..RECORDS).map(|_| vec![0; 1000]));
         let kept = BYTES_MAX / (1000 + OVERHEAD);

@@ -49,7 +49,7 @@ pub(crate) struct Resource {
 
 /// `InstrumentationScope`
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Scope {
+pub(crate) struct InstrumentationScope {
     #[prost(string, tag = "1")]
     pub(crate) name: String,
     #[prost(string, tag = "2")]
@@ -78,7 +78,7 @@ pub(crate) struct LogRecord {
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ScopeLogs {
     #[prost(message, optional, tag = "1")]
-    pub(crate) scope: Option<Scope>,
+    pub(crate) scope: Option<InstrumentationScope>,
     #[prost(bytes = "bytes", repeated, tag = "2")]
     pub(crate) log_records: Vec<Bytes>,
 }
@@ -192,7 +192,7 @@ pub(crate) enum Data {
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ScopeMetrics {
     #[prost(message, optional, tag = "1")]
-    pub(crate) scope: Option<Scope>,
+    pub(crate) scope: Option<InstrumentationScope>,
     #[prost(message, repeated, tag = "2")]
     pub(crate) metrics: Vec<Metric>,
 }
@@ -256,6 +256,6 @@ pub(crate) fn resource(node: &str) -> Resource {
     Resource { attributes }
 }
 
-pub(crate) fn scope() -> Scope {
-    Scope { name: "netpold".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
+pub(crate) fn scope() -> InstrumentationScope {
+    InstrumentationScope { name: "netpold".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
 }

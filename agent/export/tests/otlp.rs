@@ -8,7 +8,7 @@ use netpold_api::events::Outcome;
 use netpold_api::observe::Event;
 use netpold_api::samples::event;
 use netpold_core::model::Direction;
-use netpold_export::{Endpoint, Exporter, Settings, Unreported};
+use netpold_export::{CollectorAddress, Exporter, ExportSettings, Unreported};
 use netpold_testbed::otlp::{Receiver, Security};
 use netpold_testbed::skip;
 use serde_json::Value;
@@ -24,7 +24,7 @@ const TEXT: &str = "# HELP netpold_dropped_packets Packets.\n\
 fn exporter(url: &str, metrics: Option<Duration>) -> Exporter {
     let endpoint = url.parse().unwrap();
     let verdicts = vec![Outcome::Deny, Outcome::Audit];
-    Exporter::new(Settings { endpoint, node: "n1".into(), verdicts, metrics })
+    Exporter::new(ExportSettings { endpoint, node: "n1".into(), verdicts, metrics })
 }
 
 /// Returns whether the receiver can run; otherwise skips the test.
@@ -144,12 +144,12 @@ async fn files_have_the_authority_and_the_headers() {
         Security { tls: Some([&cert, &key]), header: Some("authorization: Bearer token") };
     let receiver = Receiver::start(0, security).unwrap();
     let url = format!("https://localhost:{}", receiver.port());
-    let mut endpoint: Endpoint = url.parse().unwrap();
+    let mut endpoint: CollectorAddress = url.parse().unwrap();
     fs::write(path("headers"), "Authorization: Bearer old\n").unwrap();
     endpoint.headers = Some(path("headers"));
-    let start = |endpoint: &Endpoint| {
+    let start = |endpoint: &CollectorAddress| {
         let (endpoint, verdicts) = (endpoint.clone(), vec![Outcome::Deny]);
-        let settings = Settings { endpoint, node: "n1".into(), verdicts, metrics: None };
+        let settings = ExportSettings { endpoint, node: "n1".into(), verdicts, metrics: None };
         let exporter = Exporter::new(settings);
         exporter.start(|| None);
         exporter.send(&[event(0)], &[]);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkMessage;
-use netpold_api::status::{STATUS_REQUEST, Status};
+use netpold_api::status::{STATUS_REQUEST, AgentStatus};
 use netpold_cli::doctor::DoctorArgs;
 use netpold_cli::doctor::enforcers::{self, ENFORCERS};
 use netpold_cli::doctor::{Check, Findings, DoctorReport, Severity};
@@ -109,7 +109,7 @@ pub(crate) fn examine(args: &DoctorArgs) -> DoctorReport {
     if !is_bpffs(bpffs.ancestors().find(|path| path.exists()).unwrap_or(bpffs)) {
         found.add(&NO_BPFFS, bpffs.display().to_string());
     }
-    match answer::<Status>(socket, STATUS_REQUEST, &()) {
+    match answer::<AgentStatus>(socket, STATUS_REQUEST, &()) {
         Ok(status) => agent(&status, &mut found),
         Err(error) => found.add(&NO_AGENT, format!("{error:#}")),
     }
@@ -136,7 +136,7 @@ fn kernel(found: &mut Findings) {
     }
 }
 
-fn agent(status: &Status, found: &mut Findings) {
+fn agent(status: &AgentStatus, found: &mut Findings) {
     if !status.in_sync {
         found.add(&NOT_IN_SYNC, format!("source: {}", status.source.origin));
     }

@@ -9,8 +9,8 @@ use netpold_core::lock::lock;
 use netpold_kube::cluster::EventRecorder;
 use tokio::sync::{Notify, watch};
 
-use netpold_engine::events::Line;
-use netpold_engine::publish::{Look, Publisher, Settings};
+use netpold_engine::events::DropLogLine;
+use netpold_engine::publish::{AgentState, Publisher, PublishSettings};
 use netpold_engine::{
     Enforcement, Engine, denials, hindrances, to_tell_of_node, unsupported_policies,
 };
@@ -23,20 +23,20 @@ pub(super) struct Reports {
     /// Notifies the publisher.
     ring: Arc<Notify>,
     /// Settings of the publisher until it is started; `None` from the start if another agent publishes.
-    publish: Option<Settings>,
+    publish: Option<PublishSettings>,
 }
 
 impl Reports {
     /// Creates reports without any publisher yet.
     pub(super) fn new(
         event_recorder: Arc<OnceLock<EventRecorder>>,
-        publish: Option<Settings>,
+        publish: Option<PublishSettings>,
     ) -> Self {
         Self { event_recorder, publisher: None, ring: Arc::default(), publish }
     }
 
     /// Records Events for policies that cannot be enforced, for problems of the node, and for denials.
-    pub(super) fn record_events(&self, engine: &Engine, denied: BTreeMap<u32, Vec<Line>>) {
+    pub(super) fn record_events(&self, engine: &Engine, denied: BTreeMap<u32, Vec<DropLogLine>>) {
         if let Some(event_recorder) = self.event_recorder.get() {
             event_recorder.tell(unsupported_policies(engine.compiler()));
             event_recorder.tell_of_node(to_tell_of_node(engine));
@@ -60,7 +60,7 @@ impl Reports {
             let engine = lock(&engine);
             let held_since = Instant::now();
             let (enforcement, problems) = (Enforcement::of(&engine), hindrances(&engine));
-            (Look { enforcement, problems, in_sync }, held_since.elapsed())
+            (AgentState { enforcement, problems, in_sync }, held_since.elapsed())
         };
         let ring = Arc::clone(&self.ring);
         self.publisher = Some(Publisher::start(event_recorder, settings, ring, look));

@@ -10,7 +10,7 @@ use netpold_engine::events::DropLog;
 use netpold_engine::metrics::{Exported, Metrics};
 use netpold_engine::observe::{Attributions, Feed, Observer};
 use netpold_engine::{Engine, observed};
-use netpold_export::{Exporter, Numbers, Unreported};
+use netpold_export::{Exporter, ExportNumbers, Unreported};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -53,7 +53,7 @@ impl Telemetry {
         let exporter = self.exporter.clone();
         let exported = move || {
             let numbers = exporter.as_ref().map(Exporter::numbers).unwrap_or_default();
-            let Numbers { sent, lost, failures, waiting } = numbers;
+            let ExportNumbers { sent, lost, failures, waiting } = numbers;
             Exported { sent, lost, failures, waiting }
         };
         let (drops, denied) = (Arc::clone(drops), self.denied.clone());

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use netpold_api::observe::Line;
+use netpold_api::observe::ObserveLine;
 use netpold_cli::socket::understood;
 use netpold_testbed::without_twins;
 
@@ -83,14 +83,14 @@ fn take_in(line: &str, said: &Mutex<Said>) {
     let Ok(line) = understood(line) else { return };
     let mut said = lock(said);
     match line {
-        Line::Event(event) => {
+        ObserveLine::Event(event) => {
             said.seen.events += 1;
             let is_single = event.pod.as_ref().is_some_and(|pod| pod.name == SINGLE);
             if let (true, Some(port)) = (is_single, event.port) {
                 said.shown.insert(port, Instant::now());
             }
         }
-        Line::Lost { lost, .. } => {
+        ObserveLine::Lost { lost, .. } => {
             said.seen.lost += lost.kernel + lost.slow;
             said.seen.unattributed += lost.unattributed;
         }

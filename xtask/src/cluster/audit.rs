@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use netpold_testbed::apiserver::{Request, read_requests};
 
-use super::state::{NODES, State};
+use super::state::{NODES, ClusterFolder};
 use crate::step;
 
 /// User prefix of the agents and the controller.
 const USERS: &str = "system:serviceaccount:netpold-system:";
 
 /// Returns the path of the audit log, next to the other logs.
-pub(super) fn log(state: &State) -> PathBuf {
+pub(super) fn log(state: &ClusterFolder) -> PathBuf {
     state.log(NODES[0], "audit")
 }
 
@@ -21,7 +21,7 @@ pub(super) fn log(state: &State) -> PathBuf {
 ///
 /// # Errors
 /// A request was forbidden or malformed, or the log has no request of netpold.
-pub(super) fn run(state: &State) -> Result<()> {
+pub(super) fn run(state: &ClusterFolder) -> Result<()> {
     step::title("audit: what netpold has asked the API server");
     let requests = read_requests(&log(state))?;
     let requests = requests.into_iter().filter(|request| request.user.starts_with(USERS));

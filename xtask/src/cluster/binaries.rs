@@ -21,7 +21,7 @@ const NEEDED: [&str; 6] = [
 const OLDEST: u32 = 25;
 
 /// Programs of a cluster.
-pub(super) struct Binaries {
+pub(super) struct ClusterBinaries {
     folder: PathBuf,
     version: String,
     minor: u32,
@@ -34,7 +34,7 @@ pub(super) struct Binaries {
     pub(super) plugins: PathBuf,
 }
 
-impl Binaries {
+impl ClusterBinaries {
     /// Returns the required files that a folder lacks.
     pub(super) fn missing(folder: &Path) -> Vec<&'static str> {
         NEEDED.into_iter().filter(|name| !folder.join(name).is_file()).collect()

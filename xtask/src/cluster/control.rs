@@ -10,12 +10,12 @@ use anyhow::{Context, Result};
 use netpold_testbed::apiserver::AUDIT_POLICY;
 use serde_json::json;
 
-use super::binaries::Binaries;
-use super::init::Program;
+use super::binaries::ClusterBinaries;
+use super::init::NodeProgram;
 use super::kubectl::Kubectl;
-use super::network::{self, Addresses};
-use super::state::{NODES, State};
-use super::{Layout, audit, wait};
+use super::network::{self, NodeNetworks};
+use super::state::{NODES, ClusterFolder};
+use super::{ClusterLayout, audit, wait};
 
 const PORT: u16 = 6443;
 /// A busy machine with two cores needs a minute.
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_mins(5);
 
 /// User of the API server, authenticated by token.
 #[derive(Clone, Copy)]
-pub(super) enum User {
+pub(super) enum ApiUser {
     Admin,
     Controllers,
     Scheduler,
@@ -31,7 +31,7 @@ pub(super) enum User {
     Node(usize),
 }
 
-impl User {
+impl ApiUser {
     fn all() -> Vec<Self> {
         let nodes = (0..NODES.len()).map(Self::Node);
         [Self::Admin, Self::Controllers, Self::Scheduler, Self::Proxy]
@@ -61,10 +61,10 @@ impl User {
 }
 
 /// Files and programs of a control plane.
-pub(super) struct Control<'a> {
-    state: &'a State,
-    binaries: &'a Binaries,
-    layout: &'a Layout,
+pub(super) struct ControlPlane<'a> {
+    state: &'a ClusterFolder,
+    binaries: &'a ClusterBinaries,
+    layout: &'a ClusterLayout,
 }
 
 /// Writes the tokens, the audit policy and the kubeconfigs.
@@ -72,19 +72,19 @@ pub(super) struct Control<'a> {
 /// # Errors
 /// A file cannot be written.
 pub(super) fn prepare<'a>(
-    state: &'a State,
-    binaries: &'a Binaries,
-    layout: &'a Layout,
-) -> Result<Control<'a>> {
-    let control = Control { state, binaries, layout };
+    state: &'a ClusterFolder,
+    binaries: &'a ClusterBinaries,
+    layout: &'a ClusterLayout,
+) -> Result<ControlPlane<'a>> {
+    let control = ControlPlane { state, binaries, layout };
     let mut tokens = String::new();
-    for user in User::all() {
+    for user in ApiUser::all() {
         let name = user.name();
         tokens += &format!("{},{name},{name},\"{}\"\n", token()?, user.group());
     }
     super::write(&control.path("tokens"), tokens)?;
     super::write(&control.path("audit-policy"), AUDIT_POLICY)?;
-    for user in [User::Admin, User::Controllers, User::Scheduler] {
+    for user in [ApiUser::Admin, ApiUser::Controllers, ApiUser::Scheduler] {
         let path = control.path(&format!("{}.kubeconfig", user.name()));
         write_kubeconfig(state, layout, &user, &path)?;
     }
@@ -92,21 +92,21 @@ pub(super) fn prepare<'a>(
 }
 
 /// Returns the path of the administrator's kubeconfig.
-pub(super) fn admin(state: &State) -> PathBuf {
+pub(super) fn admin(state: &ClusterFolder) -> PathBuf {
     state.path("control/admin.kubeconfig")
 }
 
-impl Control<'_> {
+impl ControlPlane<'_> {
     fn path(&self, name: &str) -> PathBuf {
         self.state.path("control").join(name)
     }
 
     /// Returns the programs for the first node's init.
-    pub(super) fn programs(&self) -> Vec<Program> {
+    pub(super) fn programs(&self) -> Vec<NodeProgram> {
         let file = |name: &str| self.path(name).display().to_string();
         let client = "http://127.0.0.1:2379";
         let peer = "http://127.0.0.1:2380";
-        let address = Addresses::of(0).first(self.layout.family);
+        let address = NodeNetworks::of(0).first(self.layout.family);
         // The server generates a certificate; its key also signs the tokens of service accounts.
         let key = file("certs/apiserver.key");
         let etcd = vec![
@@ -138,9 +138,9 @@ impl Control<'_> {
             format!("--audit-log-path={}", audit::log(self.state).display()),
         ];
         let kubeconfig =
-            |user: User| format!("--kubeconfig={}", file(&format!("{}.kubeconfig", user.name())));
+            |user: ApiUser| format!("--kubeconfig={}", file(&format!("{}.kubeconfig", user.name())));
         let controllers = vec![
-            kubeconfig(User::Controllers),
+            kubeconfig(ApiUser::Controllers),
             "--leader-elect=false".into(),
             "--bind-address=127.0.0.1".into(),
             // The API server grants each controller its own permissions, and their common user few.
@@ -149,7 +149,7 @@ impl Control<'_> {
             format!("--root-ca-file={}", file("certs/apiserver.crt")),
         ];
         let scheduler = vec![
-            kubeconfig(User::Scheduler),
+            kubeconfig(ApiUser::Scheduler),
             "--leader-elect=false".into(),
             "--bind-address=127.0.0.1".into(),
         ];
@@ -166,9 +166,9 @@ impl Control<'_> {
         ]
     }
 
-    fn program(&self, name: &str, binary: &Path, arguments: Vec<String>) -> Program {
+    fn program(&self, name: &str, binary: &Path, arguments: Vec<String>) -> NodeProgram {
         let command = std::iter::once(binary.display().to_string()).chain(arguments).collect();
-        Program { command, path: self.binaries.path(), log: self.state.log(NODES[0], name) }
+        NodeProgram { command, path: self.binaries.path(), log: self.state.log(NODES[0], name) }
     }
 }
 
@@ -193,9 +193,9 @@ pub(super) fn wait_ready(kubectl: &Kubectl) -> Result<()> {
 /// # Errors
 /// The token is missing, or the file cannot be written.
 pub(super) fn write_kubeconfig(
-    state: &State,
-    layout: &Layout,
-    user: &User,
+    state: &ClusterFolder,
+    layout: &ClusterLayout,
+    user: &ApiUser,
     path: &Path,
 ) -> Result<()> {
     let tokens = std::fs::read_to_string(state.path("control/tokens")).context("no tokens")?;
@@ -205,7 +205,7 @@ pub(super) fn write_kubeconfig(
         .filter_map(|line| line.split_once(','))
         .find_map(|(token, rest)| (rest.split(',').next() == Some(name.as_str())).then_some(token));
     let token = token.with_context(|| format!("no token of {name}"))?;
-    let server = SocketAddr::new(Addresses::of(0).first(layout.family), PORT);
+    let server = SocketAddr::new(NodeNetworks::of(0).first(layout.family), PORT);
     let config = json!({
         "apiVersion": "v1",
         "kind": "Config",

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::binaries::Binaries;
-use super::state::{NODES, State};
+use super::binaries::ClusterBinaries;
+use super::state::{NODES, ClusterFolder};
 use super::{control, images};
 use crate::step;
 
@@ -22,7 +22,7 @@ const LAST_LINES: usize = 60;
 ///
 /// # Errors
 /// The folder has no tests, a node lacks an image for them, or a test fails.
-pub(super) fn run(state: &State, binaries: &Binaries, focus: &str) -> Result<()> {
+pub(super) fn run(state: &ClusterFolder, binaries: &ClusterBinaries, focus: &str) -> Result<()> {
     let folder = binaries.folder();
     ensure!(binaries.e2e().is_some(), "no e2e.test in {}", folder.display());
     for node in NODES {

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use super::binaries::Binaries;
+use super::binaries::ClusterBinaries;
 use super::node::SOCKET;
-use super::state::{NODES, State};
+use super::state::{NODES, ClusterFolder};
 use super::wait;
 use crate::arch::Arch;
 use crate::image::layout::header;
@@ -25,7 +25,7 @@ pub(super) const NETPOLD: &str = "localhost/netpold";
 pub(super) const TAG: &str = "cluster";
 
 /// Archive for `ctr images import`.
-pub(super) struct Archive {
+pub(super) struct ImageArchive {
     path: PathBuf,
     /// Name of the image if the archive contains only a tag.
     base: Option<&'static str>,
@@ -36,16 +36,16 @@ pub(super) struct Archive {
 /// # Errors
 /// The build of netpold fails, or a file cannot be written.
 pub(super) fn make(
-    state: &State,
-    binaries: &Binaries,
+    state: &ClusterFolder,
+    binaries: &ClusterBinaries,
     binary: Option<&Path>,
-) -> Result<Vec<Archive>> {
+) -> Result<Vec<ImageArchive>> {
     let folder = state.path("images");
     std::fs::create_dir_all(&folder)?;
     let mut archives = vec![netpold(state, binary, TAG)?];
     let mut add = |name: &str, archive: Vec<u8>| {
         let path = folder.join(name);
-        archives.push(Archive { path: path.clone(), base: None });
+        archives.push(ImageArchive { path: path.clone(), base: None });
         super::write(&path, archive)
     };
     let busybox = std::fs::read(&binaries.busybox)?;
@@ -62,7 +62,7 @@ pub(super) fn make(
     for entry in std::fs::read_dir(binaries.folder().join("images")).into_iter().flatten() {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "tar") {
-            archives.push(Archive { path, base: None });
+            archives.push(ImageArchive { path, base: None });
         }
     }
     Ok(archives)
@@ -72,19 +72,19 @@ pub(super) fn make(
 ///
 /// # Errors
 /// The build fails, or a file cannot be written.
-pub(super) fn netpold(state: &State, binary: Option<&Path>, tag: &str) -> Result<Archive> {
+pub(super) fn netpold(state: &ClusterFolder, binary: Option<&Path>, tag: &str) -> Result<ImageArchive> {
     let layout = state.path("images").join(format!("oci-{tag}"));
     image::write(binary, &layout, tag)?;
     let path = layout.with_extension("tar");
     pack_layout(&layout, &path)?;
-    Ok(Archive { path, base: Some(NETPOLD) })
+    Ok(ImageArchive { path, base: Some(NETPOLD) })
 }
 
 /// Returns the agnhost images that Kubernetes' own tests use; empty without these tests.
 ///
 /// # Errors
 /// e2e.test cannot be run.
-pub(super) fn wanted(binaries: &Binaries) -> Result<Vec<String>> {
+pub(super) fn wanted(binaries: &ClusterBinaries) -> Result<Vec<String>> {
     let Some(e2e) = binaries.e2e() else { return Ok(Vec::new()) };
     let listed = Command::new(e2e).arg("--list-images").output().context("cannot run e2e.test")?;
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -95,7 +95,7 @@ pub(super) fn wanted(binaries: &Binaries) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// The runtime rejects an archive.
-pub(super) fn import(state: &State, binaries: &Binaries, archives: &[Archive]) -> Result<()> {
+pub(super) fn import(state: &ClusterFolder, binaries: &ClusterBinaries, archives: &[ImageArchive]) -> Result<()> {
     for node in NODES {
         step::note(&format!("{} images to {node}", archives.len()));
         wait("containerd", Duration::from_mins(1), || ctr(state, binaries, node, &["version"]))?;
@@ -121,11 +121,11 @@ pub(super) fn import(state: &State, binaries: &Binaries, archives: &[Archive]) -
 ///
 /// # Errors
 /// The runtime does not respond.
-pub(super) fn listed(state: &State, binaries: &Binaries, node: &str) -> Result<String> {
+pub(super) fn listed(state: &ClusterFolder, binaries: &ClusterBinaries, node: &str) -> Result<String> {
     ctr(state, binaries, node, &["-n", "k8s.io", "images", "list", "--quiet"])
 }
 
-fn ctr(state: &State, binaries: &Binaries, node: &str, arguments: &[&str]) -> Result<String> {
+fn ctr(state: &ClusterFolder, binaries: &ClusterBinaries, node: &str, arguments: &[&str]) -> Result<String> {
     let mut command = state.inside(node, &binaries.ctr)?;
     let output = command.args(["--address", SOCKET]).args(arguments).output()?;
     if !output.status.success() {

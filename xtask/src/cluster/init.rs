@@ -26,15 +26,15 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Configuration of a node's init.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Plan {
+pub(super) struct InitPlan {
     /// Name of the node, also its host name.
     pub(super) name: String,
-    pub(super) programs: Vec<Program>,
+    pub(super) programs: Vec<NodeProgram>,
 }
 
 /// Program that runs as long as the node.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Program {
+pub(super) struct NodeProgram {
     pub(super) command: Vec<String>,
     /// `PATH`
     pub(super) path: String,
@@ -43,13 +43,13 @@ pub(super) struct Program {
 
 /// Process, distinguished by its start time from a later one with the same PID.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Process {
+pub(super) struct NodeProcess {
     pid: i32,
     /// Start time in clock ticks since boot, as in `/proc/PID/stat`.
     start: u64,
 }
 
-impl Process {
+impl NodeProcess {
     /// Reads the init process of the node with this folder.
     ///
     /// # Errors
@@ -91,10 +91,10 @@ fn start_of(pid: i32) -> Option<u64> {
 /// The plan cannot be read, or a mount cannot be made.
 pub(crate) fn run(folder: &Path) -> Result<()> {
     // Written first: from now on `down` finds this process.
-    let own = serde_json::to_string(&Process::own()?)?;
+    let own = serde_json::to_string(&NodeProcess::own()?)?;
     fs::write(folder.join(".init.new"), own)?;
     fs::rename(folder.join(".init.new"), folder.join(PROCESS))?;
-    let plan: Plan = serde_json::from_str(&fs::read_to_string(folder.join(PLAN))?)?;
+    let plan: InitPlan = serde_json::from_str(&fs::read_to_string(folder.join(PLAN))?)?;
     mounts(folder, &plan.name)?;
     fs::write(folder.join(MOUNTED), "")?;
     while !folder.join(GO).exists() {
@@ -198,7 +198,7 @@ fn forwarding() -> Result<()> {
 }
 
 /// Runs the programs, and reaps orphaned processes.
-fn supervise(plan: &Plan) -> Result<()> {
+fn supervise(plan: &InitPlan) -> Result<()> {
     let mut running: BTreeMap<Pid, usize> = BTreeMap::new();
     let mut due: BTreeMap<usize, Instant> =
         (0..plan.programs.len()).map(|index| (index, Instant::now())).collect();
@@ -220,7 +220,7 @@ fn supervise(plan: &Plan) -> Result<()> {
     }
 }
 
-fn spawn(program: &Program) -> Result<Pid> {
+fn spawn(program: &NodeProgram) -> Result<Pid> {
     let log = File::options().create(true).append(true).open(&program.log)?;
     let (name, arguments) = program.command.split_first().context("a program without a name")?;
     let child = Command::new(name)
@@ -251,7 +251,7 @@ fn reap(mut ended: impl FnMut(Pid, WaitStatus)) {
 }
 
 /// Appends a line to a program's log.
-fn note(program: &Program, text: &str) {
+fn note(program: &NodeProgram, text: &str) {
     use std::io::Write;
     if let Ok(mut log) = File::options().append(true).open(&program.log) {
         let _ = writeln!(log, "=== {text}");
@@ -260,13 +260,13 @@ fn note(program: &Program, text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Process, start_of};
+    use super::{NodeProcess, start_of};
 
     #[test]
     fn a_process_is_told_apart_from_a_later_one_of_its_number() {
-        let Ok(own) = Process::own() else { panic!("no own process") };
+        let Ok(own) = NodeProcess::own() else { panic!("no own process") };
         assert!(own.lives());
-        let later = Process { start: own.start + 1, ..own };
+        let later = NodeProcess { start: own.start + 1, ..own };
         assert!(!later.lives());
         assert_eq!(start_of(0), None);
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use netpold_testbed::ask_kubectl;
 
 use super::control;
-use super::state::{NODES, State};
+use super::state::{NODES, ClusterFolder};
 use crate::step;
 
 /// Command line and target of kubectl.
@@ -23,7 +23,7 @@ impl Kubectl {
     ///
     /// # Errors
     /// No cluster is running, or the folder has no kubectl.
-    pub(super) fn of(state: &State, folder: &Path) -> Result<Self> {
+    pub(super) fn of(state: &ClusterFolder, folder: &Path) -> Result<Self> {
         let binary = std::path::absolute(folder.join("kubectl"))?;
         ensure!(binary.is_file(), "no {}", binary.display());
         let init = state.init(NODES[0]).context("no cluster: `cargo xtask cluster DIR up`")?;

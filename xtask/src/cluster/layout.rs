@@ -6,29 +6,29 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::state::State;
+use super::state::ClusterFolder;
 
 const FILE: &str = "control/layout.json";
 
 /// Options of `up`.
 #[derive(clap::Args, Clone, Serialize, Deserialize)]
-pub(super) struct Layout {
+pub(super) struct ClusterLayout {
     /// CNI plugin that gives pods their interfaces
     #[arg(long, global = true, value_enum, default_value = "ptp")]
-    pub(super) cni: Cni,
+    pub(super) cni: CniPlugin,
     /// Mode of kube-proxy
     #[arg(long, global = true, value_enum, default_value = "nftables")]
-    pub(super) proxy: Proxy,
+    pub(super) proxy: ServiceProxy,
     /// Address families of nodes, pods and Services
     #[arg(long, global = true, value_enum, default_value = "dual")]
-    pub(super) family: Family,
+    pub(super) family: AddressFamily,
     /// Put this static netpold into the image instead of building one
     #[arg(long, global = true, value_name = "PATH")]
     pub(super) binary: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(super) enum Cni {
+pub(super) enum CniPlugin {
     /// A host route to each pod
     Ptp,
     /// A bridge for the pods of a node
@@ -36,14 +36,14 @@ pub(super) enum Cni {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(super) enum Proxy {
+pub(super) enum ServiceProxy {
     /// Kubernetes 1.31 or later
     Nftables,
     Iptables,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(super) enum Family {
+pub(super) enum AddressFamily {
     /// IPv4 and IPv6
     Dual,
     /// IPv6 and IPv4: addresses of IPv6 are the first of everything that has both
@@ -52,7 +52,7 @@ pub(super) enum Family {
     Ipv6,
 }
 
-impl Family {
+impl AddressFamily {
     /// Returns the values of the families in use, the first family first.
     pub(super) fn order<T>(self, ipv4: T, ipv6: T) -> Vec<T> {
         match self {
@@ -72,12 +72,12 @@ impl Family {
     }
 }
 
-impl Layout {
+impl ClusterLayout {
     /// Saves the layout for later steps, until `down`.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(super) fn save(&self, state: &State) -> Result<()> {
+    pub(super) fn save(&self, state: &ClusterFolder) -> Result<()> {
         super::write(&state.path(FILE), serde_json::to_string_pretty(self)?)
     }
 
@@ -85,7 +85,7 @@ impl Layout {
     ///
     /// # Errors
     /// No cluster is running.
-    pub(super) fn of(state: &State) -> Result<Self> {
+    pub(super) fn of(state: &ClusterFolder) -> Result<Self> {
         let text = std::fs::read_to_string(state.path(FILE)).context("no cluster is up")?;
         serde_json::from_str(&text).context(FILE)
     }

@@ -9,22 +9,22 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::state::{NODES, State};
-use super::{Cni, Family, Layout};
+use super::state::{NODES, ClusterFolder};
+use super::{CniPlugin, AddressFamily, ClusterLayout};
 
 /// Service addresses are translated before packets are sent, but the node's route lookup comes first.
 const SERVICES4: &str = "10.96.0.0/16";
 const SERVICES6: &str = "fd00:10:96::/112";
 
 /// Address of a node, and networks of its pods.
-pub(super) struct Addresses {
+pub(super) struct NodeNetworks {
     pub(super) node4: Ipv4Addr,
     pub(super) node6: Ipv6Addr,
     pods4: String,
     pods6: String,
 }
 
-impl Addresses {
+impl NodeNetworks {
     /// Returns the addresses of a node by its index in [`NODES`].
     pub(super) fn of(index: usize) -> Self {
         let number = index as u8 + 1;
@@ -37,14 +37,14 @@ impl Addresses {
     }
 }
 
-impl Addresses {
+impl NodeNetworks {
     /// Returns the node's address of the first family.
-    pub(super) fn first(&self, family: Family) -> IpAddr {
+    pub(super) fn first(&self, family: AddressFamily) -> IpAddr {
         family.first(self.node4.into(), self.node6.into())
     }
 
     /// Returns the first addresses that the node's pods can have, of the first family.
-    pub(super) fn pods(&self, family: Family, count: u8) -> Vec<IpAddr> {
+    pub(super) fn pods(&self, family: AddressFamily, count: u8) -> Vec<IpAddr> {
         // Address 1 is the gateway on the node.
         let pod4 = |number: u8| format!("{}{number}", self.pods4.trim_end_matches("0/24"));
         let pod6 = |number: u8| format!("{}{number:x}", self.pods6.trim_end_matches("/64"));
@@ -54,12 +54,12 @@ impl Addresses {
 }
 
 /// Returns the networks of all pods, in the format of kube-proxy.
-pub(super) fn pods(layout: &Layout) -> String {
+pub(super) fn pods(layout: &ClusterLayout) -> String {
     layout.family.order("10.244.0.0/16", "fd00:10:244::/56").join(",")
 }
 
 /// Returns the networks of all Services, in the format of the API server.
-pub(super) fn services(layout: &Layout) -> String {
+pub(super) fn services(layout: &ClusterLayout) -> String {
     layout.family.order(SERVICES4, SERVICES6).join(",")
 }
 
@@ -67,12 +67,12 @@ pub(super) fn services(layout: &Layout) -> String {
 ///
 /// # Errors
 /// `ip` fails; the error has its message.
-pub(super) fn link(state: &State, layout: &Layout) -> Result<()> {
+pub(super) fn link(state: &ClusterFolder, layout: &ClusterLayout) -> Result<()> {
     let (first, second) = (state.init(NODES[0])?, state.init(NODES[1])?);
     // Creates both ends in the nodes' namespaces, never in the machine's.
     ip(first.as_raw(), &format!("link add eth0 type veth peer name eth0 netns {second}\n"))?;
     for (index, init) in [first, second].into_iter().enumerate() {
-        let (own, other) = (Addresses::of(index), Addresses::of(1 - index));
+        let (own, other) = (NodeNetworks::of(index), NodeNetworks::of(1 - index));
         let ipv4 = format!(
             "address add {}/24 dev eth0\nlink set eth0 up\nroute add {} via {}\n\
              route add {SERVICES4} dev eth0\n",
@@ -91,7 +91,7 @@ pub(super) fn link(state: &State, layout: &Layout) -> Result<()> {
 
 /// Deletes the first node's end of the link if it still exists: the kernel would delete it with the second node's
 /// namespace, but later.
-pub(super) fn unlink(state: &State) {
+pub(super) fn unlink(state: &ClusterFolder) {
     if let Ok(init) = state.init(NODES[0]) {
         let _ = ip(init.as_raw(), "link delete eth0\n");
     }
@@ -116,19 +116,19 @@ fn ip(process: i32, batch: &str) -> Result<()> {
 ///
 /// # Errors
 /// The file cannot be written.
-pub(super) fn write_cni(folder: &Path, layout: &Layout, addresses: &Addresses) -> Result<()> {
+pub(super) fn write_cni(folder: &Path, layout: &ClusterLayout, addresses: &NodeNetworks) -> Result<()> {
     let config = serde_json::to_string_pretty(&conflist(layout, addresses))?;
     super::write(&folder.join("10-pods.conflist"), config)
 }
 
-fn conflist(layout: &Layout, addresses: &Addresses) -> Value {
+fn conflist(layout: &ClusterLayout, addresses: &NodeNetworks) -> Value {
     let subnet = |pods: &String| json!([{ "subnet": pods }]);
     let ranges = layout.family.order(subnet(&addresses.pods4), subnet(&addresses.pods6));
     let routes = layout.family.order(json!({ "dst": "0.0.0.0/0" }), json!({ "dst": "::/0" }));
     let ipam = json!({ "type": "host-local", "ranges": ranges, "routes": routes });
     let plugin = match layout.cni {
-        Cni::Ptp => json!({ "type": "ptp", "ipMasq": false, "ipam": ipam }),
-        Cni::Bridge => json!({
+        CniPlugin::Ptp => json!({ "type": "ptp", "ipMasq": false, "ipam": ipam }),
+        CniPlugin::Bridge => json!({
             "type": "bridge",
             "bridge": "cni0",
             "isGateway": true,
@@ -143,20 +143,20 @@ fn conflist(layout: &Layout, addresses: &Addresses) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Cni, Family, Layout, Proxy};
-    use super::{Addresses, conflist};
+    use super::super::{CniPlugin, AddressFamily, ClusterLayout, ServiceProxy};
+    use super::{NodeNetworks, conflist};
 
     #[test]
     fn each_node_has_networks_of_its_own_and_both_families_where_asked() {
         let layout =
-            |family| Layout { cni: Cni::Ptp, proxy: Proxy::Nftables, family, binary: None };
+            |family| ClusterLayout { cni: CniPlugin::Ptp, proxy: ServiceProxy::Nftables, family, binary: None };
         for (family, subnets) in [
-            (Family::Dual, &["10.244.2.0/24", "fd00:10:244:2::/64"][..]),
-            (Family::Ipv6First, &["fd00:10:244:2::/64", "10.244.2.0/24"]),
-            (Family::Ipv4, &["10.244.2.0/24"]),
-            (Family::Ipv6, &["fd00:10:244:2::/64"]),
+            (AddressFamily::Dual, &["10.244.2.0/24", "fd00:10:244:2::/64"][..]),
+            (AddressFamily::Ipv6First, &["fd00:10:244:2::/64", "10.244.2.0/24"]),
+            (AddressFamily::Ipv4, &["10.244.2.0/24"]),
+            (AddressFamily::Ipv6, &["fd00:10:244:2::/64"]),
         ] {
-            let conflist = conflist(&layout(family), &Addresses::of(1));
+            let conflist = conflist(&layout(family), &NodeNetworks::of(1));
             let ipam = &conflist["plugins"][0]["ipam"];
             let ranges = ipam["ranges"].as_array().map(Vec::as_slice).unwrap_or_default();
             let given: Vec<_> = ranges.iter().filter_map(|r| r[0]["subnet"].as_str()).collect();
@@ -168,11 +168,11 @@ mod tests {
     #[test]
     fn pods_get_the_addresses_that_are_looked_at() {
         let pods = |family| {
-            Addresses::of(0).pods(family, 252).iter().map(ToString::to_string).collect::<Vec<_>>()
+            NodeNetworks::of(0).pods(family, 252).iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        assert_eq!(pods(Family::Dual)[0], "10.244.1.2");
-        assert_eq!(pods(Family::Dual)[251], "10.244.1.253");
-        assert_eq!(pods(Family::Ipv6First)[14], "fd00:10:244:1::10");
-        assert_eq!(pods(Family::Ipv6).len(), 252);
+        assert_eq!(pods(AddressFamily::Dual)[0], "10.244.1.2");
+        assert_eq!(pods(AddressFamily::Dual)[251], "10.244.1.253");
+        assert_eq!(pods(AddressFamily::Ipv6First)[14], "fd00:10:244:1::10");
+        assert_eq!(pods(AddressFamily::Ipv6).len(), 252);
     }
 }

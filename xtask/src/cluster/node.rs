@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use super::binaries::Binaries;
-use super::control::{self, User};
-use super::init::{MOUNTED, PLAN, Plan, Program};
-use super::network::{self, Addresses};
-use super::state::{NODES, State};
-use super::{Layout, Proxy, images, wait};
+use super::binaries::ClusterBinaries;
+use super::control::{self, ApiUser};
+use super::init::{MOUNTED, PLAN, InitPlan, NodeProgram};
+use super::network::{self, NodeNetworks};
+use super::state::{NODES, ClusterFolder};
+use super::{ClusterLayout, ServiceProxy, images, wait};
 
 /// Path of the runtime's socket on each node.
 pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -21,8 +21,8 @@ pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
 ///
 /// # Errors
 /// The file cannot be written.
-pub(super) fn plan(state: &State, name: &str, programs: Vec<Program>) -> Result<()> {
-    let plan = Plan { name: name.to_owned(), programs };
+pub(super) fn plan(state: &ClusterFolder, name: &str, programs: Vec<NodeProgram>) -> Result<()> {
+    let plan = InitPlan { name: name.to_owned(), programs };
     super::write(&state.node(name).join(PLAN), serde_json::to_string_pretty(&plan)?)
 }
 
@@ -30,7 +30,7 @@ pub(super) fn plan(state: &State, name: &str, programs: Vec<Program>) -> Result<
 ///
 /// # Errors
 /// The kernel refuses a namespace, or a mount cannot be made.
-pub(super) fn start(state: &State, name: &str) -> Result<()> {
+pub(super) fn start(state: &ClusterFolder, name: &str) -> Result<()> {
     let folder = state.node(name);
     let log = std::fs::File::create(state.log(name, "init"))?;
     // In its own session, so that it outlives this process and its terminal.
@@ -61,14 +61,14 @@ pub(super) fn start(state: &State, name: &str) -> Result<()> {
 /// # Errors
 /// A file cannot be written.
 pub(super) fn programs(
-    state: &State,
-    binaries: &Binaries,
-    layout: &Layout,
+    state: &ClusterFolder,
+    binaries: &ClusterBinaries,
+    layout: &ClusterLayout,
     index: usize,
-) -> Result<Vec<Program>> {
+) -> Result<Vec<NodeProgram>> {
     let name = NODES[index];
     let folder = state.node(name);
-    let addresses = Addresses::of(index);
+    let addresses = NodeNetworks::of(index);
     let file = |name: &str| folder.join(name).display().to_string();
     network::write_cni(&folder.join("cni"), layout, &addresses)?;
     super::write(&folder.join("containerd.toml"), containerd(&folder, binaries))?;
@@ -79,11 +79,11 @@ pub(super) fn programs(
     let proxy = proxy(&folder, layout, name);
     super::write(&folder.join("proxy.json"), serde_json::to_string_pretty(&proxy)?)?;
     let kubeconfig = folder.join("kubelet.kubeconfig");
-    control::write_kubeconfig(state, layout, &User::Node(index), &kubeconfig)?;
-    control::write_kubeconfig(state, layout, &User::Proxy, &folder.join("proxy.kubeconfig"))?;
+    control::write_kubeconfig(state, layout, &ApiUser::Node(index), &kubeconfig)?;
+    control::write_kubeconfig(state, layout, &ApiUser::Proxy, &folder.join("proxy.kubeconfig"))?;
     let node_ip =
         layout.family.order(addresses.node4.to_string(), addresses.node6.to_string()).join(",");
-    let program = |name: &str, command: Vec<String>| Program {
+    let program = |name: &str, command: Vec<String>| NodeProgram {
         command,
         path: binaries.path(),
         log: state.log(NODES[index], name),
@@ -118,7 +118,7 @@ pub(super) fn programs(
 }
 
 /// Returns containerd's configuration, with all paths in directories of the node's own.
-fn containerd(folder: &Path, binaries: &Binaries) -> String {
+fn containerd(folder: &Path, binaries: &ClusterBinaries) -> String {
     let pause = images::PAUSE;
     let runc = binaries.runc.display();
     let plugins = binaries.plugins.display();
@@ -182,15 +182,15 @@ fn kubelet(folder: &Path, cgroup: &str, minor: u32) -> serde_json::Value {
     config
 }
 
-fn proxy(folder: &Path, layout: &Layout, name: &str) -> serde_json::Value {
+fn proxy(folder: &Path, layout: &ClusterLayout, name: &str) -> serde_json::Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clientConnection": { "kubeconfig": folder.join("proxy.kubeconfig") },
         "hostnameOverride": name,
         "mode": match layout.proxy {
-            Proxy::Nftables => "nftables",
-            Proxy::Iptables => "iptables",
+            ServiceProxy::Nftables => "nftables",
+            ServiceProxy::Iptables => "iptables",
         },
         "clusterCIDR": network::pods(layout),
         // The machine's conntrack limits must not change.

@@ -7,11 +7,11 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill as send};
 use nix::unistd::Pid;
 
-use super::binaries::Binaries;
+use super::binaries::ClusterBinaries;
 use super::images::{self, NETPOLD};
 use super::kubectl::Kubectl;
-use super::state::{NODES, State};
-use super::{Layout, control, network, node, starts, wait};
+use super::state::{NODES, ClusterFolder};
+use super::{ClusterLayout, control, network, node, starts, wait};
 use crate::step;
 
 /// Number of kills of each agent. The kubelet's restart delay grows each time.
@@ -24,7 +24,7 @@ const OTHER: &str = "other";
 ///
 /// # Errors
 /// An isolated pod sent or received a packet, or the agents do not become ready.
-pub(super) fn restart(state: &State, kubectl: &Kubectl) -> Result<()> {
+pub(super) fn restart(state: &ClusterFolder, kubectl: &Kubectl) -> Result<()> {
     step::title("restart: the agents are replaced while isolated pods start");
     let outcome = starts::during(state, kubectl, || {
         in_netpold(kubectl, &["rollout", "restart", "daemonset/netpold"])?;
@@ -37,7 +37,7 @@ pub(super) fn restart(state: &State, kubectl: &Kubectl) -> Result<()> {
 ///
 /// # Errors
 /// An isolated pod sent or received a packet, or the agents do not become ready.
-pub(super) fn kill(state: &State, kubectl: &Kubectl) -> Result<()> {
+pub(super) fn kill(state: &ClusterFolder, kubectl: &Kubectl) -> Result<()> {
     step::title(&format!("kill: SIGKILL to both agents, {KILLS} times, while isolated pods start"));
     let outcome = starts::during(state, kubectl, || {
         for _ in 0..KILLS {
@@ -58,7 +58,7 @@ pub(super) fn kill(state: &State, kubectl: &Kubectl) -> Result<()> {
 ///
 /// # Errors
 /// An isolated pod sent or received a packet, or the agents do not become ready.
-pub(super) fn upgrade(state: &State, binaries: &Binaries, to: &Path) -> Result<()> {
+pub(super) fn upgrade(state: &ClusterFolder, binaries: &ClusterBinaries, to: &Path) -> Result<()> {
     step::title(&format!("upgrade: to {} and back while isolated pods start", to.display()));
     let kubectl = Kubectl::of(state, binaries.folder())?;
     images::import(state, binaries, &[images::netpold(state, Some(to), OTHER)?])?;
@@ -83,10 +83,10 @@ pub(super) fn upgrade(state: &State, binaries: &Binaries, to: &Path) -> Result<(
 ///
 /// # Errors
 /// The node does not join again, or policy is not in force afterwards.
-pub(super) fn reboot(state: &State, kubectl: &Kubectl) -> Result<()> {
+pub(super) fn reboot(state: &ClusterFolder, kubectl: &Kubectl) -> Result<()> {
     let name = NODES[1];
     step::title(&format!("reboot: node {name}, with isolated pods on it"));
-    let layout = Layout::of(state)?;
+    let layout = ClusterLayout::of(state)?;
     let outcome = starts::while_second_reboots(state, kubectl, || {
         let start = Instant::now();
         state.halt(name)?;
@@ -116,7 +116,7 @@ fn in_netpold(kubectl: &Kubectl, arguments: &[&str]) -> Result<()> {
 }
 
 /// Returns the PID on this machine of a node's agent.
-fn agent(state: &State, node: &str) -> Result<Pid> {
+fn agent(state: &ClusterFolder, node: &str) -> Result<Pid> {
     let cgroup = format!("{}/", state.cgroup(node));
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {

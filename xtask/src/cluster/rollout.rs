@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::images::BUSYBOX;
 use super::kubectl::Kubectl;
-use super::network::Addresses;
+use super::network::NodeNetworks;
 use super::smoke::wait_gates;
-use super::state::{NODES, State};
-use super::{Family, Layout, wait};
+use super::state::{NODES, ClusterFolder};
+use super::{AddressFamily, ClusterLayout, wait};
 use crate::step;
 
 const NAMESPACE: &str = "netpold-rollout";
@@ -30,13 +30,13 @@ const LEAST: u64 = 20;
 ///
 /// # Errors
 /// A denied request was answered, or an allowed one failed.
-pub(super) fn run(state: &State, kubectl: &Kubectl) -> Result<()> {
+pub(super) fn run(state: &ClusterFolder, kubectl: &Kubectl) -> Result<()> {
     step::title(&format!("rollout: {REPLICAS} pods behind a Service, under default deny"));
-    let family = Layout::of(state)?.family;
+    let family = ClusterLayout::of(state)?.family;
     kubectl.check_in(NAMESPACE, "rollout", |kubectl| roll_out(kubectl, family))
 }
 
-fn roll_out(kubectl: &Kubectl, family: Family) -> Result<()> {
+fn roll_out(kubectl: &Kubectl, family: AddressFamily) -> Result<()> {
     let labels = json!({ "netpold.io/readiness-gate": "enabled" });
     apply(kubectl, &object("v1", "Namespace", NAMESPACE, json!({}), &labels))?;
     wait_gates(kubectl, NAMESPACE)?;
@@ -113,10 +113,10 @@ fn client(service: &str) -> String {
 }
 
 /// Returns the script of a stranger: repeated requests to a Service and to all possible pod addresses.
-fn stranger(family: Family, service: &str) -> String {
+fn stranger(family: AddressFamily, service: &str) -> String {
     let mut round = String::new();
     for node in 0..NODES.len() {
-        let addresses = Addresses::of(node).pods(family, ADDRESSES);
+        let addresses = NodeNetworks::of(node).pods(family, ADDRESSES);
         let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         let asks = request("$i", 8080, 1);
         let _ = write!(

@@ -22,9 +22,9 @@ use serde_json::{Value, json};
 
 use super::images::BUSYBOX;
 use super::kubectl::Kubectl;
-use super::network::Addresses;
-use super::state::{NODES, State};
-use super::{Layout, wait};
+use super::network::NodeNetworks;
+use super::state::{NODES, ClusterFolder};
+use super::{ClusterLayout, wait};
 use crate::step;
 
 const NAMESPACE: &str = "netpold-starts";
@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Measured traffic of isolated pods.
 #[derive(Default)]
-pub(super) struct Outcome {
+pub(super) struct StartTraffic {
     /// Number of started pods.
     pub(super) pods: usize,
     /// Number of packets by sender, for isolated pods.
@@ -50,7 +50,7 @@ pub(super) struct Outcome {
     pub(super) reached: BTreeSet<IpAddr>,
 }
 
-impl Outcome {
+impl StartTraffic {
     /// Returns a summary in one line.
     pub(super) fn line(&self) -> String {
         format!(
@@ -84,10 +84,10 @@ impl Outcome {
 /// # Errors
 /// `action` fails, a pod does not start, or the traffic of a pod `open` is not detected.
 pub(super) fn during(
-    state: &State,
+    state: &ClusterFolder,
     kubectl: &Kubectl,
     action: impl FnOnce() -> Result<()> + Send,
-) -> Result<Outcome> {
+) -> Result<StartTraffic> {
     begin(state, kubectl, &[0, 1], false, action)
 }
 
@@ -96,24 +96,24 @@ pub(super) fn during(
 /// # Errors
 /// As [`during`].
 pub(super) fn while_second_reboots(
-    state: &State,
+    state: &ClusterFolder,
     kubectl: &Kubectl,
     action: impl FnOnce() -> Result<()> + Send,
-) -> Result<Outcome> {
+) -> Result<StartTraffic> {
     begin(state, kubectl, &[1], true, action)
 }
 
 fn begin(
-    state: &State,
+    state: &ClusterFolder,
     kubectl: &Kubectl,
     nodes: &[usize],
     stay: bool,
     action: impl FnOnce() -> Result<()> + Send,
-) -> Result<Outcome> {
-    let layout = Layout::of(state)?;
-    let mut outcome = Outcome::default();
+) -> Result<StartTraffic> {
+    let layout = ClusterLayout::of(state)?;
+    let mut outcome = StartTraffic::default();
     kubectl.check_in(NAMESPACE, "starting pods", |kubectl| {
-        let starts = Starts {
+        let starts = StartMeasurement {
             state,
             kubectl,
             layout: &layout,
@@ -128,10 +128,10 @@ fn begin(
     Ok(outcome)
 }
 
-struct Starts<'a> {
-    state: &'a State,
+struct StartMeasurement<'a> {
+    state: &'a ClusterFolder,
     kubectl: &'a Kubectl,
-    layout: &'a Layout,
+    layout: &'a ClusterLayout,
     /// Indexes in [`NODES`].
     nodes: &'a [usize],
     /// Whether pods stay until the end.
@@ -142,10 +142,10 @@ struct Starts<'a> {
 }
 
 /// Packets by sender, and reached pods, as seen by the opposite node.
-type Seen = (BTreeMap<IpAddr, u64>, BTreeSet<IpAddr>);
+type CountedPackets = (BTreeMap<IpAddr, u64>, BTreeSet<IpAddr>);
 
-impl Starts<'_> {
-    fn run(&self, action: impl FnOnce() -> Result<()> + Send) -> Result<Outcome> {
+impl StartMeasurement<'_> {
+    fn run(&self, action: impl FnOnce() -> Result<()> + Send) -> Result<StartTraffic> {
         self.kubectl.apply(&setting().to_string())?;
         let open: Vec<String> = self.nodes.iter().map(|node| format!("open-{node}")).collect();
         self.apply(self.nodes.iter().map(|node| self.pod(*node, "open", &format!("open-{node}"))))?;
@@ -168,7 +168,7 @@ impl Starts<'_> {
             joined(happening)?;
             // Pods that restarted during a boot have other addresses.
             isolated.extend(self.addresses("in, out")?);
-            let mut outcome = Outcome { pods, ..Outcome::default() };
+            let mut outcome = StartTraffic { pods, ..StartTraffic::default() };
             for watcher in watchers {
                 let (sent, reached) = joined(watcher)?;
                 outcome.sent.extend(sent);
@@ -259,7 +259,7 @@ impl Starts<'_> {
 
     /// Returns the first address of the other node.
     fn opposite(&self, node: usize) -> IpAddr {
-        Addresses::of(1 - node).first(self.layout.family)
+        NodeNetworks::of(1 - node).first(self.layout.family)
     }
 
     /// Returns the first addresses of the pods of some kinds.
@@ -273,17 +273,17 @@ impl Starts<'_> {
 
     /// Runs on the other node: counts the packets from a node's pods, and sends datagrams to every possible pod
     /// address.
-    fn watch(&self, node: usize) -> Result<Seen> {
+    fn watch(&self, node: usize) -> Result<CountedPackets> {
         enter(self.state.init(NODES[1 - node])?)?;
         let sink = icmp(self.layout)?;
         let mut probes = BTreeMap::new();
-        for address in Addresses::of(node).pods(self.layout.family, ADDRESSES) {
+        for address in NodeNetworks::of(node).pods(self.layout.family, ADDRESSES) {
             let probe = UdpSocket::bind((self.opposite(node), 0))?;
             probe.connect(SocketAddr::new(address, CLOSED))?;
             probe.set_nonblocking(true)?;
             probes.insert(address, probe);
         }
-        let (mut sent, mut reached) = Seen::default();
+        let (mut sent, mut reached) = CountedPackets::default();
         let mut buffer = [0; 64];
         while !self.end.load(Ordering::Relaxed) {
             let round = Instant::now();
@@ -312,7 +312,7 @@ impl Starts<'_> {
 }
 
 /// Opens a raw socket that receives all ICMP packets of the first family.
-fn icmp(layout: &Layout) -> Result<UdpSocket> {
+fn icmp(layout: &ClusterLayout) -> Result<UdpSocket> {
     let (family, protocol) = layout.family.first(
         (AddressFamily::Inet, SockProtocol::Icmp),
         (AddressFamily::Inet6, SockProtocol::IcmpV6),

@@ -21,11 +21,11 @@ const GRACE: Duration = Duration::from_secs(30);
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Folder of the cluster: `target/cluster`.
-pub(super) struct State {
+pub(super) struct ClusterFolder {
     folder: PathBuf,
 }
 
-impl State {
+impl ClusterFolder {
     /// Returns the state of this source tree.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl State {
     /// # Errors
     /// The node is not running.
     pub(super) fn init(&self, node: &str) -> Result<Pid> {
-        let process = init::Process::read(&self.node(node))?;
+        let process = init::NodeProcess::read(&self.node(node))?;
         ensure!(process.lives(), "node {node} is not up");
         Ok(process.pid())
     }
@@ -116,7 +116,7 @@ impl State {
     /// A process does not end, or a file cannot be removed.
     pub(super) fn halt(&self, node: &str) -> Result<()> {
         let folder = self.node(node);
-        end(init::Process::read(&folder)?)?;
+        end(init::NodeProcess::read(&folder)?)?;
         for name in [init::GO, init::MOUNTED] {
             fs::remove_file(folder.join(name)).with_context(|| format!("{node}: {name}"))?;
         }
@@ -131,7 +131,7 @@ impl State {
         let mut any = false;
         for node in NODES {
             let folder = self.node(node);
-            if let Ok(process) = init::Process::read(&folder)
+            if let Ok(process) = init::NodeProcess::read(&folder)
                 && process.lives()
             {
                 any = true;
@@ -176,7 +176,7 @@ impl State {
 }
 
 /// Kills the init of a PID namespace, and with it every process, mount and interface of the node.
-fn end(process: init::Process) -> Result<()> {
+fn end(process: init::NodeProcess) -> Result<()> {
     kill(process.pid(), Signal::SIGKILL)
         .with_context(|| format!("cannot end {}", process.pid()))?;
     let deadline = Instant::now() + GRACE;

@@ -6,23 +6,23 @@ use anyhow::Result;
 use netpold_testbed::{Cni, Manifests, Node, Pod, PodSpec, Protocol, link_nodes, namespace};
 
 /// A service on every pod, for probes to every pod. The letter heads its column.
-pub(crate) struct Service {
+pub(crate) struct DemoService {
     pub(crate) letter: char,
     pub(crate) protocol: Protocol,
     pub(crate) port: u16,
     pub(crate) what: &'static str,
 }
 
-pub(crate) const SERVICES: [Service; 5] = [
-    Service { letter: 'H', protocol: Protocol::Tcp, port: HTTP, what: "named http" },
-    Service { letter: 'M', protocol: Protocol::Tcp, port: 9105, what: "metrics" },
-    Service { letter: 'U', protocol: Protocol::Udp, port: 5300, what: "lookup" },
-    Service { letter: 'S', protocol: Protocol::Sctp, port: 3868, what: "signals" },
-    Service { letter: 'P', protocol: Protocol::Icmp, port: 0, what: "ping" },
+pub(crate) const SERVICES: [DemoService; 5] = [
+    DemoService { letter: 'H', protocol: Protocol::Tcp, port: HTTP, what: "named http" },
+    DemoService { letter: 'M', protocol: Protocol::Tcp, port: 9105, what: "metrics" },
+    DemoService { letter: 'U', protocol: Protocol::Udp, port: 5300, what: "lookup" },
+    DemoService { letter: 'S', protocol: Protocol::Sctp, port: 3868, what: "signals" },
+    DemoService { letter: 'P', protocol: Protocol::Icmp, port: 0, what: "ping" },
 ];
 pub(crate) const HTTP: u16 = 8080;
 
-impl Display for Service {
+impl Display for DemoService {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         match self.port {
             0 => self.protocol.fmt(f),
@@ -42,7 +42,7 @@ const PODS: [(&str, &str, usize); 6] = [
 ];
 
 /// Fields are in the order of teardown.
-pub(crate) struct Cluster {
+pub(crate) struct DemoCluster {
     pub(crate) pods: Vec<Pod>,
     /// Senders without manifests.
     pub(crate) outside: Vec<Pod>,
@@ -50,7 +50,7 @@ pub(crate) struct Cluster {
     _world: Node,
 }
 
-impl Cluster {
+impl DemoCluster {
     /// Makes namespaces, links, addresses and servers.
     pub(crate) fn build() -> Result<Self> {
         let nodes = vec![

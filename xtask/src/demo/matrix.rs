@@ -8,8 +8,8 @@ use anyhow::Result;
 use netpold_testbed::{Manifests, Pod, Probe, ProbeResult, probe_all};
 use owo_colors::OwoColorize;
 
-use super::cluster::{Cluster, SERVICES, Service};
-use super::netpold::{Question, judge};
+use super::cluster::{DemoCluster, SERVICES, DemoService};
+use super::netpold::{OracleQuestion, judge};
 use crate::step;
 
 /// Long enough for a busy machine, short enough to wait for all dropped probes.
@@ -22,16 +22,16 @@ const COLUMN: usize = 13;
 const SPELLED_OUT: usize = 10;
 
 /// One probe and its right answer.
-struct Cell<'a> {
+struct ProbeCell<'a> {
     from: &'a Pod,
     to: &'a Pod,
-    service: &'static Service,
+    service: &'static DemoService,
     address: IpAddr,
     expected: bool,
     result: ProbeResult,
 }
 
-impl Cell<'_> {
+impl ProbeCell<'_> {
     /// Whether the result is right: an answer from the right pod where allowed, no answer where not.
     fn right(&self) -> bool {
         match &self.result {
@@ -45,11 +45,11 @@ impl Cell<'_> {
 }
 
 /// Probes all pairs, prints the matrix and returns the number of wrong answers.
-pub(crate) fn show(binary: &Path, manifests: &Manifests, cluster: &Cluster) -> Result<usize> {
+pub(crate) fn show(binary: &Path, manifests: &Manifests, cluster: &DemoCluster) -> Result<usize> {
     let start = Instant::now();
     let cells = measure(binary, manifests, cluster)?;
     print(cluster, &cells);
-    let wrong: Vec<&Cell<'_>> = cells.iter().filter(|cell| !cell.right()).collect();
+    let wrong: Vec<&ProbeCell<'_>> = cells.iter().filter(|cell| !cell.right()).collect();
     let open = cells.iter().filter(|cell| cell.result.connected()).count();
     let outcome = match wrong.len() {
         0 => "all as the oracle says".green().to_string(),
@@ -63,7 +63,7 @@ pub(crate) fn show(binary: &Path, manifests: &Manifests, cluster: &Cluster) -> R
     ));
     for cell in wrong.iter().take(SPELLED_OUT) {
         let expected = if cell.expected { "allows" } else { "denies" };
-        let Cell { from, to, service: s, address, result, .. } = cell;
+        let ProbeCell { from, to, service: s, address, result, .. } = cell;
         let (from, to) = (from.name(), to.name());
         step::note(&format!(
             "{from} to {to} ({address}) {s}: {result}, but the oracle {expected} it"
@@ -75,22 +75,22 @@ pub(crate) fn show(binary: &Path, manifests: &Manifests, cluster: &Cluster) -> R
 fn measure<'a>(
     binary: &Path,
     manifests: &Manifests,
-    cluster: &'a Cluster,
-) -> Result<Vec<Cell<'a>>> {
+    cluster: &'a DemoCluster,
+) -> Result<Vec<ProbeCell<'a>>> {
     let mut cells = Vec::new();
     let mut questions = Vec::new();
     for from in cluster.pods.iter().chain(&cluster.outside) {
         for to in &cluster.pods {
             for service in &SERVICES {
                 for (address, source) in to.addresses().iter().zip(from.addresses()) {
-                    questions.push(Question {
+                    questions.push(OracleQuestion {
                         from: source.to_string(),
                         to: address.to_string(),
                         port: service.port,
                         protocol: service.protocol.to_string(),
                     });
                     let (address, result) = (*address, ProbeResult::Timeout);
-                    cells.push(Cell { from, to, service, address, expected: false, result });
+                    cells.push(ProbeCell { from, to, service, address, expected: false, result });
                 }
             }
         }
@@ -112,7 +112,7 @@ fn measure<'a>(
     Ok(cells)
 }
 
-fn print(cluster: &Cluster, cells: &[Cell<'_>]) {
+fn print(cluster: &DemoCluster, cells: &[ProbeCell<'_>]) {
     let fancy = super::fancy();
     print_legend(fancy);
     let column = |text: &str| format!("{text:COLUMN$}");
@@ -127,7 +127,7 @@ fn print(cluster: &Cluster, cells: &[Cell<'_>]) {
         let mut line = format!("{:LABEL$}", from.name());
         for to in &cluster.pods {
             for service in &SERVICES {
-                let here = |c: &&Cell<'_>| {
+                let here = |c: &&ProbeCell<'_>| {
                     std::ptr::eq(c.from, from)
                         && std::ptr::eq(c.to, to)
                         && std::ptr::eq(c.service, service)
@@ -151,8 +151,8 @@ fn print_legend(fancy: bool) {
 }
 
 /// Two columns for the results of both families.
-fn symbol(cells: &[&Cell<'_>], fancy: bool) -> String {
-    let open: Vec<&&Cell<'_>> = cells.iter().filter(|c| c.result.connected()).collect();
+fn symbol(cells: &[&ProbeCell<'_>], fancy: bool) -> String {
+    let open: Vec<&&ProbeCell<'_>> = cells.iter().filter(|c| c.result.connected()).collect();
     let text = match (open.len(), open.first()) {
         (0, _) => {
             if fancy {

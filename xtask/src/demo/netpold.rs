@@ -38,7 +38,7 @@ const BUILD: [&str; 15] = [
 
 /// Builds the agent, eBPF object included. While the toolchain is set up, the crates that need none are compiled.
 pub(crate) fn build() -> Result<PathBuf> {
-    let early = setup::is_due().then(|| step::Beside::start(cargo(&BUILD).arg("--quiet")));
+    let early = setup::is_due().then(|| step::BackgroundCommand::start(cargo(&BUILD).arg("--quiet")));
     let toolchain = setup::run()?;
     drop(early);
     step::show(toolchain.apply(&mut cargo(&BUILD)))?;
@@ -78,7 +78,7 @@ pub(crate) fn settle(agents: &mut [Agent]) -> Result<()> {
 }
 
 /// A question to the oracle.
-pub(crate) struct Question {
+pub(crate) struct OracleQuestion {
     pub(crate) from: String,
     pub(crate) to: String,
     pub(crate) port: u16,
@@ -89,7 +89,7 @@ pub(crate) struct Question {
 pub(crate) fn judge(
     binary: &Path,
     manifests: &Manifests,
-    questions: &[Question],
+    questions: &[OracleQuestion],
 ) -> Result<Vec<bool>> {
     let mut child = without_twins(&mut Command::new(binary))
         .args(["explain", "--probes", "-", "--manifests"])
@@ -118,7 +118,7 @@ pub(crate) fn judge(
     Ok(verdicts)
 }
 
-impl Question {
+impl OracleQuestion {
     fn json(&self) -> Value {
         let mut line = json!({ "from": self.from, "to": self.to, "protocol": self.protocol });
         if self.port != 0 {
@@ -138,7 +138,7 @@ fn verdict(line: &str) -> Result<bool> {
 }
 
 /// Output of `netpold explain` in text form for one question.
-pub(crate) fn explain(binary: &Path, manifests: &Manifests, question: &Question) -> Result<String> {
+pub(crate) fn explain(binary: &Path, manifests: &Manifests, question: &OracleQuestion) -> Result<String> {
     let mut command = Command::new(binary);
     without_twins(&mut command).args(["explain", "--manifests"]).arg(manifests.directory());
     command.args(["--from", &question.from, "--to", &question.to]);
@@ -157,7 +157,7 @@ pub(crate) fn explain(binary: &Path, manifests: &Manifests, question: &Question)
 
 /// A dropped packet in the JSON of `netpold status`.
 #[derive(Deserialize)]
-pub(crate) struct Drop {
+pub(crate) struct DropRecord {
     pub(crate) pod: String,
     pub(crate) direction: String,
     pub(crate) packet: String,
@@ -166,7 +166,7 @@ pub(crate) struct Drop {
 }
 
 /// The recent drops of an agent, newest first.
-pub(crate) fn recent_drops(agent: &Agent) -> Result<Vec<Drop>> {
+pub(crate) fn recent_drops(agent: &Agent) -> Result<Vec<DropRecord>> {
     let mut status = agent.status()?;
     let drops = status["recent_drops"].take();
     serde_json::from_value(drops)

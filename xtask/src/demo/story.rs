@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use netpold_testbed::{Agent, Flow, Manifests, Pod, Protocol};
 use owo_colors::OwoColorize;
 
-use super::cluster::{Cluster, HTTP};
-use super::netpold::{self, Drop, Question};
+use super::cluster::{DemoCluster, HTTP};
+use super::netpold::{self, DropRecord, OracleQuestion};
 use super::{POLICIES, go_on};
 use crate::step;
 
@@ -19,13 +19,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Setting of the events.
-pub(crate) struct Stage<'a> {
+pub(crate) struct DemoStage<'a> {
     pub(crate) binary: &'a Path,
     pub(crate) manifests: &'a Manifests,
-    pub(crate) cluster: &'a Cluster,
+    pub(crate) cluster: &'a DemoCluster,
 }
 
-impl Stage<'_> {
+impl DemoStage<'_> {
     /// Removes the rule under which a connection was opened, and asserts that another connection to the same pod
     /// continues.
     pub(crate) fn cut_a_connection(&self, agents: &mut [Agent]) -> Result<()> {
@@ -75,7 +75,7 @@ impl Stage<'_> {
         anstream::println!("{}", indented(&what).trim_end());
         anstream::println!("{}", indented(&seen.explanation.join("\n")));
 
-        let question = Question {
+        let question = OracleQuestion {
             from: source.to_string(),
             to: to.name().into(),
             port: HTTP,
@@ -110,7 +110,7 @@ fn wait_until_silent(flow: &mut Flow, start: Instant) -> Result<Duration> {
 }
 
 /// Waits until the agent reports a drop, a moment after it.
-fn wait_for_drop(agent: &Agent, source: &str) -> Result<Drop> {
+fn wait_for_drop(agent: &Agent, source: &str) -> Result<DropRecord> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let drops = netpold::recent_drops(agent)?;

@@ -96,7 +96,7 @@ fn runs(root: &Path, arch: Arch) -> Result<()> {
 }
 
 /// Checks that the same binary gives the same image, at any time and in any order.
-pub(super) fn reproducible(contents: &layout::Contents) -> Result<()> {
+pub(super) fn reproducible(contents: &layout::ImageContents) -> Result<()> {
     let directory = tempfile::tempdir().context("no temporary directory")?;
     let index = |name: &str| -> Result<Vec<u8>> {
         let path = directory.path().join(name);
@@ -112,9 +112,9 @@ pub(super) fn reproducible(contents: &layout::Contents) -> Result<()> {
 }
 
 /// Checks that an image for several processors contains each of them under the one tag.
-pub(super) fn several(contents: &layout::Contents) -> Result<()> {
+pub(super) fn several(contents: &layout::ImageContents) -> Result<()> {
     let directory = tempfile::tempdir().context("no temporary directory")?;
-    let images = [Arch::Amd64, Arch::Arm64].map(|arch| layout::Contents {
+    let images = [Arch::Amd64, Arch::Arm64].map(|arch| layout::ImageContents {
         binary: [&contents.binary[..], arch.name().as_bytes()].concat(),
         arch,
         revision: contents.revision.clone(),

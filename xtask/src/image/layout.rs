@@ -24,7 +24,7 @@ const CREATED: &str = "1970-01-01T00:00:00Z";
 
 /// Contents of an image for one processor.
 #[derive(Clone)]
-pub(super) struct Contents {
+pub(super) struct ImageContents {
     pub(super) binary: Vec<u8>,
     pub(super) arch: Arch,
     /// The commit of the sources.
@@ -33,13 +33,13 @@ pub(super) struct Contents {
 
 /// Writes the layout, which replaces an earlier one: one image, or for several processors an index of images, under the
 /// same tag. Returns the size of each in bytes.
-pub(super) fn write(directory: &Path, tag: &str, images: &[Contents]) -> Result<Vec<u64>> {
+pub(super) fn write(directory: &Path, tag: &str, images: &[ImageContents]) -> Result<Vec<u64>> {
     let writing = || format!("cannot write {}", directory.display());
     if directory.join("oci-layout").exists() {
         fs::remove_dir_all(directory).with_context(writing)?;
     }
     fs::create_dir_all(directory.join("blobs/sha256")).with_context(writing)?;
-    let layout = Layout { directory };
+    let layout = ImageLayout { directory };
     let written: Result<Vec<_>> = images.iter().map(|contents| layout.image(contents)).collect();
     let (mut manifests, sizes): (Vec<Descriptor>, Vec<u64>) = written?.into_iter().unzip();
     let mut top = match manifests.len() {
@@ -62,13 +62,13 @@ fn index(manifests: Vec<Descriptor>) -> Result<ImageIndex> {
     Ok(index.build()?)
 }
 
-struct Layout<'a> {
+struct ImageLayout<'a> {
     directory: &'a Path,
 }
 
-impl Layout<'_> {
+impl ImageLayout<'_> {
     /// Writes the blobs of one image; returns its manifest, and the size of all blobs in bytes.
-    fn image(&self, contents: &Contents) -> Result<(Descriptor, u64)> {
+    fn image(&self, contents: &ImageContents) -> Result<(Descriptor, u64)> {
         let archive = archive(&contents.binary)?;
         let layer = self.blob(MediaType::ImageLayerGzip, &compress(&archive)?)?;
         let config = self.config(contents, &sha256(&archive))?;
@@ -102,7 +102,7 @@ impl Layout<'_> {
 
     /// Configuration for running the image. User 0, since bpffs belongs to the node's root; the DaemonSet limits the
     /// capabilities.
-    fn config(&self, contents: &Contents, layer: &str) -> Result<Descriptor> {
+    fn config(&self, contents: &ImageContents, layer: &str) -> Result<Descriptor> {
         let labels = [
             ("title", "netpold"),
             ("description", "Kubernetes NetworkPolicy enforced in eBPF at every pod's veth"),

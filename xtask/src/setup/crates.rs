@@ -9,7 +9,7 @@ use super::toolchain::{cache, on_path};
 use crate::step;
 
 /// A program and its crate.
-pub(crate) struct Program {
+pub(crate) struct CrateProgram {
     /// Name of the executable.
     pub(crate) name: &'static str,
     package: &'static str,
@@ -17,13 +17,13 @@ pub(crate) struct Program {
 }
 
 /// Check for unused dependencies.
-pub(crate) const SHEAR: Program =
-    Program { name: "cargo-shear", package: "cargo-shear", version: "1.5.1" };
+pub(crate) const SHEAR: CrateProgram =
+    CrateProgram { name: "cargo-shear", package: "cargo-shear", version: "1.5.1" };
 /// Check of spelling.
-pub(crate) const TYPOS: Program =
-    Program { name: "typos", package: "typos-cli", version: "1.52.0" };
+pub(crate) const TYPOS: CrateProgram =
+    CrateProgram { name: "typos", package: "typos-cli", version: "1.52.0" };
 
-impl Program {
+impl CrateProgram {
     /// Path of the program: on the `PATH`, or in the folder of [`Program::install`].
     pub(crate) fn find(&self) -> Option<PathBuf> {
         let cached = self.folder().map(|folder| folder.join("bin").join(self.name));

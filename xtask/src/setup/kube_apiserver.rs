@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use netpold_testbed::apiserver::{CACHED, VERSION};
 
-use super::release::Release;
+use super::release::ReleaseFolder;
 use super::toolchain;
 use crate::step;
 
@@ -44,14 +44,14 @@ pub(super) fn install() -> Result<()> {
     let folder = folder.join(CACHED);
     possible()?;
     step::title(&format!("kube-apiserver {VERSION} from Debian's source package (5 minutes)"));
-    let work = Work(Release::new(SUITE)?);
+    let work = BuildFolder(ReleaseFolder::new(SUITE)?);
     work.fetch()?;
     work.build().context("kube-apiserver could not be built")?;
     work.keep(&folder)
 }
 
 fn possible() -> Result<()> {
-    if !Release::possible() {
+    if !ReleaseFolder::possible() {
         bail!(
             "kube-apiserver is built here from Debian's packages only: put a kube-apiserver and an \
              etcd into a folder and name it in KUBEBUILDER_ASSETS (setup-envtest fetches them)"
@@ -66,9 +66,9 @@ fn possible() -> Result<()> {
 }
 
 /// Folder of the build.
-struct Work(Release);
+struct BuildFolder(ReleaseFolder);
 
-impl Work {
+impl BuildFolder {
     fn path(&self, name: &str) -> PathBuf {
         self.0.path(name)
     }

@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use netpold_testbed::apiserver::{KUBECTL_CACHED, Kubectl};
 
-use super::release::Release;
+use super::release::ReleaseFolder;
 use super::toolchain;
 
 /// Release with a kubectl that also runs on the release before.
@@ -21,12 +21,12 @@ pub(super) fn install() -> Result<()> {
         return Ok(());
     }
     ensure!(
-        Release::possible(),
+        ReleaseFolder::possible(),
         "rendering deploy/ needs a kubectl of 1.21 or later on the PATH; on Debian it is fetched"
     );
     let folder = toolchain::cache().context("neither XDG_CACHE_HOME nor HOME is set")?;
     let folder = folder.join(KUBECTL_CACHED);
-    let release = Release::new(SUITE)?;
+    let release = ReleaseFolder::new(SUITE)?;
     release.unpack(&["kubectl"]).with_context(|| format!("no kubectl from Debian {SUITE}"))?;
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let new = folder.join(".kubectl.new");

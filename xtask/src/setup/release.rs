@@ -12,9 +12,9 @@ use crate::step;
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A folder for apt's lists, packages and sources; removed when dropped.
-pub(super) struct Release(tempfile::TempDir);
+pub(super) struct ReleaseFolder(tempfile::TempDir);
 
-impl Release {
+impl ReleaseFolder {
     /// Whether this machine has apt and Debian's archive keys.
     pub(super) fn possible() -> bool {
         packages::have_apt() && Path::new(KEYRING).exists()

@@ -23,7 +23,7 @@ pub(crate) struct Toolchain {
 }
 
 /// Missing tools.
-pub(super) struct Needs {
+pub(super) struct MissingTools {
     pub(super) ip: bool,
     pub(super) compiler: bool,
     pub(super) linker: bool,
@@ -56,7 +56,7 @@ impl Toolchain {
     }
 }
 
-impl Needs {
+impl MissingTools {
     /// Determines the missing tools.
     pub(super) fn look() -> Self {
         let linker = linker();

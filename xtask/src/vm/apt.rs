@@ -71,13 +71,13 @@ fn option(name: &str, path: &Path) -> OsString {
 }
 
 /// One suite of the machine's own Debian mirror for one processor, with separate lists.
-pub(super) struct Suite {
+pub(super) struct DebianSuite {
     folder: PathBuf,
     name: String,
     arch: Arch,
 }
 
-impl Suite {
+impl DebianSuite {
     /// Fetches the suite's list of packages.
     ///
     /// # Errors

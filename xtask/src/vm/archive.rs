@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-enum Entry {
+enum ArchiveEntry {
     Folder,
     Link(PathBuf),
     Content(u32, Vec<u8>),
@@ -17,28 +17,28 @@ enum Entry {
 
 /// Contents of the archive, by absolute path.
 #[derive(Default)]
-pub(super) struct Archive {
-    entries: BTreeMap<PathBuf, Entry>,
+pub(super) struct CpioArchive {
+    entries: BTreeMap<PathBuf, ArchiveEntry>,
 }
 
 const FILE: u32 = 0o100_000;
 const FOLDER: u32 = 0o040_755;
 const LINK: u32 = 0o120_777;
 
-impl Archive {
+impl CpioArchive {
     /// Adds a file with this content.
     pub(super) fn file(&mut self, path: &str, mode: u32, content: impl Into<Vec<u8>>) {
-        self.add(Path::new(path), Entry::Content(FILE | mode, content.into()));
+        self.add(Path::new(path), ArchiveEntry::Content(FILE | mode, content.into()));
     }
 
     /// Adds an empty folder.
     pub(super) fn folder(&mut self, path: &str) {
-        self.add(Path::new(path), Entry::Folder);
+        self.add(Path::new(path), ArchiveEntry::Folder);
     }
 
     /// Adds a symbolic link.
     pub(super) fn link(&mut self, path: &str, target: &str) {
-        self.add(Path::new(path), Entry::Link(target.into()));
+        self.add(Path::new(path), ArchiveEntry::Link(target.into()));
     }
 
     /// Adds a file of this machine.
@@ -48,7 +48,7 @@ impl Archive {
     pub(super) fn copy(&mut self, from: &Path, to: &Path) -> Result<()> {
         let read = || -> std::io::Result<_> {
             let mode = fs::metadata(from)?.permissions().mode() & 0o777;
-            Ok(Entry::Content(FILE | mode, fs::read(from)?))
+            Ok(ArchiveEntry::Content(FILE | mode, fs::read(from)?))
         };
         let entry = read().with_context(|| format!("cannot read {}", from.display()))?;
         self.add(to, entry);
@@ -56,11 +56,11 @@ impl Archive {
     }
 
     /// Adds an entry and its parent folders.
-    fn add(&mut self, path: &Path, entry: Entry) {
+    fn add(&mut self, path: &Path, entry: ArchiveEntry) {
         let path: PathBuf = path.components().filter(|c| *c != Component::RootDir).collect();
         let parents = path.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty());
         for parent in parents {
-            self.entries.entry(parent.to_owned()).or_insert(Entry::Folder);
+            self.entries.entry(parent.to_owned()).or_insert(ArchiveEntry::Folder);
         }
         self.entries.insert(path, entry);
     }
@@ -75,11 +75,11 @@ impl Archive {
         for (inode, (path, entry)) in self.entries.iter().enumerate() {
             let name = path.to_string_lossy();
             match entry {
-                Entry::Folder => member(&mut out, inode, FOLDER, &name, &[])?,
-                Entry::Link(target) => {
+                ArchiveEntry::Folder => member(&mut out, inode, FOLDER, &name, &[])?,
+                ArchiveEntry::Link(target) => {
                     member(&mut out, inode, LINK, &name, target.to_string_lossy().as_bytes())?;
                 }
-                Entry::Content(mode, content) => member(&mut out, inode, *mode, &name, content)?,
+                ArchiveEntry::Content(mode, content) => member(&mut out, inode, *mode, &name, content)?,
             }
         }
         member(&mut out, 0, 0, "TRAILER!!!", &[])?;
@@ -109,7 +109,7 @@ fn pad(out: &mut impl Write, length: usize, least: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::Archive;
+    use super::CpioArchive;
     use std::process::{Command, Stdio};
 
     /// Compares with the listing of cpio, if installed.
@@ -117,7 +117,7 @@ mod tests {
     fn an_archive_is_what_cpio_reads() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("initramfs");
-        let mut archive = Archive::default();
+        let mut archive = CpioArchive::default();
         archive.file("/a/b/odd", 0o755, "three");
         archive.file("/c", 0o644, "");
         archive.link("/d", "a/b");

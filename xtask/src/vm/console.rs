@@ -9,18 +9,18 @@ use anyhow::{Context, Result};
 
 use super::BOOT;
 use super::guest::Guest;
-use super::kernel::Kernel;
+use super::kernel::UnpackedKernel;
 use super::qemu::Qemu;
 
 /// Result of a step.
-pub(super) struct Done {
+pub(super) struct StepResult {
     pub(super) name: String,
     pub(super) status: i32,
     pub(super) seconds: u64,
     pub(super) output: Vec<String>,
 }
 
-impl Done {
+impl StepResult {
     pub(super) const fn passed(&self) -> bool {
         self.status == 0
     }
@@ -34,16 +34,16 @@ impl Done {
 }
 
 /// Result of the guest as a whole.
-pub(super) enum Ended {
+pub(super) enum GuestEnd {
     Well,
     Badly(String),
 }
 
 /// Events of a guest.
-pub(super) struct Report {
-    pub(super) steps: Vec<Done>,
+pub(super) struct GuestReport {
+    pub(super) steps: Vec<StepResult>,
     pub(super) notes: Vec<String>,
-    pub(super) ended: Ended,
+    pub(super) ended: GuestEnd,
     /// Time until the first step.
     pub(super) booted: Duration,
     pub(super) took: Duration,
@@ -52,9 +52,9 @@ pub(super) struct Report {
 }
 
 /// A guest that ends with this value, also on errors.
-struct Machine(Child);
+struct GuestProcess(Child);
 
-impl Drop for Machine {
+impl Drop for GuestProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -65,10 +65,10 @@ impl Drop for Machine {
 ///
 /// # Errors
 /// When qemu cannot be run.
-pub(super) fn boot(qemu: &Qemu, kernel: &Kernel, guest: &Guest, verbose: bool) -> Result<Report> {
+pub(super) fn boot(qemu: &Qemu, kernel: &UnpackedKernel, guest: &Guest, verbose: bool) -> Result<GuestReport> {
     let mut child = qemu.command(kernel, guest).spawn().context("cannot run qemu")?;
     let stdout = child.stdout.take().context("qemu has no output")?;
-    let _machine = Machine(child);
+    let _machine = GuestProcess(child);
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
@@ -78,26 +78,26 @@ pub(super) fn boot(qemu: &Qemu, kernel: &Kernel, guest: &Guest, verbose: bool) -
             }
         }
     });
-    Ok(Reader::new(guest, verbose).read(&lines))
+    Ok(ConsoleReader::new(guest, verbose).read(&lines))
 }
 
-struct Reader<'a> {
+struct ConsoleReader<'a> {
     guest: &'a Guest,
     verbose: bool,
     start: Instant,
     deadline: Instant,
     done: bool,
-    running: Option<Done>,
-    report: Report,
+    running: Option<StepResult>,
+    report: GuestReport,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ConsoleReader<'a> {
     fn new(guest: &'a Guest, verbose: bool) -> Self {
         let start = Instant::now();
-        let report = Report {
+        let report = GuestReport {
             steps: Vec::new(),
             notes: Vec::new(),
-            ended: Ended::Well,
+            ended: GuestEnd::Well,
             booted: Duration::ZERO,
             took: Duration::ZERO,
             tail: Vec::new(),
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
         Self { guest, verbose, start, deadline, done: false, running: None, report }
     }
 
-    fn read(mut self, lines: &Receiver<String>) -> Report {
+    fn read(mut self, lines: &Receiver<String>) -> GuestReport {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             match lines.recv_timeout(left) {
@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
 
     fn bad(&mut self, reason: &str) {
         let during = self.running.as_ref().map(|step| format!(" (in {})", step.name));
-        self.report.ended = Ended::Badly(format!("{reason}{}", during.unwrap_or_default()));
+        self.report.ended = GuestEnd::Badly(format!("{reason}{}", during.unwrap_or_default()));
     }
 
     fn line(&mut self, line: &str) {
@@ -159,7 +159,7 @@ impl<'a> Reader<'a> {
         let limit = limit.map_or(BOOT, |step| Duration::from_secs(step.limit + 60));
         self.deadline = Instant::now() + limit;
         let name = name.to_owned();
-        self.running = Some(Done { name, status: -1, seconds: 0, output: Vec::new() });
+        self.running = Some(StepResult { name, status: -1, seconds: 0, output: Vec::new() });
     }
 
     fn end(&mut self, status: &str, seconds: &str) {

@@ -9,8 +9,8 @@ use netpold_testbed::SLOWNESS;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use super::archive::Archive;
-use super::kernel::Kernel;
+use super::archive::CpioArchive;
+use super::kernel::UnpackedKernel;
 use super::userland::Userland;
 use super::{modules, output};
 use crate::arch::Arch;
@@ -35,7 +35,7 @@ const TRAFFIC: [&str; 9] = [
 const LOAD: &str = "load";
 
 /// One command in the guest.
-pub(super) struct Step {
+pub(super) struct GuestStep {
     pub(super) name: &'static str,
     /// Seconds until the step is killed.
     pub(super) limit: u64,
@@ -43,13 +43,13 @@ pub(super) struct Step {
 }
 
 /// The binaries under test.
-pub(super) struct Binaries {
+pub(super) struct TestBinaries {
     netpold: PathBuf,
     kernel: PathBuf,
     traffic: PathBuf,
 }
 
-impl Binaries {
+impl TestBinaries {
     /// Builds the binaries; statically for another processor than this machine's.
     ///
     /// # Errors
@@ -86,19 +86,19 @@ impl Binaries {
 /// One of cargo's messages.
 #[derive(Deserialize)]
 struct Artifact {
-    target: Target,
+    target: ArtifactTarget,
     executable: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
-struct Target {
+struct ArtifactTarget {
     name: String,
     kind: Vec<String>,
 }
 
 /// A guest's initramfs, on disk until dropped.
 pub(super) struct Guest {
-    steps: Vec<Step>,
+    steps: Vec<GuestStep>,
     folder: TempDir,
 }
 
@@ -108,13 +108,13 @@ impl Guest {
     /// # Errors
     /// When a file for the initramfs cannot be read.
     pub(super) fn new(
-        kernel: &Kernel,
+        kernel: &UnpackedKernel,
         userland: &Userland,
-        binaries: &Binaries,
+        binaries: &TestBinaries,
         only: &[String],
     ) -> Result<Self> {
         let steps = steps(kernel, binaries, only);
-        let mut archive = Archive::default();
+        let mut archive = CpioArchive::default();
         archive.file("/init", 0o755, include_str!("init.sh"));
         archive.copy(&userland.busybox, Path::new("/busybox"))?;
         let lines = steps.iter().map(|s| format!("{} {} {}\n", s.limit, s.name, s.command));
@@ -149,12 +149,12 @@ impl Guest {
         self.folder.path().join("initramfs")
     }
 
-    pub(super) fn steps(&self) -> &[Step] {
+    pub(super) fn steps(&self) -> &[GuestStep] {
         &self.steps
     }
 }
 
-fn steps(kernel: &Kernel, binaries: &Binaries, only: &[String]) -> Vec<Step> {
+fn steps(kernel: &UnpackedKernel, binaries: &TestBinaries, only: &[String]) -> Vec<GuestStep> {
     let (netpold, tests) = (binaries.netpold.display(), binaries.kernel.display());
     let traffic = binaries.traffic.display();
     if kernel.too_old {
@@ -162,10 +162,10 @@ fn steps(kernel: &Kernel, binaries: &Binaries, only: &[String]) -> Vec<Step> {
             "mkdir /tmp/m; {netpold} run --manifests /tmp/m --node-name n1 --bpffs /tmp/b 2>&1 | tee \
              /tmp/said; grep -q 'has no atomic BPF operations' /tmp/said"
         );
-        return vec![Step { name: "refuses", limit: 60, command: run }];
+        return vec![GuestStep { name: "refuses", limit: 60, command: run }];
     }
     let filters = if only.is_empty() { TRAFFIC.join(" ") } else { only.join(" ") };
-    let with_traffic = Step {
+    let with_traffic = GuestStep {
         name: "traffic",
         limit: 5400,
         command: format!("{SLOWNESS}=6 {traffic} --test-threads=2 {filters}"),
@@ -175,8 +175,8 @@ fn steps(kernel: &Kernel, binaries: &Binaries, only: &[String]) -> Vec<Step> {
     }
     let load = "programs_pass_the_verifier --nocapture";
     vec![
-        Step { name: LOAD, limit: 1200, command: format!("{tests} {load}") },
-        Step { name: "kernel", limit: 2400, command: format!("{tests} --test-threads=2") },
+        GuestStep { name: LOAD, limit: 1200, command: format!("{tests} {load}") },
+        GuestStep { name: "kernel", limit: 2400, command: format!("{tests} --test-threads=2") },
         with_traffic,
     ]
 }

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use super::apt::{COMPLETE, Suite};
+use super::apt::{COMPLETE, DebianSuite};
 use crate::arch::Arch;
 
 /// A kernel to test.
-pub(super) struct Wanted {
+pub(super) struct KernelChoice {
     /// Debian suite; its newest kernel is tested.
     pub(super) suite: &'static str,
     /// Whether the kernel is older than netpold supports; netpold must refuse to run on it.
@@ -18,15 +18,15 @@ pub(super) struct Wanted {
 
 /// 5.10, 6.1 (no TCX), 6.12 and the newest kernel for Debian's stable release. No Debian suite has a kernel from 5.12,
 /// the oldest supported version, to 6.0.
-pub(super) const WANTED: [Wanted; 4] = [
-    Wanted { suite: "bullseye", too_old: true },
-    Wanted { suite: "bookworm", too_old: false },
-    Wanted { suite: "trixie", too_old: false },
-    Wanted { suite: "trixie-backports", too_old: false },
+pub(super) const WANTED: [KernelChoice; 4] = [
+    KernelChoice { suite: "bullseye", too_old: true },
+    KernelChoice { suite: "bookworm", too_old: false },
+    KernelChoice { suite: "trixie", too_old: false },
+    KernelChoice { suite: "trixie-backports", too_old: false },
 ];
 
 /// An unpacked kernel.
-pub(super) struct Kernel {
+pub(super) struct UnpackedKernel {
     /// Output of `uname -r`.
     pub(super) release: String,
     pub(super) image: PathBuf,
@@ -35,24 +35,24 @@ pub(super) struct Kernel {
     pub(super) too_old: bool,
 }
 
-impl Kernel {
+impl UnpackedKernel {
     /// Returns the suite's kernel from the cache; downloads it if it is missing, or always with `update`.
     ///
     /// # Errors
     /// When the kernel cannot be fetched or its packages differ from the expected ones.
-    pub(super) fn fetch(wanted: &Wanted, cache: &Path, arch: Arch, update: bool) -> Result<Self> {
+    pub(super) fn fetch(wanted: &KernelChoice, cache: &Path, arch: Arch, update: bool) -> Result<Self> {
         let root = cache.join("kernels").join(wanted.suite);
         if update || !root.join(COMPLETE).exists() {
             if root.exists() {
                 fs::remove_dir_all(&root)?;
             }
-            let suite = Suite::update(cache, wanted.suite, arch)?;
+            let suite = DebianSuite::update(cache, wanted.suite, arch)?;
             suite.unpack(&packages(&suite, arch)?, &root)?;
         }
         Self::find(wanted, &root)
     }
 
-    fn find(wanted: &Wanted, root: &Path) -> Result<Self> {
+    fn find(wanted: &KernelChoice, root: &Path) -> Result<Self> {
         // Older suites keep modules in /lib instead of /usr/lib.
         let modules = ["usr/lib/modules", "lib/modules"]
             .iter()
@@ -70,7 +70,7 @@ impl Kernel {
 }
 
 /// Names of the image package, and of the packages that newer releases split off.
-fn packages(suite: &Suite, arch: Arch) -> Result<Vec<String>> {
+fn packages(suite: &DebianSuite, arch: Arch) -> Result<Vec<String>> {
     // Metapackage that depends on the suite's newest kernel for virtual machines.
     let meta = format!("linux-image-cloud-{}", arch.name());
     let mut found: Vec<String> = suite.depends(&meta)?;

@@ -25,7 +25,7 @@ const WANTED: [&str; 12] = [
 ];
 
 /// A module's name and uncompressed content.
-pub(super) struct Module {
+pub(super) struct KernelModule {
     pub(super) name: String,
     pub(super) content: Vec<u8>,
 }
@@ -34,7 +34,7 @@ pub(super) struct Module {
 ///
 /// # Errors
 /// When a module cannot be read, or a dependency is missing.
-pub(super) fn wanted(folder: &Path) -> Result<Vec<Module>> {
+pub(super) fn wanted(folder: &Path) -> Result<Vec<KernelModule>> {
     let mut files = BTreeMap::new();
     collect(&folder.join("kernel"), &mut files)?;
     let mut loader = Loader { files, taken: BTreeSet::new(), order: Vec::new() };
@@ -50,7 +50,7 @@ pub(super) fn wanted(folder: &Path) -> Result<Vec<Module>> {
 struct Loader {
     files: BTreeMap<String, PathBuf>,
     taken: BTreeSet<String>,
-    order: Vec<Module>,
+    order: Vec<KernelModule>,
 }
 
 impl Loader {
@@ -63,7 +63,7 @@ impl Loader {
         for needed in depends(&content) {
             self.take(&needed)?;
         }
-        self.order.push(Module { name: name.to_owned(), content });
+        self.order.push(KernelModule { name: name.to_owned(), content });
         Ok(())
     }
 }

@@ -8,12 +8,12 @@ use anyhow::Result;
 
 use super::apt;
 use super::guest::Guest;
-use super::kernel::Kernel;
+use super::kernel::UnpackedKernel;
 use crate::arch::Arch;
 use crate::setup::on_path;
 
 /// Emulated hardware for guests of one processor.
-struct Board {
+struct EmulatedBoard {
     /// Debian's package of qemu.
     package: &'static str,
     machine: &'static str,
@@ -24,7 +24,7 @@ struct Board {
 
 /// `cx16=off`, without `cmpxchg16b`: its emulation occasionally corrupts the flags in the kernel's allocator, and the
 /// guest dies of a double fault. `no_timer_check`: on a busy machine the emulated timer looks broken to the kernel.
-const AMD64: Board = Board {
+const AMD64: EmulatedBoard = EmulatedBoard {
     package: "qemu-system-x86",
     machine: "q35",
     cpu: "max,cx16=off",
@@ -33,14 +33,14 @@ const AMD64: Board = Board {
 
 /// A server processor with the atomic instructions of ARMv8.1, which the kernel's BPF compiler uses if available. `max`
 /// would also sign pointers, which is slow to emulate.
-const ARM64: Board = Board {
+const ARM64: EmulatedBoard = EmulatedBoard {
     package: "qemu-system-arm",
     machine: "virt",
     cpu: "neoverse-n1",
     cmdline: "console=ttyAMA0",
 };
 
-const fn board(arch: Arch) -> &'static Board {
+const fn board(arch: Arch) -> &'static EmulatedBoard {
     match arch {
         Arch::Amd64 => &AMD64,
         Arch::Arm64 => &ARM64,
@@ -49,7 +49,7 @@ const fn board(arch: Arch) -> &'static Board {
 
 /// A qemu that runs here.
 pub(super) struct Qemu {
-    board: &'static Board,
+    board: &'static EmulatedBoard,
     program: PathBuf,
     /// Library folders of an unpacked qemu; empty for an installed one.
     libraries: OsString,
@@ -80,7 +80,7 @@ impl Qemu {
     }
 
     /// Command that boots a kernel with a guest, the console on its output.
-    pub(super) fn command(&self, kernel: &Kernel, guest: &Guest) -> Command {
+    pub(super) fn command(&self, kernel: &UnpackedKernel, guest: &Guest) -> Command {
         let mut command = Command::new(&self.program);
         if !self.libraries.is_empty() {
             command.env("LD_LIBRARY_PATH", &self.libraries);
@@ -88,7 +88,7 @@ impl Qemu {
         for folder in &self.firmware {
             command.arg("-L").arg(folder);
         }
-        let Board { machine, cpu, cmdline, .. } = self.board;
+        let EmulatedBoard { machine, cpu, cmdline, .. } = self.board;
         command
             // No network device: packets of the tests stay in the guest.
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none"])

@@ -7,12 +7,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::apt::{self, COMPLETE, Suite};
+use super::apt::{self, COMPLETE, DebianSuite};
 use super::output;
 use crate::arch::Arch;
 
 /// Paths of files on this machine by their paths in the guest.
-pub(super) type Files = BTreeMap<PathBuf, PathBuf>;
+pub(super) type GuestFiles = BTreeMap<PathBuf, PathBuf>;
 
 /// Sources of the guest's programs.
 pub(super) struct Userland {
@@ -45,7 +45,7 @@ impl Userland {
     ///
     /// # Errors
     /// When a file is missing, or its libraries are unknown.
-    pub(super) fn files(&self, binaries: &[&Path]) -> Result<Files> {
+    pub(super) fn files(&self, binaries: &[&Path]) -> Result<GuestFiles> {
         if let Some(root) = &self.root {
             let mut files = unpacked(root)?;
             // Binaries for another processor are static.
@@ -54,7 +54,7 @@ impl Userland {
         }
         let ip = ["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"].map(Path::new);
         let ip = ip.into_iter().find(|path| path.exists()).context("this machine has no ip")?;
-        let mut files = Files::new();
+        let mut files = GuestFiles::new();
         for program in [&[ip], binaries].concat() {
             linked(program, &mut files)?;
         }
@@ -66,7 +66,7 @@ impl Userland {
 fn foreign(cache: &Path, arch: Arch) -> Result<PathBuf> {
     let root = cache.join("userland");
     if !root.join(COMPLETE).exists() {
-        let suite = Suite::update(cache, SUITE, arch)?;
+        let suite = DebianSuite::update(cache, SUITE, arch)?;
         suite.unpack_whole(&["busybox-static", "iproute2"], &root)?;
     }
     Ok(root)
@@ -74,8 +74,8 @@ fn foreign(cache: &Path, arch: Arch) -> Result<PathBuf> {
 
 /// Returns `ip` and all libraries of unpacked packages: `ldd` lists libraries only for programs of this machine's
 /// processor.
-fn unpacked(root: &Path) -> Result<Files> {
-    let mut files = Files::from([("/usr/bin/ip".into(), root.join("usr/bin/ip"))]);
+fn unpacked(root: &Path) -> Result<GuestFiles> {
+    let mut files = GuestFiles::from([("/usr/bin/ip".into(), root.join("usr/bin/ip"))]);
     let libraries = root.join("usr/lib");
     let mut folders = vec![libraries.clone()];
     for entry in fs::read_dir(&libraries).with_context(|| libraries.display().to_string())? {
@@ -95,7 +95,7 @@ fn unpacked(root: &Path) -> Result<Files> {
 }
 
 /// Adds a program of this machine with its libraries.
-fn linked(program: &Path, files: &mut Files) -> Result<()> {
+fn linked(program: &Path, files: &mut GuestFiles) -> Result<()> {
     let listed = output(Command::new("ldd").arg(program))?;
     // `name => path (address)`, or `path (address)` for the loader.
     let paths = listed.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
-use netpold_api::flows::{Answer, Flow, FlowState, Translated};
+use netpold_api::flows::{FlowsAnswer, ListedFlow, FlowState, TranslatedFlow};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
 use netpold_core::model::{Direction, Key};
@@ -79,7 +79,7 @@ struct ConnectionFlows {
     node: Option<IpAddr>,
     sent_to: Option<AddressPort>,
     /// Translation by the sender's node.
-    translated: Option<Translated>,
+    translated: Option<TranslatedFlow>,
 }
 
 /// Fate of a connection.
@@ -96,7 +96,7 @@ type FateKey = (IpAddr, IpAddr, IpProtocol, u16, bool, Option<(IpAddr, AddressPo
 
 /// Judges the effect of a change from one cluster to another on the flows of these nodes.
 #[must_use]
-pub fn cuts(before: &Cluster, after: &Cluster, flows: &[Answer]) -> Cuts {
+pub fn cuts(before: &Cluster, after: &Cluster, flows: &[FlowsAnswer]) -> Cuts {
     let mut judge = ConnectionJudge::new(before, after);
     let mut found = Cuts::default();
     let mut seen: BTreeMap<ConnectionTuple, ConnectionFlows> = BTreeMap::new();
@@ -157,7 +157,7 @@ fn end(address: SocketAddr) -> AddressPort {
 }
 
 /// Records a flow under the tuple that the flow at the other end has, too.
-fn take_in(before: &Cluster, flow: &Flow, seen: &mut BTreeMap<ConnectionTuple, ConnectionFlows>) {
+fn take_in(before: &Cluster, flow: &ListedFlow, seen: &mut BTreeMap<ConnectionTuple, ConnectionFlows>) {
     let same_family = |address: &&IpAddr| address.is_ipv4() == flow.remote.is_ipv4();
     let of = |addresses: &[IpAddr]| addresses.iter().find(same_family).copied();
     let pod = before.pods().get(&flow.pod);

@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use netpold_api::probe::{EXPLAIN_REQUEST, NodeAnswer, Said};
+use netpold_api::probe::{EXPLAIN_REQUEST, NodeAnswer, SourceVerdict};
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_core::printable::printable;
 use owo_colors::{OwoColorize as _, Style};
@@ -49,18 +49,18 @@ pub(super) fn run(args: &ExplainArgs, path: &Path) -> Result<u8> {
     }
     Ok(match answer.verdict {
         _ if answer.differences().next().is_some() => CANNOT_TELL,
-        Said::Allow => ALLOWED,
-        Said::Deny => DENIED,
-        Said::Unknown => CANNOT_TELL,
+        SourceVerdict::Allow => ALLOWED,
+        SourceVerdict::Deny => DENIED,
+        SourceVerdict::Unknown => CANNOT_TELL,
     })
 }
 
 fn print(answer: &NodeAnswer) {
     print_differences(answer);
     let style = match answer.verdict {
-        Said::Allow => Style::new().green().bold(),
-        Said::Deny => Style::new().red().bold(),
-        Said::Unknown => Style::new().yellow().bold(),
+        SourceVerdict::Allow => Style::new().green().bold(),
+        SourceVerdict::Deny => Style::new().red().bold(),
+        SourceVerdict::Unknown => Style::new().yellow().bold(),
     };
     print_lines(&answer.lines, style);
     if answer.ends.is_empty() {

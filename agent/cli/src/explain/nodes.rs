@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use netpold_api::probe::{End, NodeAnswer, Said};
+use netpold_api::probe::{EndVerdict, NodeAnswer, SourceVerdict};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explanation, Verdict};
 use netpold_core::model::{Direction, Key, Pod};
@@ -17,7 +17,7 @@ use crate::printable_document::printable_document;
 /// Answers of the nodes' agents.
 pub(super) struct NodeAnswers {
     /// Verdict of the cluster's objects.
-    objects: Said,
+    objects: SourceVerdict,
     said: AgentAnswers<NodeAnswer>,
 }
 
@@ -67,7 +67,7 @@ impl NodeAnswers {
     /// Returns the nodes with the opposite verdict: their agents have other objects.
     fn others(&self) -> impl Iterator<Item = &NodeAnswer> {
         let opposite = |said| {
-            matches!((self.objects, said), (Said::Allow, Said::Deny) | (Said::Deny, Said::Allow))
+            matches!((self.objects, said), (SourceVerdict::Allow, SourceVerdict::Deny) | (SourceVerdict::Deny, SourceVerdict::Allow))
         };
         self.answers().filter(move |answer| opposite(answer.verdict))
     }
@@ -81,14 +81,14 @@ impl NodeAnswers {
     /// Returns the answer of the sender's node, if the cluster's objects do not decide and that node does.
     pub(super) fn deciding(&self, sender: Option<&Key>) -> Option<(Verdict, &NodeAnswer)> {
         let sends = |answer: &&NodeAnswer| {
-            let egress = |end: &End| end.direction == Direction::Egress && Some(&end.pod) == sender;
+            let egress = |end: &EndVerdict| end.direction == Direction::Egress && Some(&end.pod) == sender;
             answer.ends.iter().any(egress)
         };
-        let answer = self.answers().filter(|_| self.objects == Said::Unknown).find(sends)?;
+        let answer = self.answers().filter(|_| self.objects == SourceVerdict::Unknown).find(sends)?;
         let verdict = match answer.verdict {
-            Said::Allow => Verdict::Allow,
-            Said::Deny => Verdict::Deny,
-            Said::Unknown => return None,
+            SourceVerdict::Allow => Verdict::Allow,
+            SourceVerdict::Deny => Verdict::Deny,
+            SourceVerdict::Unknown => return None,
         };
         Some((verdict, answer))
     }

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use netpold_api::flows::{
-    Answer, FLOWS_REQUEST, Filter, PAGE, Page, PodFlows, Request, Translated, merge,
+    FlowsAnswer, FLOWS_REQUEST, FlowFilter, PAGE, FlowPage, PodFlows, FlowsRequest, TranslatedFlow, merge,
 };
 use netpold_core::model::Key;
 use netpold_core::probe::IpProtocol;
@@ -23,7 +23,7 @@ use crate::socket;
 /// # Errors
 /// No agent answers, or the answer is of another version.
 pub fn run(args: &FlowsArgs) -> Result<u8> {
-    let filter = Filter { namespace: args.namespace.clone(), pod: args.pod.clone() };
+    let filter = FlowFilter { namespace: args.namespace.clone(), pod: args.pod.clone() };
     let limit = (args.limit > 0).then_some(args.limit);
     if args.cluster.is_meant() {
         let all = ask_cluster(&args.cluster, &filter, limit)?;
@@ -50,9 +50,9 @@ pub fn run(args: &FlowsArgs) -> Result<u8> {
 /// The cluster cannot be reached, or has no agents.
 pub fn ask_cluster(
     cluster: &ClusterArgs,
-    filter: &Filter,
+    filter: &FlowFilter,
     limit: Option<u32>,
-) -> Result<AgentAnswers<Answer>> {
+) -> Result<AgentAnswers<FlowsAnswer>> {
     let limit = limit.unwrap_or(0).to_string();
     let mut arguments = vec!["flows", "-o", "json", "--limit", &limit];
     for (flag, value) in [("--namespace", &filter.namespace), ("--pod", &filter.pod)] {
@@ -72,15 +72,15 @@ fn now() -> u64 {
 ///
 /// # Errors
 /// See [`run`].
-pub fn ask(path: &Path, filter: &Filter, limit: Option<u32>) -> Result<Answer> {
-    let mut answer = Answer { as_of: now(), ..Answer::default() };
+pub fn ask(path: &Path, filter: &FlowFilter, limit: Option<u32>) -> Result<FlowsAnswer> {
+    let mut answer = FlowsAnswer { as_of: now(), ..FlowsAnswer::default() };
     let mut others: BTreeMap<Key, u64> = BTreeMap::new();
     let mut left = limit.unwrap_or(u32::MAX);
-    let mut translated: HashMap<(IpProtocol, SocketAddr, SocketAddr), Translated> = HashMap::new();
+    let mut translated: HashMap<(IpProtocol, SocketAddr, SocketAddr), TranslatedFlow> = HashMap::new();
     let mut ask = |from, kernel| {
         let asked = if kernel { left } else { left.min(PAGE) };
-        let wanted = Request { filter: filter.clone(), from, limit: asked, kernel };
-        let page: Page = socket::answer(path, FLOWS_REQUEST, &wanted)?;
+        let wanted = FlowsRequest { filter: filter.clone(), from, limit: asked, kernel };
+        let page: FlowPage = socket::answer(path, FLOWS_REQUEST, &wanted)?;
         left = left.saturating_sub(u32::try_from(page.flows.len()).unwrap_or(u32::MAX));
         answer.node = page.node;
         answer.flows.extend(page.flows);

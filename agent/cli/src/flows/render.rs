@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use netpold_api::flows::{Answer, Cached, Flow, FlowState};
+use netpold_api::flows::{FlowsAnswer, CachedVerdicts, ListedFlow, FlowState};
 
 use crate::printable_document::printable_document;
 
@@ -14,12 +14,12 @@ use crate::printable_document::printable_document;
 ///
 /// # Errors
 /// The answers cannot be converted to JSON and back.
-pub fn text(answers: &[Answer]) -> Result<String> {
-    let answers: Vec<Answer> = printable_document(answers)?;
+pub fn text(answers: &[FlowsAnswer]) -> Result<String> {
+    let answers: Vec<FlowsAnswer> = printable_document(answers)?;
     Ok(render(&answers))
 }
 
-fn render(answers: &[Answer]) -> String {
+fn render(answers: &[FlowsAnswer]) -> String {
     let mut text = String::new();
     let many = answers.len() > 1;
     let mut table = Table::new();
@@ -51,7 +51,7 @@ fn render(answers: &[Answer]) -> String {
     text
 }
 
-fn row(flow: &Flow) -> [String; 8] {
+fn row(flow: &ListedFlow) -> [String; 8] {
     let port = |port: u16| if port == 0 { String::from("-") } else { port.to_string() };
     let mut began: Vec<String> = flow.began.iter().map(ToString::to_string).collect();
     if flow.from_node {
@@ -89,7 +89,7 @@ fn state(state: FlowState) -> &'static str {
     }
 }
 
-fn verdict(cached: &Cached) -> String {
+fn verdict(cached: &CachedVerdicts) -> String {
     let directions = [("ingress", &cached.ingress), ("egress", &cached.egress)];
     let known = directions.into_iter().filter_map(|(direction, reason)| {
         reason.as_ref().map(|reason| format!("{direction} {reason}"))
@@ -106,8 +106,8 @@ mod tests {
 
     use super::*;
 
-    fn flow(pod: &str) -> Flow {
-        Flow {
+    fn flow(pod: &str) -> ListedFlow {
+        ListedFlow {
             pod: Key::new("shop", pod),
             began: vec![Direction::Egress],
             from_node: false,
@@ -121,7 +121,7 @@ mod tests {
             to_own_node: false,
             state: FlowState::Open,
             idle_ms: Some(3200),
-            cached: Some(Cached {
+            cached: Some(CachedVerdicts {
                 stale: true,
                 ingress: Some("reply".to_owned()),
                 egress: Some("translated".to_owned()),
@@ -134,7 +134,7 @@ mod tests {
     fn a_line_says_what_is_known_of_a_flow() {
         let left_out = vec![PodFlows { pod: Key::new("shop", "flooder"), flows: 7 }];
         let answer =
-            Answer { node: "n1".into(), flows: vec![flow("web")], left_out, ..Answer::default() };
+            FlowsAnswer { node: "n1".into(), flows: vec![flow("web")], left_out, ..FlowsAnswer::default() };
         let shown = text(std::slice::from_ref(&answer)).unwrap();
         let lines: Vec<Vec<&str>> =
             shown.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn names_forge_no_lines() {
-        let forged = Flow { pod: Key::new("x\ny\x1b[2J", "\u{202e}"), ..flow("web") };
-        let answer = Answer { flows: vec![forged], ..Answer::default() };
+        let forged = ListedFlow { pod: Key::new("x\ny\x1b[2J", "\u{202e}"), ..flow("web") };
+        let answer = FlowsAnswer { flows: vec![forged], ..FlowsAnswer::default() };
         let shown = text(&[answer]).unwrap();
         assert_eq!(shown.lines().count(), 2, "{shown}");
         assert!(shown.contains(r"x\ny\u{1b}[2J/\u{202e}"), "{shown}");

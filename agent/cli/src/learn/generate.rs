@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use netpold_api::learn::{Answer, Observed, Peer};
+use netpold_api::learn::{LearnAnswer, ObservedFlow, LearnedPeer};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Allowing;
@@ -60,7 +60,7 @@ pub struct LearnedPolicy {
     /// Policy that accepts the names, if there are any.
     pub of_names: Option<ClusterPolicy>,
     /// Flows with denied packets; the denials yield no rule.
-    pub denied: Vec<Observed>,
+    pub denied: Vec<ObservedFlow>,
     /// Policy in audit mode.
     pub policy: Policy,
 }
@@ -107,13 +107,13 @@ fn is_watched(cluster: &Cluster, pod: &Pod) -> bool {
 
 /// Generates least-privilege policies for the workloads of a namespace, and checks them.
 #[must_use]
-pub fn generate(objects: Vec<Change>, answer: &Answer, options: &LearnOptions) -> Learned {
+pub fn generate(objects: Vec<Change>, answer: &LearnAnswer, options: &LearnOptions) -> Learned {
     let cluster: Cluster = objects.iter().cloned().collect();
-    let of_namespace = |flow: &&Observed| flow.workload.namespace == options.namespace;
-    let flows: Vec<&Observed> = answer.flows.iter().filter(of_namespace).collect();
+    let of_namespace = |flow: &&ObservedFlow| flow.workload.namespace == options.namespace;
+    let flows: Vec<&ObservedFlow> = answer.flows.iter().filter(of_namespace).collect();
     let passed = || flows.iter().copied().filter(|flow| flow.flows > 0);
     let mut seen = ObservedPeers::new();
-    let mut unwritten: BTreeMap<&Observed, NoPolicyReason> = BTreeMap::new();
+    let mut unwritten: BTreeMap<&ObservedFlow, NoPolicyReason> = BTreeMap::new();
     let mut named = ObservedNames::new();
     for flow in passed() {
         if let Some(names) = names::of(flow) {
@@ -135,7 +135,7 @@ pub fn generate(objects: Vec<Change>, answer: &Answer, options: &LearnOptions) -
                     known.add(&ports);
                     sightings.flows = sightings.flows.saturating_add(flow.flows);
                     sightings.last = sightings.last.max(flow.last);
-                    if let Peer::Service(key) = &flow.peer {
+                    if let LearnedPeer::Service(key) = &flow.peer {
                         sightings.services.insert(key.clone());
                     }
                 }
@@ -166,7 +166,7 @@ pub fn generate(objects: Vec<Change>, answer: &Answer, options: &LearnOptions) -
         .iter()
         .enumerate()
         .map(|(number, (workload, of))| {
-            let refused = |flow: &&&Observed| flow.workload == *workload && flow.denied > 0;
+            let refused = |flow: &&&ObservedFlow| flow.workload == *workload && flow.denied > 0;
             let denied = flows.iter().filter(refused).map(|flow| (*flow).clone()).collect();
             let policy = policy(unique.next(workload), workload, of, denied);
             let named = named.remove(workload).unwrap_or_default();
@@ -185,7 +185,7 @@ fn policy(
     name: String,
     workload: &Workload,
     seen: &[BTreeMap<PeerSpec, (LearnedPorts, Sightings)>; 2],
-    denied: Vec<Observed>,
+    denied: Vec<ObservedFlow>,
 ) -> LearnedPolicy {
     let rules = seen.each_ref().map(|peers| {
         // Peers with the same ports share a rule.

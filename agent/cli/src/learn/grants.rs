@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netpold_api::learn::{Observed, Peer};
+use netpold_api::learn::{ObservedFlow, LearnedPeer};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Explainer;
@@ -97,13 +97,13 @@ fn block(address: IpAddr, options: &LearnOptions) -> PeerSpec {
 /// No policy can allow the flow, or only together with much else.
 pub(super) fn grants(
     cluster: &Cluster,
-    flow: &Observed,
+    flow: &ObservedFlow,
     options: &LearnOptions,
 ) -> Result<Vec<(PeerSpec, LearnedPorts)>, NoPolicyReason> {
     if flow.workload.labels.is_empty() {
         return Err(NoPolicyReason::NoLabels);
     }
-    if flow.peer == Peer::Node {
+    if flow.peer == LearnedPeer::Node {
         return Ok(Vec::new());
     }
     if protocol(flow.protocol).is_none() && !options.other_protocols {
@@ -114,13 +114,13 @@ pub(super) fn grants(
     }
     let ports = |port| LearnedPorts::of(flow.protocol, port);
     Ok(match &flow.peer {
-        Peer::Node => Vec::new(),
-        Peer::Workload(workload) => vec![(PeerSpec::Pods(workload.clone()), ports(flow.port))],
-        Peer::Address(address) if cluster.is_pod_address(*address) => {
+        LearnedPeer::Node => Vec::new(),
+        LearnedPeer::Workload(workload) => vec![(PeerSpec::Pods(workload.clone()), ports(flow.port))],
+        LearnedPeer::Address(address) if cluster.is_pod_address(*address) => {
             return Err(NoPolicyReason::FormerPod(*address));
         }
-        Peer::Address(address) => vec![(block(*address, options), ports(flow.port))],
-        Peer::Service(key) => {
+        LearnedPeer::Address(address) => vec![(block(*address, options), ports(flow.port))],
+        LearnedPeer::Service(key) => {
             let backends = Explainer::new(cluster).backends_of(key, flow.protocol, flow.port);
             let backends = backends.ok_or_else(|| NoPolicyReason::NoService(key.clone()))?;
             let grant = |(address, port)| {

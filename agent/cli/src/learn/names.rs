@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use netpold_api::learn::{Observed, Peer};
+use netpold_api::learn::{ObservedFlow, LearnedPeer};
 use netpold_api::workload::Workload;
 use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{
@@ -24,8 +24,8 @@ const PRIORITIES: usize = 100;
 
 /// Returns the names of a flow to an address outside, without wildcards that match another of them; `None` if a rule
 /// without names has to allow the flow.
-pub(super) fn of(flow: &Observed) -> Option<Vec<&DomainName>> {
-    let is_outside = matches!(flow.peer, Peer::Address(_)) && flow.direction == Direction::Egress;
+pub(super) fn of(flow: &ObservedFlow) -> Option<Vec<&DomainName>> {
+    let is_outside = matches!(flow.peer, LearnedPeer::Address(_)) && flow.direction == Direction::Egress;
     let is_written = !flow.workload.labels.is_empty()
         && protocol(flow.protocol).is_some()
         && flow.port != 0

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netpold_api::learn::{Observed, Peer};
+use netpold_api::learn::{ObservedFlow, LearnedPeer};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
@@ -21,7 +21,7 @@ const ASKED: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeniedFlow {
     /// Flow.
-    pub flow: Observed,
+    pub flow: ObservedFlow,
     /// Reason of the denial.
     pub reason: String,
 }
@@ -36,14 +36,14 @@ impl fmt::Display for DeniedFlow {
 /// gets a stand-in for its future pods.
 pub(super) fn enforced<'f>(
     objects: Vec<Change>,
-    flows: impl Iterator<Item = &'f Observed>,
+    flows: impl Iterator<Item = &'f ObservedFlow>,
     policies: &[LearnedPolicy],
     namespace: &str,
 ) -> Cluster {
     let mut wanted: BTreeSet<&Workload> = BTreeSet::new();
     for flow in flows {
         wanted.insert(&flow.workload);
-        if let Peer::Workload(peer) = &flow.peer {
+        if let LearnedPeer::Workload(peer) = &flow.peer {
             wanted.insert(peer);
         }
     }
@@ -93,8 +93,8 @@ fn stand_in(number: u32, workload: &Workload) -> Pod {
 /// Returns the flows that the cluster's policies deny.
 pub(super) fn denied<'f>(
     cluster: &Cluster,
-    flows: impl Iterator<Item = &'f Observed>,
-    unwritten: &BTreeMap<&Observed, NoPolicyReason>,
+    flows: impl Iterator<Item = &'f ObservedFlow>,
+    unwritten: &BTreeMap<&ObservedFlow, NoPolicyReason>,
 ) -> Vec<DeniedFlow> {
     let mut pods: BTreeMap<Workload, Vec<&Pod>> = BTreeMap::new();
     for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
@@ -135,10 +135,10 @@ pub(super) fn denied<'f>(
             }
             (Some(why), _) => why.to_string(),
             (None, _) => match &flow.peer {
-                Peer::Service(key) if !has_backend(&explainer, key, flow, refused.remote) => {
+                LearnedPeer::Service(key) if !has_backend(&explainer, key, flow, refused.remote) => {
                     NoPolicyReason::NoBackends(key.clone()).to_string()
                 }
-                Peer::Service(_) | Peer::Workload(_) | Peer::Node | Peer::Address(_) => {
+                LearnedPeer::Service(_) | LearnedPeer::Workload(_) | LearnedPeer::Node | LearnedPeer::Address(_) => {
                     format!("no rule allows {}", refused.remote)
                 }
             },
@@ -149,7 +149,7 @@ pub(super) fn denied<'f>(
 }
 
 /// Returns whether a Service's address has a backend: an address of one family may have none.
-fn has_backend(explainer: &Explainer<'_>, key: &Key, flow: &Observed, address: IpAddr) -> bool {
+fn has_backend(explainer: &Explainer<'_>, key: &Key, flow: &ObservedFlow, address: IpAddr) -> bool {
     let behind = explainer.backends_of(key, flow.protocol, flow.port).unwrap_or_default();
     behind.iter().any(|(backend, _)| backend.is_ipv4() == address.is_ipv4())
 }
@@ -158,13 +158,13 @@ fn has_backend(explainer: &Explainer<'_>, key: &Key, flow: &Observed, address: I
 fn remotes(
     cluster: &Cluster,
     pods: &BTreeMap<Workload, Vec<&Pod>>,
-    flow: &Observed,
+    flow: &ObservedFlow,
 ) -> Vec<(IpAddr, u16)> {
     match &flow.peer {
         // Traffic of the own node is always allowed.
-        Peer::Node => Vec::new(),
-        Peer::Address(address) => vec![(*address, flow.port)],
-        Peer::Workload(workload) => {
+        LearnedPeer::Node => Vec::new(),
+        LearnedPeer::Address(address) => vec![(*address, flow.port)],
+        LearnedPeer::Workload(workload) => {
             let pods = pods.get(workload).into_iter().flatten();
             let owned = pods.flat_map(|pod| {
                 let owns =
@@ -173,7 +173,7 @@ fn remotes(
             });
             owned.collect()
         }
-        Peer::Service(key) => {
+        LearnedPeer::Service(key) => {
             let addresses = cluster.services().get(key).map(|service| &service.addresses);
             let addresses = addresses.into_iter().flatten().map(|address| (*address, flow.port));
             let backends = Explainer::new(cluster).backends_of(key, flow.protocol, flow.port);

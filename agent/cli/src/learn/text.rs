@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use netpold_api::learn::{Answer, Observed};
+use netpold_api::learn::{LearnAnswer, ObservedFlow};
 use netpold_core::model::Direction;
 
 use crate::printable_document::printable_document;
@@ -14,12 +14,12 @@ use crate::printable_document::printable_document;
 ///
 /// # Errors
 /// The records cannot be converted to JSON, which they were parsed from.
-pub fn text(answer: &Answer) -> Result<String> {
-    let answer: Answer = printable_document(answer)?;
+pub fn text(answer: &LearnAnswer) -> Result<String> {
+    let answer: LearnAnswer = printable_document(answer)?;
     Ok(render(&answer))
 }
 
-fn render(answer: &Answer) -> String {
+fn render(answer: &LearnAnswer) -> String {
     let mut text = String::new();
     if answer.flows.is_empty() {
         let _ = writeln!(text, "no matching flow on node {}", answer.node);
@@ -28,7 +28,7 @@ fn render(answer: &Answer) -> String {
         let header = ["WORKLOAD", "", "PEER", "PORT", "FLOWS", "AUDITED", "DENIED", "LAST"];
         table.load_style(NOTHING).set_header(header);
         for flow in &answer.flows {
-            let Observed { workload, direction, peer, protocol, port, .. } = flow;
+            let ObservedFlow { workload, direction, peer, protocol, port, .. } = flow;
             let word = if *direction == Direction::Ingress { "from" } else { "to" };
             let port = match protocol.has_ports() {
                 true => format!("{protocol} {port}"),

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use k8s_openapi::jiff::Timestamp;
-use netpold_api::learn::Answer;
+use netpold_api::learn::LearnAnswer;
 use netpold_api::workload::Workload;
 use netpold_core::model::Direction;
 use netpold_core::printable::printable;
@@ -43,7 +43,7 @@ pub fn prepare(namespace: &str) -> String {
 
 /// Returns the policies as YAML documents, with comments about the observations.
 #[must_use]
-pub fn yaml(learned: &Learned, answer: &Answer) -> String {
+pub fn yaml(learned: &Learned, answer: &LearnAnswer) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use netpold_api::events::{AUDIT, Outcome};
-use netpold_api::filter::{Filter, Name, Peer, Request};
+use netpold_api::filter::{EventFilter, NamePattern, PeerPattern, ObserveRequest};
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_core::model::Direction;
 use netpold_core::probe::IpProtocol;
@@ -49,11 +49,11 @@ pub struct FilterArgs {
     pub namespace: Option<String>,
     /// Show only this pod: a name or namespace/name, in which `*` stands for any characters
     #[arg(long, value_name = "POD", env = "NETPOLD_POD")]
-    pub pod: Option<Name>,
+    pub pod: Option<NamePattern>,
     /// Show only this remote side: a pod as with --pod, svc/namespace/name, node/name, outside, an address or
     /// a CIDR
     #[arg(long, value_name = "WHO", env = "NETPOLD_PEER")]
-    pub peer: Option<Peer>,
+    pub peer: Option<PeerPattern>,
     /// Show only this direction from the pod's view: ingress or egress
     #[arg(long, value_name = "DIRECTION", env = "NETPOLD_DIRECTION", value_parser = direction)]
     pub direction: Option<Direction>,
@@ -99,7 +99,7 @@ impl FilterArgs {
     ///
     /// # Errors
     /// A reason is unknown.
-    pub fn filter(&self) -> Result<Filter> {
+    pub fn filter(&self) -> Result<EventFilter> {
         let drops = Reason::ALL.into_iter().filter(|reason| reason.is_drop());
         let all = drops.chain([Reason::Allowed, Reason::Node]).map(Reason::as_str);
         let all: Vec<&str> = all.chain([AUDIT]).collect();
@@ -113,7 +113,7 @@ impl FilterArgs {
         if self.new_flows && !verdicts.contains(&Outcome::Allow) {
             verdicts.push(Outcome::Allow);
         }
-        Ok(Filter {
+        Ok(EventFilter {
             verdicts,
             namespace: self.namespace.clone(),
             pod: self.pod.clone(),
@@ -127,8 +127,8 @@ impl FilterArgs {
 }
 
 /// Returns the command line for an agent's pod.
-pub(crate) fn arguments(request: &Request) -> Vec<String> {
-    let Filter { verdicts, namespace, pod, peer, direction, ports, protocol, reasons } =
+pub(crate) fn arguments(request: &ObserveRequest) -> Vec<String> {
+    let EventFilter { verdicts, namespace, pod, peer, direction, ports, protocol, reasons } =
         &request.filter;
     let verdict = |it: &Outcome| it.as_str().to_owned();
     let join = |list: Vec<String>| (!list.is_empty()).then(|| list.join(","));
@@ -155,10 +155,10 @@ impl ObserveArgs {
     ///
     /// # Errors
     /// See [`FilterArgs::filter`].
-    pub fn request(&self) -> Result<Request> {
+    pub fn request(&self) -> Result<ObserveRequest> {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let all = (!self.follow).then_some(u64::MAX);
         let since = self.since.map(millis).or(all);
-        Ok(Request { since, follow: self.follow, filter: self.filter.filter()? })
+        Ok(ObserveRequest { since, follow: self.follow, filter: self.filter.filter()? })
     }
 }

@@ -6,8 +6,8 @@ use std::pin::pin;
 
 use anyhow::{Result, bail};
 use futures::StreamExt as _;
-use netpold_api::filter::Request;
-use netpold_api::observe::{Line, OBSERVE_REQUEST};
+use netpold_api::filter::ObserveRequest;
+use netpold_api::observe::{ObserveLine, OBSERVE_REQUEST};
 use netpold_api::socket::PATIENCE;
 
 use super::args::{ObserveArgs, arguments};
@@ -41,7 +41,7 @@ pub fn run(args: &ObserveArgs) -> Result<u8> {
 }
 
 /// Prints the events of a cluster: in the order of arrival with `follow`, else by time.
-async fn of_cluster(args: &ObserveArgs, request: &Request) -> Result<u8> {
+async fn of_cluster(args: &ObserveArgs, request: &ObserveRequest) -> Result<u8> {
     let agents = Agents::find(&args.cluster).await?;
     let arguments = arguments(request);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -76,10 +76,10 @@ async fn of_cluster(args: &ObserveArgs, request: &Request) -> Result<u8> {
 }
 
 /// Returns the sort key of a line; lines about lost events come last.
-fn time(line: &Line) -> (bool, String) {
+fn time(line: &ObserveLine) -> (bool, String) {
     match line {
-        Line::Event(event) => (false, event.time.clone()),
-        Line::Lost { .. } => (true, String::new()),
+        ObserveLine::Event(event) => (false, event.time.clone()),
+        ObserveLine::Lost { .. } => (true, String::new()),
     }
 }
 
@@ -97,6 +97,6 @@ fn show(line: &str, output: Output) -> Result<bool> {
 ///
 /// # Errors
 /// No agent answers, or it refuses.
-pub fn ask(socket: &Path, request: &Request, ends_with_input: bool) -> Result<AnswerLines> {
+pub fn ask(socket: &Path, request: &ObserveRequest, ends_with_input: bool) -> Result<AnswerLines> {
     AnswerLines::ask(socket, OBSERVE_REQUEST, request, PATIENCE, ends_with_input)
 }

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::net::Ipv6Addr;
 
 use anyhow::Result;
-use netpold_api::events::{Lost, Outcome};
-use netpold_api::observe::{Attribution, Event, Line};
+use netpold_api::events::{LostEvents, Outcome};
+use netpold_api::observe::{Attribution, Event, ObserveLine};
 use netpold_core::cluster::Whose;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
@@ -18,10 +18,10 @@ use crate::printable_document::printable_document;
 ///
 /// # Errors
 /// The line cannot be converted to JSON, which it was parsed from.
-pub fn text(line: &Line) -> Result<String> {
+pub fn text(line: &ObserveLine) -> Result<String> {
     Ok(match printable_line(line)? {
-        Line::Event(event) => render(&event),
-        Line::Lost { node, lost } => format!("{node}: {}", lost_text(&lost)).yellow().to_string(),
+        ObserveLine::Event(event) => render(&event),
+        ObserveLine::Lost { node, lost } => format!("{node}: {}", lost_text(&lost)).yellow().to_string(),
     })
 }
 
@@ -29,7 +29,7 @@ pub fn text(line: &Line) -> Result<String> {
 ///
 /// # Errors
 /// See [`text`].
-pub fn printable_line(line: &Line) -> Result<Line> {
+pub fn printable_line(line: &ObserveLine) -> Result<ObserveLine> {
     printable_document(line)
 }
 
@@ -125,8 +125,8 @@ pub fn why(attribution: &Attribution) -> String {
 
 /// Describes the lost events.
 #[must_use]
-pub fn lost_text(lost: &Lost) -> String {
-    let Lost { kernel, flows, slow, unattributed } = *lost;
+pub fn lost_text(lost: &LostEvents) -> String {
+    let LostEvents { kernel, flows, slow, unattributed } = *lost;
     let parts = [
         (kernel, "drops were only counted (the kernel reports 100 per second and CPU)"),
         (flows, "flows were too many or too short to be reported"),

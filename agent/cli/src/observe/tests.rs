@@ -1,12 +1,12 @@
-use netpold_api::events::{Lost, Outcome};
-use netpold_api::observe::{Attribution, Event, Line, PolicyName, RuleName};
+use netpold_api::events::{LostEvents, Outcome};
+use netpold_api::observe::{Attribution, Event, ObserveLine, PolicyName, RuleName};
 use netpold_api::samples::{NODE, event};
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
 
 use super::{lost_text, text};
 
-fn plain(line: &Line) -> String {
+fn plain(line: &ObserveLine) -> String {
     anstream::adapter::strip_str(&text(line).unwrap()).to_string()
 }
 
@@ -23,13 +23,13 @@ fn lines_for_people() {
         lacks: vec!["port 5432 is not in it".into()],
         ..Attribution::default()
     };
-    let line = Line::Event(Box::new(denied.clone()));
+    let line = ObserveLine::Event(Box::new(denied.clone()));
     assert_eq!(
         plain(&line),
         "2026-11-23T10:00:00.000Z n1 deny ingress shop/db:5432 <- shop/web:4000 TCP policy: shop/db, \
          ClusterNetworkPolicy all, 2 more; nearest is rule 1 of shop/db: port 5432 is not in it"
     );
-    let read: Line = serde_json::from_str(&serde_json::to_string(&line).unwrap()).unwrap();
+    let read: ObserveLine = serde_json::from_str(&serde_json::to_string(&line).unwrap()).unwrap();
     assert_eq!(read, line);
     let allowed = Event {
         verdict: Outcome::Allow,
@@ -44,12 +44,12 @@ fn lines_for_people() {
         },
         ..event(0)
     };
-    assert!(plain(&Line::Event(Box::new(allowed))).ends_with(
+    assert!(plain(&ObserveLine::Event(Box::new(allowed))).ends_with(
         " n1 allow egress shop/db:5432 -> [fd00::2]:4000 TCP: shop/db rule 1 (TCP 80 from anyone)"
     ));
     // Control characters in a name neither break the line nor move the cursor.
     let forged = Event { pod: Some(Key::new("x\n\u{1b}[2J", "\u{202e}y")), ..event(0) };
-    let shown = plain(&Line::Event(Box::new(forged)));
+    let shown = plain(&ObserveLine::Event(Box::new(forged)));
     assert!(shown.contains(r"x\n\u{1b}[2J/\u{202e}y"), "{shown:?}");
     let unknown = Event {
         pod: None,
@@ -63,16 +63,16 @@ fn lines_for_people() {
         attribution: Attribution::default(),
         ..denied
     };
-    let shown = plain(&Line::Event(Box::new(unknown)));
+    let shown = plain(&ObserveLine::Event(Box::new(unknown)));
     assert!(shown.ends_with(" n1 deny ingress veth7 <- unknown not IP not_ip"), "{shown}");
 }
 
 #[test]
 fn everything_lost_is_named() {
-    let lost = Lost { kernel: 4, flows: 3, slow: 2, unattributed: 1 };
-    let shown = plain(&Line::Lost { node: NODE.into(), lost });
+    let lost = LostEvents { kernel: 4, flows: 3, slow: 2, unattributed: 1 };
+    let shown = plain(&ObserveLine::Lost { node: NODE.into(), lost });
     for part in ["n1: 4 drops", "; 3 flows", "; 2 events", "; 1 events are without policy"] {
         assert!(shown.contains(part), "{shown}");
     }
-    assert_eq!(lost_text(&Lost::default()), "");
+    assert_eq!(lost_text(&LostEvents::default()), "");
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, Status};
+use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, AgentStatus};
 
 use super::{StatusArgs, cluster_text, merge, text};
 use crate::live::{self, ALL, SOME};
@@ -39,7 +39,7 @@ fn ready(socket: &Path) -> Result<u8> {
 
 /// Prints the status of all agents of a cluster. Returns the exit status.
 fn of_cluster(args: &StatusArgs) -> Result<u8> {
-    let all = live::ask::<Status>(&args.cluster, &["status", "-o", "json"])?;
+    let all = live::ask::<AgentStatus>(&args.cluster, &["status", "-o", "json"])?;
     let failures = all.unanswered();
     let status = merge(all.answers, failures);
     print(&match args.output {

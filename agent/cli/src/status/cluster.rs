@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use netpold_api::status::Status;
+use netpold_api::status::AgentStatus;
 use owo_colors::{OwoColorize, Style};
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ const NAMED: usize = 5;
 #[serde(default)]
 pub struct ClusterStatus {
     /// Status of the nodes with an answer, by name.
-    pub nodes: Vec<Status>,
+    pub nodes: Vec<AgentStatus>,
     /// Errors of the other nodes.
     pub unanswered: BTreeMap<String, String>,
 }
@@ -27,11 +27,11 @@ pub struct ClusterStatus {
 /// Merges the answers of agents. Node names come from the API, not from the answers.
 #[must_use]
 pub fn merge(
-    answers: Vec<(String, Status)>,
+    answers: Vec<(String, AgentStatus)>,
     unanswered: BTreeMap<String, String>,
 ) -> ClusterStatus {
-    let mut nodes: Vec<Status> =
-        answers.into_iter().map(|(node, status)| Status { node, ..status }).collect();
+    let mut nodes: Vec<AgentStatus> =
+        answers.into_iter().map(|(node, status)| AgentStatus { node, ..status }).collect();
     nodes.sort_by(|one, other| one.node.cmp(&other.node));
     ClusterStatus { nodes, unanswered }
 }
@@ -82,7 +82,7 @@ fn render(status: &ClusterStatus) -> String {
     text
 }
 
-fn row(status: &Status) -> ([String; 7], Style) {
+fn row(status: &AgentStatus) -> ([String; 7], Style) {
     let revision = status.revision;
     let (state, style) = match (status.in_sync, revision.desired == revision.enforced) {
         (true, true) => ("enforced", Style::new()),
@@ -129,15 +129,15 @@ mod tests {
 
     use super::*;
 
-    fn node(name: &str, problem: &str) -> (String, Status) {
-        let status = Status {
+    fn node(name: &str, problem: &str) -> (String, AgentStatus) {
+        let status = AgentStatus {
             version: "0.1.0".into(),
             node: "somebody else".into(),
             in_sync: true,
             revision: Revision { desired: 3, enforced: 3 },
             policies: 2,
             problems: vec![problem.into()],
-            ..Status::default()
+            ..AgentStatus::default()
         };
         (name.to_owned(), status)
     }

@@ -8,10 +8,10 @@ use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use owo_colors::{OwoColorize, Style};
 
-use netpold_api::status::{EndpointStatus, Status, TableStatus, UplinkStatus};
+use netpold_api::status::{EndpointStatus, AgentStatus, TableStatus, UplinkStatus};
 
 /// Renders the status as coloured text; the caller strips unwanted colour.
-pub(super) fn render(status: &Status) -> String {
+pub(super) fn render(status: &AgentStatus) -> String {
     let mut text = String::new();
     header(&mut text, status);
     problems(&mut text, status);
@@ -27,7 +27,7 @@ pub(super) fn render(status: &Status) -> String {
     text
 }
 
-fn header(text: &mut String, status: &Status) {
+fn header(text: &mut String, status: &AgentStatus) {
     let revision = status.revision;
     let (word, style) = match (status.in_sync, revision.desired == revision.enforced) {
         (true, true) => ("enforced", Style::new().green().bold()),
@@ -43,7 +43,7 @@ fn header(text: &mut String, status: &Status) {
     line(text, format!("source: {}", status.source.origin));
 }
 
-fn problems(text: &mut String, status: &Status) {
+fn problems(text: &mut String, status: &AgentStatus) {
     let source = status.source.problems.iter().map(ToString::to_string);
     let all: Vec<String> = status.problems.iter().cloned().chain(source).collect();
     if all.is_empty() {
@@ -65,7 +65,7 @@ fn not_enforced(text: &mut String, interfaces: &[String]) {
 }
 
 /// Renders repairs after changes by other programs, and interfaces with unknown pods.
-fn interference(text: &mut String, status: &Status) {
+fn interference(text: &mut String, status: &AgentStatus) {
     if !status.repaired.is_empty() {
         let counts: Vec<String> =
             status.repaired.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
@@ -76,7 +76,7 @@ fn interference(text: &mut String, status: &Status) {
     }
 }
 
-fn files(text: &mut String, status: &Status) {
+fn files(text: &mut String, status: &AgentStatus) {
     let mut table = table(&["file", "objects", "content"]);
     for file in &status.source.files {
         let content = if file.current { "current" } else { "last good" };
@@ -85,7 +85,7 @@ fn files(text: &mut String, status: &Status) {
     show(text, "files", &table);
 }
 
-fn kinds(text: &mut String, status: &Status) {
+fn kinds(text: &mut String, status: &AgentStatus) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = now.map_or(0, |time| time.as_secs());
     let mut table = table(&["watched", "objects", "state", "last event", "lists", "failures"]);
@@ -164,7 +164,7 @@ fn tables<'a>(text: &mut String, tables: impl Iterator<Item = &'a TableStatus>) 
     show(text, "tables", &table);
 }
 
-fn drops(text: &mut String, status: &Status) {
+fn drops(text: &mut String, status: &AgentStatus) {
     let mut table = table(&["reason", "direction", "packets"]);
     for drop in &status.drops {
         let packets = drop.packets.to_string();
@@ -233,9 +233,9 @@ mod tests {
 
     use super::*;
 
-    fn full() -> Status {
+    fn full() -> AgentStatus {
         let table = |name: &str| TableStatus { name: name.into(), used: 3, capacity: 12 };
-        Status {
+        AgentStatus {
             version: "0.1.0".into(),
             node: "n1".into(),
             revision: Revision { desired: 7, enforced: 6 },
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn nothing_is_shown_of_what_is_not_there() {
-        let text = render(&Status::default());
+        let text = render(&AgentStatus::default());
         assert!(!text.contains("PACKETS") && !text.contains("problems"), "{text}");
         assert!(text.contains("not in sync"), "{text}");
     }
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn a_document_of_another_version_is_read_as_far_as_it_goes() {
         let json = r#"{"node": "n", "in_sync": true, "news": 1}"#;
-        let status: Status = serde_json::from_str(json).unwrap();
+        let status: AgentStatus = serde_json::from_str(json).unwrap();
         assert!(status.in_sync && status.node == "n" && status.endpoints.is_empty());
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use netpold_api::events::Outcome;
-use netpold_api::filter::Request;
+use netpold_api::filter::ObserveRequest;
 use netpold_api::socket::DEFAULT_SOCKET;
 
 use crate::live::ClusterArgs;
@@ -30,11 +30,11 @@ impl TopArgs {
     ///
     /// # Errors
     /// The filter has an unknown reason.
-    pub fn request(&self) -> Result<Request> {
+    pub fn request(&self) -> Result<ObserveRequest> {
         let mut filter = self.filter.filter()?;
         if filter.verdicts.is_empty() {
             filter.verdicts = vec![Outcome::Deny, Outcome::Audit, Outcome::Allow];
         }
-        Ok(Request { since: Some(u64::MAX), follow: true, filter })
+        Ok(ObserveRequest { since: Some(u64::MAX), follow: true, filter })
     }
 }

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
-use netpold_api::events::{Lost, Outcome};
-use netpold_api::observe::{Event, Line};
+use netpold_api::events::{LostEvents, Outcome};
+use netpold_api::observe::{Event, ObserveLine};
 use netpold_core::model::Direction;
 
 use crate::observe::{peer_name, pod_name, why};
@@ -130,15 +130,15 @@ pub struct EventCounts {
     /// All events.
     pub total: CountRow,
     /// Lost events.
-    pub lost: Lost,
+    pub lost: LostEvents,
 }
 
 impl EventCounts {
     /// Counts a line of the stream, with printable text.
-    pub fn take(&mut self, line: &Line) {
+    pub fn take(&mut self, line: &ObserveLine) {
         let event = match line {
-            Line::Event(event) => event,
-            Line::Lost { lost, .. } => {
+            ObserveLine::Event(event) => event,
+            ObserveLine::Lost { lost, .. } => {
                 self.lost = self.lost.and(*lost);
                 return;
             }

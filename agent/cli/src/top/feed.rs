@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use futures::StreamExt as _;
-use netpold_api::filter::Request;
-use netpold_api::observe::Line;
+use netpold_api::filter::ObserveRequest;
+use netpold_api::observe::ObserveLine;
 use netpold_core::printable::printable;
 
 use crate::live::{self, Agents, ClusterArgs};
@@ -19,7 +19,7 @@ use crate::socket::{AnswerLines, understood};
 const RETRY: Duration = Duration::from_secs(2);
 
 /// Line of the stream, or the reason why there is none.
-pub(super) type FeedLine = Result<Line, String>;
+pub(super) type FeedLine = Result<ObserveLine, String>;
 
 fn news(line: &str) -> FeedLine {
     let line = understood(line).and_then(|line| printable_line(&line));
@@ -30,11 +30,11 @@ fn news(line: &str) -> FeedLine {
 pub(super) fn of_node(
     mut lines: AnswerLines,
     socket: &Path,
-    request: &Request,
+    request: &ObserveRequest,
     sender: &SyncSender<FeedLine>,
 ) {
     // Kept events were shown already.
-    let again = Request { since: None, ..request.clone() };
+    let again = ObserveRequest { since: None, ..request.clone() };
     loop {
         let problem = loop {
             let line = match lines.read() {
@@ -64,7 +64,7 @@ pub(super) fn of_node(
 /// The cluster cannot be reached, or it has no agents.
 pub(super) fn of_cluster(
     cluster: ClusterArgs,
-    request: &Request,
+    request: &ObserveRequest,
     sender: SyncSender<FeedLine>,
 ) -> Result<()> {
     let (begun, beginning) = sync_channel(1);

@@ -1,7 +1,7 @@
 //! Screen layout, usable from 80 columns and 24 lines on.
 
 use k8s_openapi::jiff::Timestamp;
-use netpold_api::events::Lost;
+use netpold_api::events::LostEvents;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -154,7 +154,7 @@ fn detail_text(choice: &Choice, rows: &[&CountRow]) -> Paragraph<'static> {
 }
 
 /// Renders the numbers of events that are not counted.
-fn lost_line(lost: &Lost) -> Option<Line<'static>> {
+fn lost_line(lost: &LostEvents) -> Option<Line<'static>> {
     let parts = [
         (lost.kernel, "drops beyond the kernel's limit"),
         (lost.flows, "flows"),

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use ipnet::IpNet;
 use netpold_api::socket::DEFAULT_SOCKET;
-use netpold_api::trace::{LONGEST, Peer, Request};
+use netpold_api::trace::{LONGEST, TracePeer, TraceRequest};
 use netpold_core::pattern::block;
 use netpold_core::probe::IpProtocol;
 
@@ -103,10 +103,10 @@ impl PeerArg {
         }
     }
 
-    fn in_namespace(self, namespace: &str) -> Peer {
+    fn in_namespace(self, namespace: &str) -> TracePeer {
         match self {
-            Self::Block(block) => Peer::Block(block),
-            Self::Who(who) => Peer::Party(who.in_namespace(namespace)),
+            Self::Block(block) => TracePeer::Block(block),
+            Self::Who(who) => TracePeer::Party(who.in_namespace(namespace)),
         }
     }
 }
@@ -125,14 +125,14 @@ impl TraceArgs {
     ///
     /// # Errors
     /// The pod is not given by name, the time is out of range, or the namespace is unknown.
-    pub fn request(&self) -> Result<Request> {
+    pub fn request(&self) -> Result<TraceRequest> {
         let seconds = self.duration.as_secs();
         if !(1..=LONGEST).contains(&seconds) {
             bail!("--for: give 1s to {}m", LONGEST / 60);
         }
         let namespace = self.namespace()?;
         let other = |other: &PeerArg| other.clone().in_namespace(&namespace);
-        let request = Request {
+        let request = TraceRequest {
             pod: self.pod.clone().in_namespace(&namespace),
             from: self.from.as_ref().map(other),
             to: self.to.as_ref().map(other),
@@ -148,7 +148,7 @@ impl TraceArgs {
 }
 
 /// Returns the arguments of the command that an agent's pod runs for the request.
-pub(super) fn arguments(request: &Request) -> Vec<String> {
+pub(super) fn arguments(request: &TraceRequest) -> Vec<String> {
     let port = request.port.map(|port| match request.protocol {
         Some(protocol) => format!("{port}/{protocol}"),
         None => port.to_string(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use futures::StreamExt as _;
-use netpold_api::trace::{Line, Request, TRACE_REQUEST};
+use netpold_api::trace::{TraceLine, TraceRequest, TRACE_REQUEST};
 
 use super::args::{TraceArgs, arguments};
 use super::render::text;
@@ -31,11 +31,11 @@ pub fn run(args: &TraceArgs) -> Result<u8> {
     of_node(&args.socket, &request, args.cluster.local, args.output)
 }
 
-fn of_node(path: &Path, request: &Request, local: bool, output: Output) -> Result<u8> {
+fn of_node(path: &Path, request: &TraceRequest, local: bool, output: Output) -> Result<u8> {
     let mut lines = AnswerLines::ask(path, TRACE_REQUEST, request, LOADING, local)?;
     while let Some(line) = lines.read()? {
         let understood = understood(&line)?;
-        let is_end = matches!(understood, Line::Ended { .. });
+        let is_end = matches!(understood, TraceLine::Ended { .. });
         if !show(&line, understood, output)? || is_end {
             return Ok(ALL);
         }
@@ -43,7 +43,7 @@ fn of_node(path: &Path, request: &Request, local: bool, output: Output) -> Resul
     Ok(if local { ALL } else { SOME })
 }
 
-async fn of_cluster(args: &TraceArgs, request: &Request) -> Result<u8> {
+async fn of_cluster(args: &TraceArgs, request: &TraceRequest) -> Result<u8> {
     let pod = request.pod().map_err(anyhow::Error::msg)?;
     let node = node_of(&args.cluster, pod).await?;
     let agents = Agents::find(&args.cluster).await?.of(&BTreeSet::from([node]));
@@ -53,8 +53,8 @@ async fn of_cluster(args: &TraceArgs, request: &Request) -> Result<u8> {
     while let Some((node, line)) = lines.next().await {
         match line {
             Ok(line) => {
-                let understood: Line = understood(&line)?;
-                let is_end = matches!(understood, Line::Ended { .. });
+                let understood: TraceLine = understood(&line)?;
+                let is_end = matches!(understood, TraceLine::Ended { .. });
                 if !show(&line, understood, args.output)? || is_end {
                     return Ok(ALL);
                 }
@@ -66,7 +66,7 @@ async fn of_cluster(args: &TraceArgs, request: &Request) -> Result<u8> {
 }
 
 /// Shows a line; returns whether the reader of the output is still there.
-fn show(line: &str, understood: Line, output: Output) -> Result<bool> {
+fn show(line: &str, understood: TraceLine, output: Output) -> Result<bool> {
     let shown = match output {
         Output::Json => line.to_owned(),
         Output::Text => text(&understood)?,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use anyhow::Result;
 use netpold_api::events::Outcome;
-use netpold_api::trace::{Entry, Line, Packet, Shown};
+use netpold_api::trace::{TracedFlowEntry, TraceLine, TracedPacket, TraceStep};
 use netpold_core::cluster::Whose;
 use netpold_core::model::Direction;
 use owo_colors::{OwoColorize, Style};
@@ -18,24 +18,24 @@ use crate::printable_document::printable_document;
 ///
 /// # Errors
 /// The line cannot be converted to JSON and back.
-pub(super) fn text(line: &Line) -> Result<String> {
+pub(super) fn text(line: &TraceLine) -> Result<String> {
     Ok(match printable_document(line)? {
-        Line::Started { node, pod, interfaces, seconds } => {
+        TraceLine::Started { node, pod, interfaces, seconds } => {
             let at = interfaces.join(", ");
             format!("{node}: packets of {pod} at {at}, for {seconds} s").dimmed().to_string()
         }
-        Line::Packet(packet) => render(&packet),
-        Line::Lost { node, packets } => {
+        TraceLine::Packet(packet) => render(&packet),
+        TraceLine::Lost { node, packets } => {
             let text =
                 format!("{node}: {packets} packets were judged and are not shown (too many)");
             text.yellow().to_string()
         }
-        Line::Ended { node, reason } => format!("{node}: {reason}").dimmed().to_string(),
+        TraceLine::Ended { node, reason } => format!("{node}: {reason}").dimmed().to_string(),
     })
 }
 
-fn render(packet: &Packet) -> String {
-    let Packet { time, node, direction, reason, pod, .. } = packet;
+fn render(packet: &TracedPacket) -> String {
+    let TracedPacket { time, node, direction, reason, pod, .. } = packet;
     let (word, style) = match packet.verdict {
         Outcome::Deny => ("deny", Style::new().red().bold()),
         Outcome::Audit | Outcome::Allow => ("allow", Style::new().green().bold()),
@@ -72,7 +72,7 @@ fn with_port(name: &str, port: u16) -> String {
     }
 }
 
-fn peer(packet: &Packet) -> String {
+fn peer(packet: &TracedPacket) -> String {
     match (&packet.peer, packet.remote) {
         (Some(Whose::Outside) | None, Some(remote)) => remote.to_string(),
         (Some(peer), _) => peer.to_string(),
@@ -80,10 +80,10 @@ fn peer(packet: &Packet) -> String {
     }
 }
 
-fn step_text(step: &Shown, packet: &Packet) -> String {
+fn step_text(step: &TraceStep, packet: &TracedPacket) -> String {
     match step {
-        Shown::SlowPath => "slow path: the headers were copied to be read".to_owned(),
-        Shown::Endpoint { id, revision, ingress_row, egress_row } => {
+        TraceStep::SlowPath => "slow path: the headers were copied to be read".to_owned(),
+        TraceStep::Endpoint { id, revision, ingress_row, egress_row } => {
             let row = |row: u32| match row {
                 0 => "not isolated".to_owned(),
                 row => format!("row {row}"),
@@ -94,10 +94,10 @@ fn step_text(step: &Shown, packet: &Packet) -> String {
                 row(*egress_row)
             )
         }
-        Shown::Cached { reason, flow } => {
+        TraceStep::Cached { reason, flow } => {
             format!("flow table: {}; cached verdict: {reason}", flow_text(*flow))
         }
-        Shown::Class { class, translated, service } => {
+        TraceStep::Class { class, translated, service } => {
             let remote = packet.remote.map_or_else(|| "the address".to_owned(), name_of);
             let kind = match (service, translated) {
                 (true, _) => ", a Service's address",
@@ -109,7 +109,7 @@ fn step_text(step: &Shown, packet: &Packet) -> String {
                 class => format!("class of {remote}: {class}{kind}"),
             }
         }
-        Shown::Row { direction, row, class, protocol, port, ports, allows } => {
+        TraceStep::Row { direction, row, class, protocol, port, ports, allows } => {
             let asked = if protocol.has_ports() {
                 format!("{protocol} {port}")
             } else {
@@ -122,14 +122,14 @@ fn step_text(step: &Shown, packet: &Packet) -> String {
             let verdict = if *allows { "allows" } else { "does not allow" };
             format!("{direction} row {row}, class {class}: {verdict} {asked} ({protocol}: {set})")
         }
-        Shown::Flow { flow: None, .. } => "flow table: no entry".to_owned(),
-        Shown::Flow { flow: Some(_), expired: true } => "flow table: an expired entry".to_owned(),
-        Shown::Flow { flow: Some(flow), expired: false } => {
+        TraceStep::Flow { flow: None, .. } => "flow table: no entry".to_owned(),
+        TraceStep::Flow { flow: Some(_), expired: true } => "flow table: an expired entry".to_owned(),
+        TraceStep::Flow { flow: Some(flow), expired: false } => {
             format!("flow table: {}", flow_text(*flow))
         }
-        Shown::NewFlow => "flow table: new entry".to_owned(),
-        Shown::Sender { reason } => format!("for its sender, after translation: {reason}"),
-        Shown::Unknown { number } => format!("step {number} of another version"),
+        TraceStep::NewFlow => "flow table: new entry".to_owned(),
+        TraceStep::Sender { reason } => format!("for its sender, after translation: {reason}"),
+        TraceStep::Unknown { number } => format!("step {number} of another version"),
     }
 }
 
@@ -137,7 +137,7 @@ fn name_of(address: IpAddr) -> String {
     address.to_string()
 }
 
-fn flow_text(flow: Entry) -> String {
+fn flow_text(flow: TracedFlowEntry) -> String {
     let begun = match (flow.node, flow.ingress, flow.egress) {
         (true, ..) => "a flow that the node initiated",
         (false, true, true) => "a flow that was allowed in both directions",

@@ -1,7 +1,7 @@
 //! Answers about one edge or one party of the map, and texts to begin with.
 
 use anyhow::{Result, anyhow};
-use netpold_api::learn::{Answer as Recorded, merge};
+use netpold_api::learn::{LearnAnswer as Recorded, merge};
 use netpold_core::cluster::is_subject;
 use netpold_core::explain::Within;
 use netpold_core::model::{Direction, DomainName, Enforcement, Key, Pod};

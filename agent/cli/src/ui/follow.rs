@@ -10,8 +10,8 @@ use clap::Parser;
 use clap::builder::Resettable;
 use clap::{CommandFactory, FromArgMatches};
 use futures::StreamExt as _;
-use netpold_api::filter::Request;
-use netpold_api::observe::Line;
+use netpold_api::filter::ObserveRequest;
+use netpold_api::observe::ObserveLine;
 use netpold_core::model::Direction;
 use netpold_core::printable::printable;
 use serde::Deserialize;
@@ -50,7 +50,7 @@ impl FollowQuestion {
     ///
     /// # Errors
     /// A word or its value is unknown; the reason is that of `observe`.
-    pub(super) fn request(&self) -> Result<Request> {
+    pub(super) fn request(&self) -> Result<ObserveRequest> {
         let mut flags = Vec::new();
         for (word, value) in &self.words {
             if !WORDS.contains(&word.as_str()) {
@@ -66,7 +66,7 @@ impl FollowQuestion {
         let words = FollowFlags::from_arg_matches(&matches).map_err(|error| reason(&error))?;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let (since, filter) = (words.since.map(millis), words.filter.filter()?);
-        Ok(Request { since, follow: true, filter })
+        Ok(ObserveRequest { since, follow: true, filter })
     }
 }
 
@@ -84,7 +84,7 @@ fn reason(error: &clap::Error) -> anyhow::Error {
 pub(super) async fn send(
     cluster: ClusterArgs,
     world: Arc<ObjectSnapshot>,
-    request: Request,
+    request: ObserveRequest,
     sender: Sender<String>,
 ) -> Result<()> {
     let agents = Agents::find(&cluster).await?;
@@ -119,9 +119,9 @@ pub(super) async fn send(
 
 /// Returns a line of `observe` with its parties on the map, and its reason in words.
 fn event(places: &PartyIndex<'_>, line: &str) -> Result<Value> {
-    let line: Line = understood(line)?;
+    let line: ObserveLine = understood(line)?;
     let (mut from, mut to, mut words) = (None, None, String::new());
-    if let Line::Event(event) = &line {
+    if let ObserveLine::Event(event) = &line {
         let pod = event.pod.as_ref().and_then(|pod| places.of_pod(pod));
         let ends = event.pod.as_ref().zip(event.peer.as_ref());
         let peer = ends.and_then(|(pod, peer)| places.of_peer(pod, peer, event.remote));
@@ -138,7 +138,7 @@ fn event(places: &PartyIndex<'_>, line: &str) -> Result<Value> {
 mod tests {
     use super::*;
 
-    fn request(words: &[(&str, &str)]) -> Result<Request> {
+    fn request(words: &[(&str, &str)]) -> Result<ObserveRequest> {
         let words = words.iter().map(|(word, value)| ((*word).to_owned(), (*value).to_owned()));
         FollowQuestion { words: words.collect() }.request()
     }

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use netpold_api::crd::{NodePolicyStatus, PolicyOnNode};
-use netpold_api::status::Status;
+use netpold_api::status::AgentStatus;
 use netpold_core::cluster::is_subject;
 use netpold_core::model::{Direction, Enforcement, Pod, Selector};
 use serde::Deserialize;
@@ -137,7 +137,7 @@ pub(super) fn document(source: &ObjectSource, world: &ObjectSnapshot) -> Result<
             Ok(read) => reports = read,
             Err(error) => problems.push(format!("reports of the nodes: {error:#}")),
         }
-        match live::ask::<Status>(&source.cluster, &["status", "-o", "json"]) {
+        match live::ask::<AgentStatus>(&source.cluster, &["status", "-o", "json"]) {
             Ok(all) => {
                 let unanswered = all.unanswered();
                 agents = serde_json::to_value(status::merge(all.answers, unanswered))?;

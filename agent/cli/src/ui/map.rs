@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netpold_api::flows::{Answer, Flow};
+use netpold_api::flows::{FlowsAnswer, ListedFlow};
 use netpold_core::cluster::{Cluster, Whose};
 use netpold_core::model::{Direction, Key};
 use serde::Serialize;
@@ -158,14 +158,14 @@ impl<'w> PartyIndex<'w> {
         addresses.find_map(|address| self.of_pod(&self.cluster.owner(*address)?.key))
     }
 
-    fn of_remote(&self, flow: &Flow) -> Option<usize> {
+    fn of_remote(&self, flow: &ListedFlow) -> Option<usize> {
         let remote = flow.translated.map_or(flow.remote, |on| on.to.ip());
         self.of_peer(&flow.pod, &self.cluster.whose(remote), Some(remote))
     }
 }
 
 /// Returns the open flows of nodes by pair of parties: sender, receiver and number of flows.
-pub(super) fn flows(world: &ObjectSnapshot, answers: &[Answer]) -> Value {
+pub(super) fn flows(world: &ObjectSnapshot, answers: &[FlowsAnswer]) -> Value {
     let places = PartyIndex::new(world.cluster(), &world.named.parties);
     let mut pairs: BTreeMap<(usize, usize), u64> = BTreeMap::new();
     let (mut unplaced, mut left_out) = (0_u64, 0_u64);

@@ -15,8 +15,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use clap::ValueEnum;
 use futures::stream::unfold;
-use netpold_api::flows::{Filter, merge};
-use netpold_api::rules::{Answer as RuleUse, merge as merge_rules};
+use netpold_api::flows::{FlowFilter, merge};
+use netpold_api::rules::{RulesAnswer as RuleUse, merge as merge_rules};
 use netpold_core::printable::printable;
 use netpold_core::probe::IpProtocol;
 use serde::Deserialize;
@@ -283,7 +283,7 @@ async fn answer_flows(State(server): State<SharedServer>, request: Request) -> R
         needs_agents(server)?;
         let world = server.world_of(question.revision)?;
         let all =
-            flows::client::ask_cluster(&server.source.cluster, &Filter::default(), Some(FLOWS));
+            flows::client::ask_cluster(&server.source.cluster, &FlowFilter::default(), Some(FLOWS));
         let all = all.map_err(failed)?;
         let unanswered = all.unanswered();
         let mut document = map::flows(&world, &merge(all.answers));

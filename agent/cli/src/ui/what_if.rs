@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, anyhow};
-use netpold_api::flows::{Filter, merge};
+use netpold_api::flows::{FlowFilter, merge};
 use netpold_kube::manifests::{Review, review_text};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -70,7 +70,7 @@ pub(super) fn answer(
     document["objects"] = objects.into();
     document["problems"] = problems.into();
     if change.live && source.is_live() {
-        let all = flows::client::ask_cluster(&source.cluster, &Filter::default(), None)?;
+        let all = flows::client::ask_cluster(&source.cluster, &FlowFilter::default(), None)?;
         let unanswered = all.unanswered();
         let mut cuts = cuts::cuts(&before, &after, &merge(all.answers));
         let silent =

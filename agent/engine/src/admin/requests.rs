@@ -4,13 +4,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use axum::Router;
-use netpold_api::flows::{self, FLOWS_REQUEST, Page};
+use netpold_api::flows::{self, FLOWS_REQUEST, FlowPage};
 use netpold_api::learn::LEARN_REQUEST;
 use netpold_api::observe::OBSERVE_REQUEST;
 use netpold_api::probe::EXPLAIN_REQUEST;
 use netpold_api::rules::RULES_REQUEST;
 use netpold_api::source::SourceStatus;
-use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, Status};
+use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, AgentStatus};
 use netpold_api::trace::TRACE_REQUEST;
 use netpold_core::lock::lock;
 use netpold_core::probe::Probe;
@@ -45,7 +45,7 @@ pub fn requests(
             let recent = lock(&drops).recent();
             let source = source.borrow().clone();
             let report = engine.report(&recent);
-            Status { in_sync: source.in_sync && report.in_sync, source, ..report }
+            AgentStatus { in_sync: source.in_sync && report.in_sync, source, ..report }
         })
     };
     let of_node = node.to_owned();
@@ -71,8 +71,8 @@ pub fn requests(
 }
 
 /// Answers a request for flows. Reads the flow table without the engine's lock.
-fn page(questions: &Questions, request: &flows::Request) -> Page {
-    let problem = |problem: String| Page { problem: Some(problem), ..Page::default() };
+fn page(questions: &Questions, request: &flows::FlowsRequest) -> FlowPage {
+    let problem = |problem: String| FlowPage { problem: Some(problem), ..FlowPage::default() };
     match questions.ask(|engine| flow_reader(engine)) {
         Ok(Some(reader)) => {
             let mut page = reader.page(request);

@@ -11,7 +11,7 @@ use netpold_kube::cluster::{Denial, Denials};
 use super::Engine;
 use super::interfaces::pod_of;
 use super::report::explain;
-use crate::events::Line;
+use crate::events::DropLogLine;
 
 /// Label of a namespace, and its value, that enables Events on its pods.
 const EVENTS_LABEL: (&str, &str) = ("netpold.io/events", "denied");
@@ -20,7 +20,7 @@ const EXPLAINED: usize = 16;
 
 /// Returns the denials of pods in namespaces with [`EVENTS_LABEL`].
 #[must_use]
-pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
+pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<DropLogLine>>) -> Denials {
     let compiler = &engine.reconciler.compiler;
     let cluster = compiler.cluster();
     let (label, value) = EVENTS_LABEL;
@@ -29,7 +29,7 @@ pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
         labels.get(label).is_some_and(|given| given == value)
     };
     // First the first denial of each pod, then the second denial of each pod, and so on.
-    let mut wanted: Vec<(usize, Key, Line)> = Vec::new();
+    let mut wanted: Vec<(usize, Key, DropLogLine)> = Vec::new();
     for (endpoint, lines) in dropped {
         let Some(pod) = pod_of(compiler, endpoint).filter(has_label) else { continue };
         wanted.extend(lines.into_iter().enumerate().map(|(n, line)| (n, pod.clone(), line)));
@@ -45,7 +45,7 @@ pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
     let resolved = engine.reconciler.resolved_or_none();
     let explainer = Explainer::new(cluster).with_resolved(&resolved);
     let explained = wanted.into_iter().take(EXPLAINED).filter_map(|(_, pod, line)| {
-        let Line { dropped, times } = line;
+        let DropLogLine { dropped, times } = line;
         let uid = cluster.pods().get(&pod)?.uid.clone();
         let why = explain(&explainer, Some(&pod), &dropped);
         let why = why.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; ");

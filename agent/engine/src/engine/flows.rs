@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use netpold_api::flows::Flow;
+use netpold_api::flows::ListedFlow;
 use netpold_dataplane::generation::GenerationError;
 use netpold_dataplane::import_conntrack::Wanted;
 
@@ -33,7 +33,7 @@ pub fn flow_reader(engine: &Engine) -> Result<Option<FlowReader>, GenerationErro
 }
 
 /// Sets the names of the flows' remote sides: a pod or a Service. A gone pod is known for some minutes.
-pub fn name_remotes(engine: &Engine, flows: &mut [Flow]) {
+pub fn name_remotes(engine: &Engine, flows: &mut [ListedFlow]) {
     let (cluster, now) = (engine.reconciler.compiler.cluster(), unix_millis());
     for flow in flows {
         let at = now.saturating_sub(flow.idle_ms.unwrap_or(0));

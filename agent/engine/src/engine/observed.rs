@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use netpold_api::events::Outcome;
-use netpold_api::filter::Filter;
+use netpold_api::filter::EventFilter;
 use netpold_api::observe::{Attribution, Event};
 use netpold_api::workload::WorkloadName;
 use netpold_core::cluster::{Cluster, Whose};
@@ -15,7 +15,7 @@ use netpold_core::probe::IpProtocol;
 
 use super::Engine;
 use super::interfaces::NodeInterfaces;
-use crate::events::Seen;
+use crate::events::JournalEvent;
 use crate::observe::{Attributed, Attributions, Names, admits, admits_names, destination_port};
 
 /// Returns the events that pass the filter, with names and, within the time limit, with policy and rule. Also returns
@@ -23,8 +23,8 @@ use crate::observe::{Attributed, Attributions, Names, admits, admits_names, dest
 #[must_use]
 pub fn observed(
     engine: &Engine,
-    seen: &[Seen],
-    filter: &Filter,
+    seen: &[JournalEvent],
+    filter: &EventFilter,
     attributions: &mut Attributions,
 ) -> (Vec<Event>, u64) {
     let Engine { reconciler, interfaces, rule_use, .. } = engine;
@@ -73,7 +73,7 @@ pub fn observed(
 fn event(
     cluster: &Cluster,
     interfaces: &NodeInterfaces,
-    (seen, addresses): (&Seen, Option<&[IpAddr]>),
+    (seen, addresses): (&JournalEvent, Option<&[IpAddr]>),
     Names { pod, peer }: Names,
     attributed: &Attributed,
 ) -> Event {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use netpold_api::probe::{End, NodeAnswer, Said};
+use netpold_api::probe::{EndVerdict, NodeAnswer, SourceVerdict};
 use netpold_core::cluster::Cluster;
 use netpold_core::compile::EndpointInfo;
 use netpold_core::explain::{Explainer, Explanation};
@@ -18,7 +18,7 @@ use netpold_ebpf::reason::Reason;
 
 use super::Engine;
 use super::reconciler::Reconciler;
-use crate::probe::packet::Packet;
+use crate::probe::packet::ProbePacket;
 use crate::probe::tables::CompiledTables;
 
 /// Most ends examined per probe.
@@ -85,15 +85,15 @@ impl Engine {
             let kernel = dataplane.active_mut().show(&shown);
             let allowed =
                 explainer.allows(&at.pod, at.direction, at.remote, probe.protocol, at.port);
-            ends.push(End {
+            ends.push(EndVerdict {
                 pod: at.pod.clone(),
                 direction: at.direction,
                 remote: at.remote,
                 port: at.port,
-                objects: allowed.map_or(Said::Unknown, |allowed| Said::of(allowed || at.by_node)),
-                tables: if may_be_named { Said::Unknown } else { Said::of(verdict.passes()) },
+                objects: allowed.map_or(SourceVerdict::Unknown, |allowed| SourceVerdict::of(allowed || at.by_node)),
+                tables: if may_be_named { SourceVerdict::Unknown } else { SourceVerdict::of(verdict.passes()) },
                 tables_reason: reason.as_str().to_owned(),
-                kernel: kernel.as_ref().map_or(Said::Unknown, |passes| Said::of(*passes)),
+                kernel: kernel.as_ref().map_or(SourceVerdict::Unknown, |passes| SourceVerdict::of(*passes)),
                 problem: kernel.err(),
             });
         }
@@ -176,16 +176,16 @@ fn side(cluster: &Cluster, party: &Party) -> Vec<(Option<Key>, IpAddr)> {
     }
 }
 
-fn packet(at: &Asked, protocol: IpProtocol) -> Packet {
+fn packet(at: &Asked, protocol: IpProtocol) -> ProbePacket {
     let (from, to) = match at.direction {
         Direction::Ingress => (at.remote, at.local),
         Direction::Egress => (at.local, at.remote),
     };
-    Packet { from, to, protocol, port: at.port, by_node: at.by_node }
+    ProbePacket { from, to, protocol, port: at.port, by_node: at.by_node }
 }
 
 /// Returns the flow that a packet may begin.
-fn flow(endpoint: u32, at: &Asked, packet: &Packet) -> FlowKey {
+fn flow(endpoint: u32, at: &Asked, packet: &ProbePacket) -> FlowKey {
     let (source, destination) = packet.ports();
     let (local_port, remote_port) = match at.direction {
         Direction::Ingress => (destination, source),

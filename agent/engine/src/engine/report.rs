@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use netpold_api::status::{
-    DropCount, EndpointStatus, RecentDrop, Status, TableStatus, UplinkStatus,
+    DropCount, EndpointStatus, RecentDrop, AgentStatus, TableStatus, UplinkStatus,
 };
 use netpold_core::bindings::Problem as Unbound;
 use netpold_core::cluster::is_subject;
@@ -36,12 +36,12 @@ const NAMED: usize = 5;
 impl Engine {
     /// Returns the engine's part of the status.
     #[must_use]
-    pub fn report(&self, dropped: &[Dropped]) -> Status {
+    pub fn report(&self, dropped: &[Dropped]) -> AgentStatus {
         let Reconciler { compiler, dataplane, revision, .. } = &self.reconciler;
         let health = &self.health;
         let endpoints = endpoints(&self.reconciler, &self.interfaces);
         let resolved = self.reconciler.resolved_or_none();
-        Status {
+        AgentStatus {
             in_sync: health.held.is_none(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: compiler.cluster().node_name().to_owned(),
@@ -59,7 +59,7 @@ impl Engine {
             not_enforced: second::not_enforced(self),
             problems: problems(self, &endpoints),
             endpoints,
-            ..Status::default()
+            ..AgentStatus::default()
         }
     }
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use netpold_api::events::Outcome;
 use netpold_api::observe::Attribution;
-use netpold_api::trace::{Packet, Request};
+use netpold_api::trace::{TracedPacket, TraceRequest};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
 use netpold_core::model::Key;
@@ -13,7 +13,7 @@ use netpold_dataplane::traced::TracedPrograms;
 use netpold_ebpf::reason::Reason;
 
 use super::Engine;
-use crate::events::{Dropped, Seen};
+use crate::events::{Dropped, JournalEvent};
 use crate::observe::{Attributed, Attributions};
 use crate::trace::{RawPacket, Target, Tracing, clauses};
 
@@ -21,7 +21,7 @@ use crate::trace::{RawPacket, Target, Tracing, clauses};
 const NOTHING: &str = "nothing is enforced yet";
 
 impl Tracing for Engine {
-    fn target(&self, request: &Request) -> Result<Target, String> {
+    fn target(&self, request: &TraceRequest) -> Result<Target, String> {
         let (compiler, dataplane) = (&self.reconciler.compiler, &self.reconciler.dataplane);
         let (cluster, pod) = (compiler.cluster(), request.pod()?);
         let endpoints = compiler.endpoints().filter(|it| !it.waiting && it.pod == *pod);
@@ -71,10 +71,10 @@ impl Tracing for Engine {
 
     fn name(
         &self,
-        request: &Request,
+        request: &TraceRequest,
         packets: Vec<RawPacket>,
         attributions: &mut Attributions,
-    ) -> Vec<Packet> {
+    ) -> Vec<TracedPacket> {
         let Ok(pod) = request.pod() else { return Vec::new() };
         let compiler = &self.reconciler.compiler;
         let cluster = compiler.cluster();
@@ -92,13 +92,13 @@ fn named(
     RawPacket { event, dropped, steps }: RawPacket,
     explainer: &Explainer<'_>,
     attributions: &mut Attributions,
-) -> Packet {
+) -> TracedPacket {
     let packet = Dropped::new(&event);
     let verdict = if dropped { Outcome::Deny } else { Outcome::Allow };
     let reason = Reason::from_number(event.reason);
     let attribution = attributed(cluster, pod, &packet, reason, explainer, attributions);
     let [local_port, remote_port] = packet.ports().unwrap_or_default();
-    Packet {
+    TracedPacket {
         time: packet.time(),
         node: cluster.node_name().to_owned(),
         pod: pod.clone(),
@@ -133,7 +133,7 @@ fn attributed(
         Some(Reason::Reply | Reason::Answer) => (Outcome::Allow, own.opposite()),
         _ => return Attribution::default(),
     };
-    let seen = Seen { outcome, packet: Dropped { direction, ..packet.clone() } };
+    let seen = JournalEvent { outcome, packet: Dropped { direction, ..packet.clone() } };
     let pod = cluster.pods().get(pod).map(|pod| &**pod);
     match attributions.of(explainer, pod, &seen, std::time::Instant::now()) {
         Attributed::Known(known) => (*known).clone(),

@@ -150,7 +150,7 @@ fn address(family: u8, bytes: &[u8; 16]) -> Option<IpAddr> {
 
 /// A drop to log, with the number of equal drops since the last line about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct DropLogLine {
     /// Latest of these drops.
     pub dropped: Dropped,
     /// Number of these drops.

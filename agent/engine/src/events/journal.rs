@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 
-use netpold_api::events::{Lost, Outcome};
+use netpold_api::events::{LostEvents, Outcome};
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 use netpold_dataplane::conntrack::FlowTuple;
@@ -21,14 +21,14 @@ const KEPT: usize = 8192;
 
 /// An observed drop or flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct JournalEvent {
     /// Outcome of the packet or flow.
     pub outcome: Outcome,
     /// The dropped packet; for a flow, its addresses and ports.
     pub packet: Dropped,
 }
 
-impl Seen {
+impl JournalEvent {
     /// Creates the event of a new flow, which passed for a reason.
     pub(crate) fn flow(tuple: &FlowTuple, direction: Direction, reason: Reason) -> Self {
         let packet =
@@ -39,7 +39,7 @@ impl Seen {
 
 /// Position up to which an observer has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cursor {
+pub struct JournalCursor {
     drops: u64,
     flows: u64,
     unsent: u64,
@@ -47,14 +47,14 @@ pub struct Cursor {
 }
 
 #[derive(Debug, Default)]
-struct Ring {
+struct EventRing {
     /// Number of the oldest event kept.
     first: u64,
-    kept: VecDeque<Seen>,
+    kept: VecDeque<JournalEvent>,
 }
 
-impl Ring {
-    fn push(&mut self, seen: Seen) {
+impl EventRing {
+    fn push(&mut self, seen: JournalEvent) {
         if self.kept.len() == KEPT {
             self.kept.pop_front();
             self.first += 1;
@@ -72,7 +72,7 @@ impl Ring {
     }
 
     /// Reads up to `most` events and moves the cursor behind them; returns the number of events missed.
-    fn read(&self, cursor: &mut u64, most: usize, into: &mut Vec<Seen>) -> u64 {
+    fn read(&self, cursor: &mut u64, most: usize, into: &mut Vec<JournalEvent>) -> u64 {
         let from = (*cursor).max(self.first);
         let missed = from - *cursor;
         let skip = usize::try_from(from - self.first).unwrap_or(usize::MAX);
@@ -85,7 +85,7 @@ impl Ring {
 
 /// Numbers of flows of a sweep that are not reported one by one: above the per-sweep limit, or closed before the sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Untold {
+pub struct UnreportedFlows {
     /// Flows that audited policies would deny.
     pub audited: u64,
     /// New flows.
@@ -93,21 +93,21 @@ pub struct Untold {
 }
 
 #[derive(Debug, Default)]
-struct Rings {
+struct EventRings {
     /// Drops and audited flows; new flows do not displace them.
-    drops: Ring,
-    flows: Ring,
+    drops: EventRing,
+    flows: EventRing,
     /// Totals of [`Lost::kernel`] and [`Lost::flows`].
     unsent: u64,
     untold: u64,
     /// Flows since the start, reported or not.
-    totals: Untold,
+    totals: UnreportedFlows,
 }
 
 /// The record of recent events.
 #[derive(Debug, Default)]
 pub struct Journal {
-    rings: Mutex<Rings>,
+    rings: Mutex<EventRings>,
     news: Notify,
     /// Number of requests to read the kernel's ring up.
     asked: watch::Sender<u64>,
@@ -116,7 +116,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    fn rings(&self) -> MutexGuard<'_, Rings> {
+    fn rings(&self) -> MutexGuard<'_, EventRings> {
         lock(&self.rings)
     }
 
@@ -125,7 +125,7 @@ impl Journal {
         let outcome = if packet.is_audit() { Outcome::Audit } else { Outcome::Deny };
         let mut rings = self.rings();
         rings.totals.audited += u64::from(packet.is_audit());
-        rings.drops.push(Seen { outcome, packet: packet.clone() });
+        rings.drops.push(JournalEvent { outcome, packet: packet.clone() });
         drop(rings);
         self.news.notify_waiters();
     }
@@ -137,13 +137,13 @@ impl Journal {
 
     /// Returns the numbers of all flows since the start, reported or not.
     #[must_use]
-    pub fn totals(&self) -> Untold {
+    pub fn totals(&self) -> UnreportedFlows {
         self.rings().totals
     }
 
     /// Records new flows of a sweep, and the numbers of flows not reported one by one.
-    pub fn flows(&self, flows: Vec<Seen>, untold: Untold) {
-        if flows.is_empty() && untold == Untold::default() {
+    pub fn flows(&self, flows: Vec<JournalEvent>, untold: UnreportedFlows) {
+        if flows.is_empty() && untold == UnreportedFlows::default() {
             return;
         }
         // All flows get the same time, taken here, so that the record stays in the order of time.
@@ -162,20 +162,20 @@ impl Journal {
 
     /// Returns the position for an observer of future events, or of all kept events since a time.
     #[must_use]
-    pub fn cursor(&self, since: Option<u64>) -> Cursor {
+    pub fn cursor(&self, since: Option<u64>) -> JournalCursor {
         let rings = self.rings();
-        let at = |ring: &Ring| since.map_or_else(|| ring.end(), |since| ring.since(since));
+        let at = |ring: &EventRing| since.map_or_else(|| ring.end(), |since| ring.since(since));
         let (drops, flows) = (at(&rings.drops), at(&rings.flows));
-        Cursor { drops, flows, unsent: rings.unsent, untold: rings.untold }
+        JournalCursor { drops, flows, unsent: rings.unsent, untold: rings.untold }
     }
 
     /// Returns the next events, at most `most` of each kind, in the order of time, and the losses since the last call.
     /// Skips flows unless `with_flows`.
     #[must_use]
-    pub fn read(&self, cursor: &mut Cursor, with_flows: bool, most: usize) -> (Vec<Seen>, Lost) {
+    pub fn read(&self, cursor: &mut JournalCursor, with_flows: bool, most: usize) -> (Vec<JournalEvent>, LostEvents) {
         let rings = self.rings();
         let mut seen = Vec::new();
-        let mut lost = Lost { kernel: rings.unsent - cursor.unsent, ..Lost::default() };
+        let mut lost = LostEvents { kernel: rings.unsent - cursor.unsent, ..LostEvents::default() };
         cursor.unsent = rings.unsent;
         lost.slow = rings.drops.read(&mut cursor.drops, most, &mut seen);
         if with_flows {
@@ -221,14 +221,14 @@ impl Journal {
 mod tests {
     use super::*;
 
-    fn flow(endpoint: u32) -> Seen {
+    fn flow(endpoint: u32) -> JournalEvent {
         let remote = [10, 0, 0, 9].into();
         let (local_port, remote_port, protocol) = (80, 4000, 6);
         let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
-        Seen::flow(&tuple, Direction::Ingress, Reason::Allowed)
+        JournalEvent::flow(&tuple, Direction::Ingress, Reason::Allowed)
     }
 
-    fn endpoints(seen: &[Seen]) -> Vec<u32> {
+    fn endpoints(seen: &[JournalEvent]) -> Vec<u32> {
         seen.iter().map(|seen| seen.packet.endpoint).collect()
     }
 
@@ -242,16 +242,16 @@ mod tests {
         };
         (0..3).for_each(drop);
         let (seen, lost) = journal.read(&mut cursor, false, 2);
-        assert_eq!((endpoints(&seen), lost), (vec![0, 1], Lost { kernel: 6, ..Lost::default() }));
+        assert_eq!((endpoints(&seen), lost), (vec![0, 1], LostEvents { kernel: 6, ..LostEvents::default() }));
         (3..KEPT as u32 + 5).for_each(drop);
         let (seen, lost) = journal.read(&mut cursor, false, usize::MAX);
         assert_eq!((seen.len(), seen[0].packet.endpoint), (KEPT, 5));
         assert_eq!(lost.slow, 3);
-        assert_eq!(journal.read(&mut cursor, false, 9), (Vec::new(), Lost::default()));
+        assert_eq!(journal.read(&mut cursor, false, 9), (Vec::new(), LostEvents::default()));
         assert_eq!(journal.rings().drops.kept.len(), KEPT);
     }
 
-    const UNTOLD: Untold = Untold { audited: 3, opened: 4 };
+    const UNTOLD: UnreportedFlows = UnreportedFlows { audited: 3, opened: 4 };
 
     #[test]
     fn new_flows_displace_no_drops_and_are_for_those_who_want_them() {
@@ -261,15 +261,15 @@ mod tests {
         journal.flows((0..2 * KEPT as u32).map(flow).collect(), UNTOLD);
         let mut all = journal.cursor(Some(0));
         let (seen, lost) = journal.read(&mut early, false, 9);
-        assert_eq!((endpoints(&seen), lost), (vec![1], Lost::default()));
+        assert_eq!((endpoints(&seen), lost), (vec![1], LostEvents::default()));
         let (seen, _) = journal.read(&mut all, true, usize::MAX);
         assert_eq!(seen.len(), 1 + KEPT);
         assert!(seen.is_sorted_by_key(|seen| seen.packet.unix_millis));
         let mut later = journal.cursor(Some(u64::MAX));
         journal.flows(Vec::new(), UNTOLD);
-        let totals = Untold { audited: 6, opened: 8 + 2 * KEPT as u64 };
+        let totals = UnreportedFlows { audited: 6, opened: 8 + 2 * KEPT as u64 };
         assert_eq!(journal.totals(), totals);
         let (seen, lost) = journal.read(&mut later, true, 9);
-        assert_eq!((seen, lost), (Vec::new(), Lost { flows: 7, ..Lost::default() }));
+        assert_eq!((seen, lost), (Vec::new(), LostEvents { flows: 7, ..LostEvents::default() }));
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use netpold_ebpf::layout::DropEvent;
 use netpold_kube::cluster::DropKey;
 
-use super::dropped::{Dropped, Line};
+use super::dropped::{Dropped, DropLogLine};
 use super::journal::Journal;
 
 /// Most awaited events of probes.
@@ -29,22 +29,22 @@ const DENIED_OF_POD: usize = 4;
 const DENIED_PODS: usize = 256;
 
 #[derive(Debug)]
-struct Quiet {
+struct DropRepeats {
     until: Instant,
     /// Latest drop since the last line, and the number of drops since then.
-    unsaid: Option<Line>,
+    unsaid: Option<DropLogLine>,
 }
 
 /// The latest drops. Outlives the generations of maps that produce the events.
 #[derive(Debug, Default)]
 pub struct DropLog {
     recent: VecDeque<Dropped>,
-    quiet: BTreeMap<DropKey, Quiet>,
+    quiet: BTreeMap<DropKey, DropRepeats>,
     seen: u64,
     suppressed: u64,
     unnamed: u64,
     /// Denials by endpoint number, so that one pod's denials leave room for other pods'.
-    denied: BTreeMap<u32, Vec<Line>>,
+    denied: BTreeMap<u32, Vec<DropLogLine>>,
     journal: Arc<Journal>,
     /// Expected events of the agent's own probes, each with its deadline.
     expected: VecDeque<(DropEvent, Instant)>,
@@ -92,7 +92,7 @@ impl DropLog {
     }
 
     /// Records an event; returns the line to log now.
-    pub fn record(&mut self, event: &DropEvent, now: Instant) -> Option<Line> {
+    pub fn record(&mut self, event: &DropEvent, now: Instant) -> Option<DropLogLine> {
         self.suppressed += u64::from(event.suppressed);
         self.journal.unsent(event.suppressed.into());
         if self.is_expected(event, now) {
@@ -105,12 +105,12 @@ impl DropLog {
     }
 
     /// Records a drop without an event of the kernel, as [`DropLog::record`] does.
-    pub fn take_in(&mut self, dropped: Dropped, now: Instant) -> Option<Line> {
+    pub fn take_in(&mut self, dropped: Dropped, now: Instant) -> Option<DropLogLine> {
         self.journal.dropped(&dropped);
         self.say_of(dropped, now)
     }
 
-    fn say_of(&mut self, dropped: Dropped, now: Instant) -> Option<Line> {
+    fn say_of(&mut self, dropped: Dropped, now: Instant) -> Option<DropLogLine> {
         if self.recent.len() == KEPT {
             self.recent.pop_front();
         }
@@ -119,20 +119,20 @@ impl DropLog {
         let key = dropped.key();
         if let Some(quiet) = self.quiet.get_mut(&key) {
             let times = quiet.unsaid.as_ref().map_or(1, |line| line.times + 1);
-            let line = Line { dropped, times };
+            let line = DropLogLine { dropped, times };
             if now < quiet.until {
                 quiet.unsaid = Some(line);
                 return None;
             }
-            *quiet = Quiet { until: now + QUIET, unsaid: None };
+            *quiet = DropRepeats { until: now + QUIET, unsaid: None };
             return Some(line);
         }
         if self.quiet.len() >= DISTINCT {
             self.unnamed += 1;
             return None;
         }
-        self.quiet.insert(key, Quiet { until: now + QUIET, unsaid: None });
-        Some(Line { dropped, times: 1 })
+        self.quiet.insert(key, DropRepeats { until: now + QUIET, unsaid: None });
+        Some(DropLogLine { dropped, times: 1 })
     }
 
     fn keep_denial(&mut self, dropped: &Dropped) {
@@ -143,14 +143,14 @@ impl DropLog {
         }
         let kept = self.denied.entry(dropped.endpoint).or_default();
         if let Some(line) = kept.iter_mut().find(|line| line.dropped.key() == dropped.key()) {
-            *line = Line { dropped: dropped.clone(), times: line.times + 1 };
+            *line = DropLogLine { dropped: dropped.clone(), times: line.times + 1 };
         } else if kept.len() < DENIED_OF_POD {
-            kept.push(Line { dropped: dropped.clone(), times: 1 });
+            kept.push(DropLogLine { dropped: dropped.clone(), times: 1 });
         }
     }
 
     /// Takes the denials since the last call, some of each pod.
-    pub fn take_denied(&mut self) -> BTreeMap<u32, Vec<Line>> {
+    pub fn take_denied(&mut self) -> BTreeMap<u32, Vec<DropLogLine>> {
         std::mem::take(&mut self.denied)
     }
 
@@ -160,7 +160,7 @@ impl DropLog {
     }
 
     /// Returns the lines of drops with new occurrences at the end of their quiet time; forgets drops without new ones.
-    pub fn flush(&mut self, now: Instant) -> Vec<Line> {
+    pub fn flush(&mut self, now: Instant) -> Vec<DropLogLine> {
         let mut lines = Vec::new();
         self.quiet.retain(|_, quiet| {
             if now < quiet.until {

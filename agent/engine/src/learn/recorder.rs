@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use netpold_api::learn::{Answer, Observed, Peer, PeerAddress};
+use netpold_api::learn::{LearnAnswer, ObservedFlow, LearnedPeer, PeerAddress};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, Whose, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
@@ -50,7 +50,7 @@ type Kind = (u32, Direction, IpAddr, u8, u16);
 struct Subject {
     workload: Arc<Workload>,
     direction: Direction,
-    peer: Peer<Arc<Workload>>,
+    peer: LearnedPeer<Arc<Workload>>,
     protocol: u8,
     port: u16,
 }
@@ -79,7 +79,7 @@ pub struct Met {
 }
 
 /// Workload, direction and remote side of flows.
-type Pair = (Arc<Workload>, Direction, Peer<Arc<Workload>>);
+type Pair = (Arc<Workload>, Direction, LearnedPeer<Arc<Workload>>);
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -114,11 +114,11 @@ impl Recorder {
     }
 
     /// Adds the records of an earlier agent.
-    pub fn resume(&mut self, saved: Answer) {
+    pub fn resume(&mut self, saved: LearnAnswer) {
         self.since = self.since.min(saved.since.saturating_mul(1000));
         self.left_out = saved.left_out;
         for flow in saved.flows {
-            let Observed { direction, protocol, port, flows, on_trial, denied, .. } = flow;
+            let ObservedFlow { direction, protocol, port, flows, on_trial, denied, .. } = flow;
             let workload = self.intern(flow.workload);
             let peer = flow.peer.map(|workload| self.intern(workload));
             let subject = Subject { workload, direction, peer, protocol: protocol.0, port };
@@ -162,10 +162,10 @@ impl Recorder {
         for address in new.filter(|address| self.outside.contains_key(*address)).collect::<Vec<_>>()
         {
             let Some(workload) = Workload::of(pod) else { return };
-            let peer = Peer::Workload(self.intern(workload));
+            let peer = LearnedPeer::Workload(self.intern(workload));
             let since = |id: &u32| self.records.get(id).map_or(0, |counts| counts.first);
             let is_its = |(subject, id): &(&Subject, &u32)| {
-                subject.peer == Peer::Address(*address)
+                subject.peer == LearnedPeer::Address(*address)
                     && since(id).saturating_add(CLOCKS_APART) >= created
             };
             let its: Vec<Subject> =
@@ -301,14 +301,14 @@ impl Recorder {
 
     /// Returns the records, to keep them and as an answer.
     #[must_use]
-    pub fn answer(&self, node: &str, now: u64) -> Answer {
+    pub fn answer(&self, node: &str, now: u64) -> LearnAnswer {
         let plain = |workload: &Arc<Workload>| Workload::clone(workload);
         let flows = self.ids.iter().filter_map(|(subject, id)| {
             let Subject { workload, direction, peer, protocol, port } = subject;
             let Counts { flows, on_trial, denied, first, last } = *self.records.get(id)?;
-            let is_outside = matches!(peer, Peer::Address(_));
+            let is_outside = matches!(peer, LearnedPeer::Address(_));
             let names = self.names.get(id).filter(|_| is_outside).cloned().unwrap_or_default();
-            Some(Observed {
+            Some(ObservedFlow {
                 names,
                 workload: plain(workload),
                 direction: *direction,
@@ -322,7 +322,7 @@ impl Recorder {
                 last: last / 1000,
             })
         });
-        Answer {
+        LearnAnswer {
             node: node.to_owned(),
             as_of: now / 1000,
             since: self.since / 1000,
@@ -362,9 +362,9 @@ impl Recorder {
         let service = || explainer.services_at(remote, protocol, port).into_iter().next();
         let is_egress = direction == Direction::Egress;
         let peer = if is_egress && cluster.is_node_of(pod, remote) {
-            Peer::Node
+            LearnedPeer::Node
         } else if let Some(key) = is_egress.then(service).flatten() {
-            Peer::Service(key)
+            LearnedPeer::Service(key)
         } else {
             let owner = former.or_else(|| cluster.owner(remote).map(|pod| &**pod));
             match owner.filter(|pod| is_subject(pod)) {
@@ -372,7 +372,7 @@ impl Recorder {
                     let peer = self.intern(Workload::of(pod)?);
                     self.keep_address(remote, &peer, at);
                     let workload = self.intern(workload);
-                    let peer = Peer::Workload(peer);
+                    let peer = LearnedPeer::Workload(peer);
                     return Some(Subject { workload, direction, peer, protocol: protocol.0, port });
                 }
                 None => self.kept_address(cluster, remote, at),
@@ -391,14 +391,14 @@ impl Recorder {
     }
 
     /// Returns the peer for an address without a pod: the workload that had it, unless another object has it now.
-    fn kept_address(&mut self, cluster: &Cluster, address: IpAddr, at: u64) -> Peer<Arc<Workload>> {
+    fn kept_address(&mut self, cluster: &Cluster, address: IpAddr, at: u64) -> LearnedPeer<Arc<Workload>> {
         let outside = || cluster.whose(address) == Whose::Outside;
         match self.addresses.get_mut(&address) {
             Some((workload, last)) if at < last.saturating_add(ADDRESS_KEPT) && outside() => {
                 *last = at.max(*last);
-                Peer::Workload(Arc::clone(workload))
+                LearnedPeer::Workload(Arc::clone(workload))
             }
-            _ => Peer::Address(address),
+            _ => LearnedPeer::Address(address),
         }
     }
 
@@ -447,7 +447,7 @@ impl Recorder {
         self.last_id = self.last_id.checked_add(1)?;
         *self.ports.entry(of_peer).or_default() += 1;
         self.shares.add(&owner, source);
-        if let Peer::Address(address) = subject.peer {
+        if let LearnedPeer::Address(address) = subject.peer {
             *self.outside.entry(address).or_default() += 1;
         }
         self.ids.insert(subject, self.last_id);
@@ -459,7 +459,7 @@ impl Recorder {
         self.records.remove(&id);
         self.names.remove(&id);
         self.shares.remove(&subject.workload.namespace, source(&subject.peer));
-        if let Peer::Address(address) = subject.peer
+        if let LearnedPeer::Address(address) = subject.peer
             && let Some(records) = self.outside.get_mut(&address)
         {
             *records -= 1;
@@ -478,10 +478,10 @@ impl Recorder {
 }
 
 /// Returns the namespace that causes records with a peer; empty for all outside addresses together.
-fn source(peer: &Peer<Arc<Workload>>) -> &str {
+fn source(peer: &LearnedPeer<Arc<Workload>>) -> &str {
     match peer {
-        Peer::Workload(workload) => &workload.namespace,
-        Peer::Service(key) => &key.namespace,
-        Peer::Node | Peer::Address(_) => "",
+        LearnedPeer::Workload(workload) => &workload.namespace,
+        LearnedPeer::Service(key) => &key.namespace,
+        LearnedPeer::Node | LearnedPeer::Address(_) => "",
     }
 }

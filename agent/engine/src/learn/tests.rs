@@ -1,6 +1,6 @@
 use std::net::{IpAddr, Ipv4Addr};
 
-use netpold_api::learn::{Answer, Observed, Peer, merge};
+use netpold_api::learn::{LearnAnswer, ObservedFlow, LearnedPeer, merge};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::PodFlow;
@@ -37,10 +37,10 @@ fn pod(namespace: &str, number: u32) -> Pod {
 }
 
 /// Counts the recorded flows from pods of a namespace.
-fn from(answer: &Answer, namespace: &str) -> usize {
-    let is_meant = |flow: &&Observed| match &flow.peer {
-        Peer::Workload(peer) => peer.namespace == namespace,
-        Peer::Service(_) | Peer::Node | Peer::Address(_) => false,
+fn from(answer: &LearnAnswer, namespace: &str) -> usize {
+    let is_meant = |flow: &&ObservedFlow| match &flow.peer {
+        LearnedPeer::Workload(peer) => peer.namespace == namespace,
+        LearnedPeer::Service(_) | LearnedPeer::Node | LearnedPeer::Address(_) => false,
     };
     answer.flows.iter().filter(is_meant).count()
 }
@@ -215,8 +215,8 @@ fn a_record_keeps_the_names_of_its_address() {
     let mut next = Recorder::new(0);
     next.resume(answer.clone());
     assert_eq!(next.answer("n", 2000).flows, answer.flows);
-    let other = Answer {
-        flows: vec![Observed { names: [name("x.example.org")].into(), ..answer.flows[0].clone() }],
+    let other = LearnAnswer {
+        flows: vec![ObservedFlow { names: [name("x.example.org")].into(), ..answer.flows[0].clone() }],
         ..answer.clone()
     };
     let all = merge(vec![("a".into(), answer), ("b".into(), other)]);

@@ -15,7 +15,7 @@ use netpold_ebpf::reason::Reason;
 use netpold_kube::cluster::DropKey;
 
 use super::filter::destination_port;
-use crate::events::Seen;
+use crate::events::JournalEvent;
 
 /// Time for explanations per second.
 const BUDGET: Duration = Duration::from_millis(20);
@@ -116,7 +116,7 @@ impl Attributions {
         &mut self,
         explainer: &Explainer<'_>,
         pod: Option<&Pod>,
-        seen: &Seen,
+        seen: &JournalEvent,
         now: Instant,
     ) -> Attributed {
         let packet = &seen.packet;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use netpold_api::events::Outcome;
-use netpold_api::filter::Filter;
+use netpold_api::filter::EventFilter;
 use netpold_api::observe::Event;
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
@@ -15,7 +15,7 @@ use tokio::time::{MissedTickBehavior, timeout};
 
 use super::server::Observer;
 use crate::denied::{Denied, Kind, Totals, totals};
-use crate::events::Cursor;
+use crate::events::JournalCursor;
 
 /// Interval between reads of the totals.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -37,8 +37,8 @@ pub struct Feed {
     dropped: Arc<DroppedPackets>,
     denied: Arc<Mutex<Denied>>,
     sink: Arc<Sink>,
-    filter: Filter,
-    cursor: Cursor,
+    filter: EventFilter,
+    cursor: JournalCursor,
 }
 
 impl Feed {
@@ -53,7 +53,7 @@ impl Feed {
         with_flows: bool,
     ) -> Self {
         let verdicts = Outcome::ALL.into_iter().filter(|it| with_flows || *it != Outcome::Allow);
-        let filter = Filter { verdicts: verdicts.collect(), ..Filter::default() };
+        let filter = EventFilter { verdicts: verdicts.collect(), ..EventFilter::default() };
         let cursor = observer.cursor();
         lock(&denied).begin(totals(&dropped(), observer.flow_totals()));
         Self { observer, dropped: Arc::new(dropped), denied, sink: Arc::new(sink), filter, cursor }

@@ -1,12 +1,12 @@
 //! Events that a watcher's filter admits.
 
 use netpold_api::events::Outcome;
-use netpold_api::filter::Filter;
+use netpold_api::filter::EventFilter;
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 
-use crate::events::Seen;
+use crate::events::JournalEvent;
 
 /// Names of an event's sides, from the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Names {
 
 /// Returns the destination port, if the protocol has ports.
 #[must_use]
-pub fn destination_port(seen: &Seen) -> Option<u16> {
+pub fn destination_port(seen: &JournalEvent) -> Option<u16> {
     let [local, remote] = seen.packet.ports()?;
     Some(match seen.packet.direction {
         Direction::Ingress => local,
@@ -29,7 +29,7 @@ pub fn destination_port(seen: &Seen) -> Option<u16> {
 
 /// Returns whether the filter admits an event, apart from conditions on names.
 #[must_use]
-pub fn admits(filter: &Filter, seen: &Seen) -> bool {
+pub fn admits(filter: &EventFilter, seen: &JournalEvent) -> bool {
     let packet = &seen.packet;
     let protocol = |wanted: IpProtocol| {
         let same = |number| IpProtocol(number) == wanted || wanted.0 == 1 && number == 58;
@@ -49,7 +49,7 @@ pub fn admits(filter: &Filter, seen: &Seen) -> bool {
 
 /// Returns whether the filter's conditions on names admit an event.
 #[must_use]
-pub fn admits_names(filter: &Filter, seen: &Seen, Names { pod, peer }: &Names) -> bool {
+pub fn admits_names(filter: &EventFilter, seen: &JournalEvent, Names { pod, peer }: &Names) -> bool {
     let pod = pod.as_ref();
     let in_namespace = |name: &String| pod.is_some_and(|pod| pod.namespace == *name);
     filter.namespace.as_ref().is_none_or(in_namespace)

@@ -5,14 +5,14 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use netpold_api::events::Lost;
-use netpold_api::filter::{Filter, Request};
-use netpold_api::observe::{Event, Line};
+use netpold_api::events::LostEvents;
+use netpold_api::filter::{EventFilter, ObserveRequest};
+use netpold_api::observe::{Event, ObserveLine};
 use netpold_core::lock::lock;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 
-use crate::events::{Cursor, Journal, Seen, Untold, unix_millis};
+use crate::events::{JournalCursor, Journal, JournalEvent, UnreportedFlows, unix_millis};
 use crate::lines::{Lines, line};
 
 /// Most concurrent watchers; a further one replaces the oldest.
@@ -22,7 +22,7 @@ const BATCH: usize = 256;
 /// Pause between batches; the next batch has all events of the pause.
 const PAUSE: Duration = Duration::from_millis(50);
 
-type Resolve = Box<dyn FnMut(&[Seen], &Filter) -> (Vec<Event>, u64) + Send>;
+type Resolve = Box<dyn FnMut(&[JournalEvent], &EventFilter) -> (Vec<Event>, u64) + Send>;
 
 /// Server for watchers.
 pub struct Observer {
@@ -52,7 +52,7 @@ impl Observer {
     pub fn new(
         node: String,
         journal: Arc<Journal>,
-        resolve: impl FnMut(&[Seen], &Filter) -> (Vec<Event>, u64) + Send + 'static,
+        resolve: impl FnMut(&[JournalEvent], &EventFilter) -> (Vec<Event>, u64) + Send + 'static,
     ) -> Self {
         let resolve = Mutex::new(Box::new(resolve) as Resolve);
         Self { node, journal, resolve, watchers: Arc::default() }
@@ -65,7 +65,7 @@ impl Observer {
     /// The watcher has disconnected.
     pub fn serve(
         self: Arc<Self>,
-        request: Request,
+        request: ObserveRequest,
         lines: Lines,
     ) -> impl Future<Output = io::Result<()>> {
         let since = request.since.map(|millis| unix_millis().saturating_sub(millis));
@@ -95,8 +95,8 @@ impl Observer {
     async fn send(
         self: &Arc<Self>,
         lines: &Lines,
-        mut cursor: Cursor,
-        request: &Request,
+        mut cursor: JournalCursor,
+        request: &ObserveRequest,
     ) -> io::Result<()> {
         loop {
             let changed = self.journal.changed();
@@ -120,8 +120,8 @@ impl Observer {
     /// Returns the next lines, empty if the filter admits no new event; `None` if there are no new events.
     async fn next(
         self: &Arc<Self>,
-        cursor: &mut Cursor,
-        filter: &Filter,
+        cursor: &mut JournalCursor,
+        filter: &EventFilter,
     ) -> io::Result<Option<Vec<u8>>> {
         let node = self.node.clone();
         let lines = move |events, lost| lines(node, events, lost);
@@ -129,7 +129,7 @@ impl Observer {
     }
 
     /// Returns the position for a reader of future events.
-    pub(super) fn cursor(&self) -> Cursor {
+    pub(super) fn cursor(&self) -> JournalCursor {
         self.journal.cursor(None)
     }
 
@@ -144,7 +144,7 @@ impl Observer {
     }
 
     /// Returns the numbers of audited and of new flows so far, whether or not reported one by one.
-    pub(super) fn flow_totals(&self) -> Untold {
+    pub(super) fn flow_totals(&self) -> UnreportedFlows {
         self.journal.totals()
     }
 
@@ -152,9 +152,9 @@ impl Observer {
     /// result of `with`; `None` if there are no new events.
     pub(super) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
-        cursor: &mut Cursor,
-        filter: &Filter,
-        with: impl FnOnce(Vec<Event>, Lost) -> T + Send + 'static,
+        cursor: &mut JournalCursor,
+        filter: &EventFilter,
+        with: impl FnOnce(Vec<Event>, LostEvents) -> T + Send + 'static,
     ) -> io::Result<Option<T>> {
         let (seen, lost) = self.journal.read(cursor, filter.wants_flows(), BATCH);
         if seen.is_empty() && lost.is_none() {
@@ -164,19 +164,19 @@ impl Observer {
         // `resolve` waits for the engine's lock, which a compile or a write of tables may hold.
         let result = spawn_blocking(move || {
             let (events, unattributed) = lock(&this.resolve)(&seen, &filter);
-            with(events, lost.and(Lost { unattributed, ..Lost::default() }))
+            with(events, lost.and(LostEvents { unattributed, ..LostEvents::default() }))
         });
         result.await.map_err(io::Error::other).map(Some)
     }
 }
 
-fn lines(node: String, events: Vec<Event>, lost: Lost) -> io::Result<Vec<u8>> {
+fn lines(node: String, events: Vec<Event>, lost: LostEvents) -> io::Result<Vec<u8>> {
     let mut lines = Vec::new();
     for event in events {
-        lines.extend(line(&Line::Event(Box::new(event)))?);
+        lines.extend(line(&ObserveLine::Event(Box::new(event)))?);
     }
     if !lost.is_none() {
-        lines.extend(line(&Line::Lost { node, lost })?);
+        lines.extend(line(&ObserveLine::Lost { node, lost })?);
     }
     Ok(lines)
 }

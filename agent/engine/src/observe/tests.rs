@@ -3,8 +3,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use netpold_api::filter::Request;
-use netpold_api::observe::{Event, Line};
+use netpold_api::filter::ObserveRequest;
+use netpold_api::observe::{Event, ObserveLine};
 use netpold_api::samples::{NODE, event};
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
@@ -14,21 +14,21 @@ use tokio::sync::mpsc::Receiver;
 
 use super::{Feed, Observer};
 use crate::denied::{Denied, Kind};
-use crate::events::{Journal, Seen, Untold};
+use crate::events::{Journal, JournalEvent, UnreportedFlows};
 use crate::lines::Lines;
 
 fn observer() -> (Arc<Observer>, Arc<Journal>) {
     let journal = Arc::<Journal>::default();
     let resolve =
-        |seen: &[Seen], _: &_| (seen.iter().map(|seen| event(seen.packet.endpoint)).collect(), 0);
+        |seen: &[JournalEvent], _: &_| (seen.iter().map(|seen| event(seen.packet.endpoint)).collect(), 0);
     (Arc::new(Observer::new(NODE.into(), Arc::clone(&journal), resolve)), journal)
 }
 
-fn flow(endpoint: u32) -> Seen {
+fn flow(endpoint: u32) -> JournalEvent {
     let remote = [10, 0, 0, 2].into();
     let (local_port, remote_port, protocol) = (5432, 4000, 6);
     let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
-    Seen::flow(&tuple, Direction::Ingress, Reason::Allowed)
+    JournalEvent::flow(&tuple, Direction::Ingress, Reason::Allowed)
 }
 
 /// A watcher, and its received lines that no test has read yet.
@@ -59,12 +59,12 @@ async fn a_slow_watcher_delays_no_other_and_receives_the_number_of_lost_events()
     let began = std::time::Instant::now();
     let mut seen = 0;
     for number in 0..FLOWS {
-        journal.flows(vec![flow(number)], Untold::default());
+        journal.flows(vec![flow(number)], UnreportedFlows::default());
         if number % 256 == 255 {
             // The quick watcher keeps up.
             while seen < number {
-                let line: Line = serde_json::from_str(&read(&mut quick).await.unwrap()).unwrap();
-                let Line::Event(event) = line else { panic!("lost: {line:?}") };
+                let line: ObserveLine = serde_json::from_str(&read(&mut quick).await.unwrap()).unwrap();
+                let ObserveLine::Event(event) = line else { panic!("lost: {line:?}") };
                 assert_eq!(event.attribution.explanation, [seen.to_string()]);
                 seen += 1;
             }
@@ -75,8 +75,8 @@ async fn a_slow_watcher_delays_no_other_and_receives_the_number_of_lost_events()
     let (mut events, mut lost) = (0_u64, 0);
     while events + lost < FLOWS.into() {
         match serde_json::from_str(&read(&mut slow).await.unwrap()).unwrap() {
-            Line::Event(_) => events += 1,
-            Line::Lost { node, lost: count } => {
+            ObserveLine::Event(_) => events += 1,
+            ObserveLine::Lost { node, lost: count } => {
                 assert_eq!(node, NODE);
                 lost += count.slow;
             }
@@ -91,7 +91,7 @@ async fn a_watcher_above_the_limit_replaces_the_oldest() {
     let (observer, journal) = observer();
     let mut watchers: Vec<Watcher> = (0..17).map(|_| watch(&observer)).collect();
     assert_eq!(read(&mut watchers[0]).await, None, "the oldest stream has ended");
-    journal.flows(vec![flow(1)], Untold::default());
+    journal.flows(vec![flow(1)], UnreportedFlows::default());
     for watcher in &mut watchers[1..] {
         assert!(read(watcher).await.unwrap().contains("event"));
     }
@@ -99,7 +99,7 @@ async fn a_watcher_above_the_limit_replaces_the_oldest() {
     drop(watchers.remove(1));
     tokio::time::sleep(Duration::from_millis(100)).await;
     let mut other = watch(&observer);
-    journal.flows(vec![flow(2)], Untold::default());
+    journal.flows(vec![flow(2)], UnreportedFlows::default());
     for watcher in watchers[1..].iter_mut().chain([&mut other]) {
         assert!(read(watcher).await.unwrap().contains("event"));
     }
@@ -108,9 +108,9 @@ async fn a_watcher_above_the_limit_replaces_the_oldest() {
 #[test]
 fn malformed_requests_are_refused() {
     for request in ["", "{", r#"{"filter":{"pod":"***"}}"#] {
-        assert!(serde_json::from_str::<Request>(request).is_err(), "{request}");
+        assert!(serde_json::from_str::<ObserveRequest>(request).is_err(), "{request}");
     }
-    assert_eq!(serde_json::from_str::<Request>("{}").unwrap(), Request::default());
+    assert_eq!(serde_json::from_str::<ObserveRequest>("{}").unwrap(), ObserveRequest::default());
 }
 
 /// The kernel counts a packet before the agent reads its event; the count does not add to the packets without events.

@@ -25,7 +25,7 @@ const HOPS: u8 = 64;
 
 /// Packet of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packet {
+pub struct ProbePacket {
     /// Source address.
     pub from: IpAddr,
     /// Destination address, of the same family.
@@ -38,7 +38,7 @@ pub struct Packet {
     pub by_node: bool,
 }
 
-impl Packet {
+impl ProbePacket {
     /// Returns whether the packet path may record a flow for the packet. A TCP RST, an SCTP ABORT and an ICMP message
     /// without a request record none; their verdict is that of an opening packet.
     #[must_use]

@@ -20,12 +20,12 @@ const QUIET: Duration = Duration::from_secs(15);
 
 /// Credit in bytes; negative values are debt.
 #[derive(Clone, Copy, Debug)]
-struct Credit {
+struct ByteCredit {
     left: f64,
     at: Instant,
 }
 
-impl Credit {
+impl ByteCredit {
     fn full(rate: f64, now: Instant) -> Self {
         Self { left: rate * KEPT.as_secs_f64(), at: now }
     }
@@ -42,17 +42,17 @@ impl Credit {
 
 /// Credit of the node and of its namespaces.
 #[derive(Debug)]
-pub(super) struct Budget {
-    node: Credit,
+pub(super) struct ReportBudget {
+    node: ByteCredit,
     /// Credit of namespaces that have spent some.
-    namespaces: BTreeMap<String, Credit>,
+    namespaces: BTreeMap<String, ByteCredit>,
     /// Time of the last report for a namespace without costs while the node had no credit.
     quiet_at: Option<Instant>,
 }
 
-impl Budget {
+impl ReportBudget {
     pub(super) fn new(now: Instant) -> Self {
-        Self { node: Credit::full(OF_NODE, now), namespaces: BTreeMap::new(), quiet_at: None }
+        Self { node: ByteCredit::full(OF_NODE, now), namespaces: BTreeMap::new(), quiet_at: None }
     }
 
     /// Returns the namespaces among `changed` for which a report may be written now.
@@ -77,7 +77,7 @@ impl Budget {
     /// Charges a report of `bytes` bytes to these namespaces.
     pub(super) fn charge(&mut self, namespaces: &[String], bytes: usize, now: Instant) {
         self.namespaces
-            .retain(|_, it| it.left(OF_NAMESPACE, now) < Credit::full(OF_NAMESPACE, now).left);
+            .retain(|_, it| it.left(OF_NAMESPACE, now) < ByteCredit::full(OF_NAMESPACE, now).left);
         if namespaces.is_empty() {
             return;
         }
@@ -87,7 +87,7 @@ impl Budget {
         let bytes = bytes as f64;
         self.node.spend(OF_NODE, bytes, now);
         for namespace in namespaces {
-            let full = || Credit::full(OF_NAMESPACE, now);
+            let full = || ByteCredit::full(OF_NAMESPACE, now);
             let credit = self.namespaces.entry(namespace.clone()).or_insert_with(full);
             credit.spend(OF_NAMESPACE, bytes / namespaces.len() as f64, now);
         }
@@ -104,7 +104,7 @@ mod tests {
     /// `bytes` bytes. Namespaces that begin with `z` have a change every two minutes.
     fn writes(namespaces: &[&str], bytes: usize) -> BTreeMap<String, u32> {
         let mut now = Instant::now();
-        let mut budget = Budget::new(now);
+        let mut budget = ReportBudget::new(now);
         let mut counts = BTreeMap::new();
         let mut waiting: BTreeSet<String> = BTreeSet::new();
         for step in 0..132 {
@@ -138,7 +138,7 @@ mod tests {
         let all: Vec<&str> = crowd.iter().map(String::as_str).chain(["z"]).collect();
         let counts = writes(&all, 300 << 10);
         assert_eq!(counts["z"], 5, "each of its changes: {counts:?}");
-        let mut budget = Budget::new(Instant::now());
+        let mut budget = ReportBudget::new(Instant::now());
         let (mut now, mut written) = (Instant::now(), 0);
         let changed: BTreeSet<String> = crowd.iter().cloned().collect();
         for _ in 0..120 {

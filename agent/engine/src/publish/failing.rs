@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::write::WriteError;
 
 /// Retry time and log state of a kind of writes.
-pub(super) struct Failing {
+pub(super) struct WriteRetry {
     /// Verb and resource, as in `patch pods/status`.
     what: &'static str,
     /// HTTP status last logged; 0 without an answer.
@@ -21,7 +21,7 @@ pub(super) struct Failing {
     retry_at: Instant,
 }
 
-impl Failing {
+impl WriteRetry {
     pub(super) fn new(what: &'static str) -> Self {
         Self { what, said: None, backoff: DefaultBackoff::default(), retry_at: Instant::now() }
     }

@@ -31,7 +31,7 @@ const PATIENCE: u32 = 3;
 /// The fields read of a pod's or Node's status.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Status {
+pub(super) struct ConditionsStatus {
     pub(super) conditions: Option<Vec<Condition>>,
 }
 

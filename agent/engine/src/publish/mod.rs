@@ -31,8 +31,8 @@ use tokio::task::JoinSet;
 use self::node::NodeWriter;
 use self::pods::Readiness;
 use self::report::Reporter;
-use self::seen::{Observer, Seen};
-use self::write::Writer;
+use self::seen::{StateObserver, ObservedState};
+use self::write::ObjectWriter;
 use crate::engine::Enforcement;
 
 /// Default readiness gate and condition of a pod.
@@ -51,7 +51,7 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// State of the agent at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct AgentState {
     /// Enforced state.
     pub enforcement: Enforcement,
     /// Problems on the node, in sentences.
@@ -62,7 +62,7 @@ pub struct Look {
 
 /// Node and condition to publish.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct PublishSettings {
     /// Name of the own node.
     pub node: String,
     /// Condition of pods that have a readiness gate of this name.
@@ -80,16 +80,16 @@ impl Publisher {
     /// block; it returns the state and the time for which it made other callers wait. Requires a tokio runtime.
     pub fn start(
         of: &EventRecorder,
-        settings: Settings,
+        settings: PublishSettings,
         ring: Arc<Notify>,
-        look: impl Fn() -> (Look, Duration) + Send + Sync + 'static,
+        look: impl Fn() -> (AgentState, Duration) + Send + Sync + 'static,
     ) -> Self {
-        let Settings { node, readiness_gate } = settings;
-        let writer = Arc::new(Writer::new(of.connection()));
-        let (sender, seen) = watch::channel(Arc::new(Seen::default()));
+        let PublishSettings { node, readiness_gate } = settings;
+        let writer = Arc::new(ObjectWriter::new(of.connection()));
+        let (sender, seen) = watch::channel(Arc::new(ObservedState::default()));
         let (uid, of_node) = watch::channel(None);
         let mut tasks = JoinSet::new();
-        tasks.spawn(Observer::new(look, sender).run(ring));
+        tasks.spawn(StateObserver::new(look, sender).run(ring));
         let readiness =
             Readiness::new(Arc::clone(&writer), node.clone(), readiness_gate, seen.clone());
         tasks.spawn(readiness.run());

@@ -15,10 +15,10 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info};
 
-use super::failing::{Failing, random_part};
-use super::follow::{Condition, Status, follow};
-use super::seen::Seen;
-use super::write::{WriteError, Writer};
+use super::failing::{WriteRetry, random_part};
+use super::follow::{Condition, ConditionsStatus, follow};
+use super::seen::ObservedState;
+use super::write::{WriteError, ObjectWriter};
 use super::{MESSAGE_MAX, NODE_CONDITION, STARTUP_TAINT, TICK, now};
 
 /// Time that a starting agent may take to enforce the source's state; the predecessor's condition stays until then.
@@ -40,15 +40,15 @@ const ECHO: Duration = Duration::from_secs(2);
 pub(super) struct NodeObject {
     #[serde(deserialize_with = "crd::used_metadata")]
     metadata: ObjectMeta,
-    spec: Spec,
-    status: Status,
+    spec: NodeTaintSpec,
+    status: ConditionsStatus,
 }
 
 netpold_api::resource!(NodeObject, part of Node);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Spec {
+struct NodeTaintSpec {
     /// Taints in their original form: they are written back.
     taints: Option<Vec<Value>>,
 }
@@ -65,9 +65,9 @@ fn without_taint(node: &NodeObject) -> Option<Value> {
 }
 
 /// Desired condition of the Node: status, reason, message.
-type Wanted = (&'static str, &'static str, String);
+type DesiredNodeCondition = (&'static str, &'static str, String);
 
-fn wanted(seen: &Seen, started: Instant) -> Option<Wanted> {
+fn wanted(seen: &ObservedState, started: Instant) -> Option<DesiredNodeCondition> {
     if seen.begun && seen.is_current() {
         return Some(("True", "Enforcing", "Policy is in force on this node.".into()));
     }
@@ -79,15 +79,15 @@ fn wanted(seen: &Seen, started: Instant) -> Option<Wanted> {
 
 /// Keeps the Node's taint and condition up to date.
 pub(super) struct NodeWriter {
-    writer: Arc<Writer>,
+    writer: Arc<ObjectWriter>,
     name: String,
-    seen: watch::Receiver<Arc<Seen>>,
+    seen: watch::Receiver<Arc<ObservedState>>,
     /// The Node's uid, for other tasks.
     uid: watch::Sender<Option<String>>,
     node: Option<NodeObject>,
     started: Instant,
-    taint: Failing,
-    condition: Failing,
+    taint: WriteRetry,
+    condition: WriteRetry,
     /// Time of the last write of the condition.
     said_at: Option<Instant>,
     /// Age at which the heartbeat is renewed.
@@ -96,9 +96,9 @@ pub(super) struct NodeWriter {
 
 impl NodeWriter {
     pub(super) fn new(
-        writer: Arc<Writer>,
+        writer: Arc<ObjectWriter>,
         name: String,
-        seen: watch::Receiver<Arc<Seen>>,
+        seen: watch::Receiver<Arc<ObservedState>>,
         uid: watch::Sender<Option<String>>,
     ) -> Self {
         Self {
@@ -108,8 +108,8 @@ impl NodeWriter {
             uid,
             node: None,
             started: Instant::now(),
-            taint: Failing::new("patch nodes"),
-            condition: Failing::new("patch nodes/status"),
+            taint: WriteRetry::new("patch nodes"),
+            condition: WriteRetry::new("patch nodes/status"),
             said_at: None,
             renewal: HEARTBEAT + random_part(HEARTBEAT),
         }
@@ -164,7 +164,7 @@ impl NodeWriter {
         }
     }
 
-    async fn say(&mut self, seen: &Seen) {
+    async fn say(&mut self, seen: &ObservedState) {
         let wanted = wanted(seen, self.started);
         let node = self.node.as_mut().filter(|_| !self.condition.is_pausing());
         let (Some(node), Some((status, reason, message))) = (node, wanted) else { return };
@@ -221,7 +221,7 @@ fn is_older(condition: &Condition, age: Duration, now: &Time) -> bool {
 }
 
 /// Records a failed write. The watch will report a Node that was changed or deleted in the meantime.
-async fn failed(failing: &mut Failing, error: &WriteError, writer: &Writer) {
+async fn failed(failing: &mut WriteRetry, error: &WriteError, writer: &ObjectWriter) {
     if error.is_of_object() {
         debug!(?error, "Node changed since it was read");
         return failing.not_before(ECHO + random_part(ECHO));
@@ -240,8 +240,8 @@ mod tests {
         let taint = |key: &str| json!({ "key": key, "effect": "NoSchedule" });
         let node = |taints: &[Value]| NodeObject {
             metadata: ObjectMeta { resource_version: Some("7".into()), ..ObjectMeta::default() },
-            spec: Spec { taints: Some(taints.to_vec()) },
-            status: Status::default(),
+            spec: NodeTaintSpec { taints: Some(taints.to_vec()) },
+            status: ConditionsStatus::default(),
         };
         assert_eq!(without_taint(&node(&[taint("a"), taint("b")])), None);
         let patch = without_taint(&node(&[taint("a"), taint(STARTUP_TAINT), taint("b")])).unwrap();
@@ -267,7 +267,7 @@ mod tests {
     fn a_node_is_not_called_ready_or_unready_too_early() {
         let now = Instant::now();
         let Some(long_ago) = now.checked_sub(2 * BEGINNING) else { return };
-        let mut seen = Seen::default();
+        let mut seen = ObservedState::default();
         assert_eq!(wanted(&seen, now), None, "nothing was seen");
         seen.behind_since = Some(long_ago);
         assert_eq!(wanted(&seen, now), None, "the agent has only started");

@@ -21,10 +21,10 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
 
-use super::failing::{Failing, random_part};
-use super::follow::{Condition, Status, follow};
-use super::seen::Seen;
-use super::write::{WriteError, Writer};
+use super::failing::{WriteRetry, random_part};
+use super::follow::{Condition, ConditionsStatus, follow};
+use super::seen::ObservedState;
+use super::write::{WriteError, ObjectWriter};
 use super::{PASSING, TICK, now};
 
 /// Most concurrent writes.
@@ -50,35 +50,35 @@ const NAMED_AFTER: u32 = 3;
 pub(super) struct PodObject {
     #[serde(deserialize_with = "crd::used_metadata")]
     metadata: ObjectMeta,
-    spec: Spec,
-    status: Status,
+    spec: PodGateSpec,
+    status: ConditionsStatus,
 }
 
 netpold_api::resource!(PodObject, part of Pod);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Spec {
+struct PodGateSpec {
     host_network: Option<bool>,
-    readiness_gates: Option<Vec<Gate>>,
+    readiness_gates: Option<Vec<ReadinessGate>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Gate {
+struct ReadinessGate {
     condition_type: String,
 }
 
 /// A pod with the readiness gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Gated {
+struct GatedPod {
     uid: String,
     host_network: bool,
     /// Condition in the API.
     condition: Option<Condition>,
 }
 
-impl Gated {
+impl GatedPod {
     /// Parses a pod; `None`: it has no gate, or is terminating.
     fn of(object: PodObject, gate: &str) -> Option<(Key, Self)> {
         let PodObject { metadata, spec, status } = object;
@@ -98,7 +98,7 @@ impl Gated {
     }
 }
 
-impl Gated {
+impl GatedPod {
     /// Returns whether the API's condition is True.
     fn is_met(&self) -> bool {
         self.condition.as_ref().is_some_and(|said| said.status == "True")
@@ -114,15 +114,15 @@ fn key(metadata: &ObjectMeta) -> Key {
 
 /// Desired condition of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Wanted {
+struct DesiredCondition {
     met: bool,
     reason: &'static str,
     message: &'static str,
 }
 
-impl Wanted {
+impl DesiredCondition {
     /// Decides the desired condition; `None`: the agent cannot improve on the present one.
-    fn of(key: &Key, pod: &Gated, seen: &Seen) -> Option<Self> {
+    fn of(key: &Key, pod: &GatedPod, seen: &ObservedState) -> Option<Self> {
         let met = |reason, message| Some(Self { met: true, reason, message });
         let unmet = |reason, message| Some(Self { met: false, reason, message });
         if pod.host_network {
@@ -167,7 +167,7 @@ impl Wanted {
 
     /// Returns a strategic merge patch, which merges lists of conditions by `type`. A recreated pod of the same name
     /// has another uid, which cannot be changed: 409.
-    fn patch(self, gate: &str, pod: &Gated) -> Value {
+    fn patch(self, gate: &str, pod: &GatedPod) -> Value {
         let mut condition = json!({
             "type": gate,
             "status": self.status(),
@@ -182,8 +182,8 @@ impl Wanted {
 }
 
 /// A pod and the progress of its condition.
-struct Followed {
-    pod: Gated,
+struct FollowedPod {
+    pod: GatedPod,
     /// Time since when the condition has been wrong.
     wrong_since: Option<Instant>,
     /// Time of the next attempt.
@@ -195,8 +195,8 @@ struct Followed {
     unanswered: bool,
 }
 
-impl Followed {
-    fn new(pod: Gated) -> Self {
+impl FollowedPod {
+    fn new(pod: GatedPod) -> Self {
         Self {
             pod,
             wrong_since: None,
@@ -208,8 +208,8 @@ impl Followed {
     }
 
     /// Returns the condition to write now: True at once, False only if the cause lasts for [`PASSING`].
-    fn due(&mut self, key: &Key, seen: &Seen, now: Instant) -> Option<Wanted> {
-        let wanted = Wanted::of(key, &self.pod, seen);
+    fn due(&mut self, key: &Key, seen: &ObservedState, now: Instant) -> Option<DesiredCondition> {
+        let wanted = DesiredCondition::of(key, &self.pod, seen);
         let Some(wanted) = wanted.filter(|w| !w.is_said(self.pod.condition.as_ref())) else {
             self.wrong_since = None;
             return None;
@@ -221,9 +221,9 @@ impl Followed {
     }
 }
 
-impl Followed {
+impl FollowedPod {
     /// Records a written condition.
-    fn says(&mut self, gate: &str, wanted: Wanted) {
+    fn says(&mut self, gate: &str, wanted: DesiredCondition) {
         self.pod.condition = Some(Condition {
             kind: gate.to_owned(),
             status: wanted.status().to_owned(),
@@ -249,37 +249,37 @@ impl Followed {
 }
 
 /// A finished write.
-struct Written {
+struct FinishedWrite {
     key: Key,
     uid: String,
-    wanted: Wanted,
+    wanted: DesiredCondition,
     began: Instant,
     outcome: Result<(), WriteError>,
 }
 
 /// Keeps the pods' conditions up to date.
 pub(super) struct Readiness {
-    writer: Arc<Writer>,
+    writer: Arc<ObjectWriter>,
     node: String,
     gate: String,
-    seen: watch::Receiver<Arc<Seen>>,
-    pods: BTreeMap<Key, Followed>,
+    seen: watch::Receiver<Arc<ObservedState>>,
+    pods: BTreeMap<Key, FollowedPod>,
     /// Pods of the list that is arriving.
-    listed: BTreeMap<Key, Followed>,
-    writes: JoinSet<Written>,
+    listed: BTreeMap<Key, FollowedPod>,
+    writes: JoinSet<FinishedWrite>,
     /// Namespace of the last written pod.
     served: String,
-    failing: Failing,
+    failing: WriteRetry,
     /// Time of the last successful write.
     worked_at: Option<Instant>,
 }
 
 impl Readiness {
     pub(super) fn new(
-        writer: Arc<Writer>,
+        writer: Arc<ObjectWriter>,
         node: String,
         gate: String,
-        seen: watch::Receiver<Arc<Seen>>,
+        seen: watch::Receiver<Arc<ObservedState>>,
     ) -> Self {
         Self {
             writer,
@@ -290,7 +290,7 @@ impl Readiness {
             listed: BTreeMap::new(),
             writes: JoinSet::new(),
             served: String::new(),
-            failing: Failing::new("patch pods/status"),
+            failing: WriteRetry::new("patch pods/status"),
             worked_at: None,
         }
     }
@@ -324,7 +324,7 @@ impl Readiness {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(object) => {
-                if let Some((key, pod)) = Gated::of(object, &self.gate) {
+                if let Some((key, pod)) = GatedPod::of(object, &self.gate) {
                     let known = self.pods.remove(&key);
                     let followed = updated(known, pod);
                     self.listed.insert(key, followed);
@@ -333,7 +333,7 @@ impl Readiness {
             Event::InitDone => self.pods = std::mem::take(&mut self.listed),
             Event::Apply(object) => {
                 let gone = key(&object.metadata);
-                match Gated::of(object, &self.gate) {
+                match GatedPod::of(object, &self.gate) {
                     Some((key, pod)) => {
                         let known = self.pods.remove(&key);
                         self.pods.insert(key, updated(known, pod));
@@ -375,13 +375,13 @@ impl Readiness {
             self.writes.spawn(async move {
                 let of = (Some(key.namespace.as_str()), key.name.as_str());
                 let outcome = writer.patch::<Pod>(of, Some("status"), &patch).await.map(drop);
-                Written { key, uid, wanted, began: now, outcome }
+                FinishedWrite { key, uid, wanted, began: now, outcome }
             });
         }
     }
 
-    async fn written(&mut self, written: Written) {
-        let Written { key, uid, wanted, began, outcome } = written;
+    async fn written(&mut self, written: FinishedWrite) {
+        let FinishedWrite { key, uid, wanted, began, outcome } = written;
         let followed = self.pods.get_mut(&key).filter(|followed| followed.pod.uid == uid);
         let error = match outcome {
             Ok(()) => {
@@ -425,18 +425,18 @@ impl Readiness {
 /// Orders writes: namespaces in turns, beginning after the last served one; within each, untried pods first, then those
 /// tried longest ago.
 fn ordered<'p>(
-    mut due: Vec<(&'p Key, &'p mut Followed, Wanted)>,
+    mut due: Vec<(&'p Key, &'p mut FollowedPod, DesiredCondition)>,
     served: &str,
-) -> Vec<(&'p Key, &'p mut Followed, Wanted)> {
+) -> Vec<(&'p Key, &'p mut FollowedPod, DesiredCondition)> {
     due.sort_by_key(|(_, followed, _)| followed.rests_until);
     in_turns(due, |(key, ..)| (key.namespace.as_str() <= served, &*key.namespace))
 }
 
 /// Updates a pod; a recreated pod of the same name starts afresh.
-fn updated(known: Option<Followed>, pod: Gated) -> Followed {
+fn updated(known: Option<FollowedPod>, pod: GatedPod) -> FollowedPod {
     match known {
-        Some(known) if known.pod.uid == pod.uid => Followed { pod, ..known },
-        _ => Followed::new(pod),
+        Some(known) if known.pod.uid == pod.uid => FollowedPod { pod, ..known },
+        _ => FollowedPod::new(pod),
     }
 }
 

@@ -20,10 +20,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::budget::Budget;
-use super::failing::{Failing, random_part};
-use super::seen::Seen;
-use super::write::{WriteError, Writer};
+use super::budget::ReportBudget;
+use super::failing::{WriteRetry, random_part};
+use super::seen::ObservedState;
+use super::write::{WriteError, ObjectWriter};
 use super::{MESSAGE_MAX, PASSING, now};
 use crate::engine::PolicyEnforcement;
 
@@ -57,7 +57,7 @@ const URGENT: [&str; 2] = ["agentVersion", "inSync"];
 const OPERATIONS: usize = 1000;
 
 /// Builds the report of an observed state.
-fn report(seen: &Seen) -> NodeReport {
+fn report(seen: &ObservedState) -> NodeReport {
     let enforcement = &seen.look.enforcement;
     let (policies, left) = bounded(enforcement.policies.iter().map(|(key, it)| policy(key, it)));
     let behind = seen.behind().map(str::to_owned).into_iter();
@@ -133,7 +133,7 @@ fn bounded(all: impl Iterator<Item = PolicyOnNode>) -> (Vec<PolicyOnNode>, usize
 }
 
 /// Returns the fields to write, compared with the last written ones.
-fn changed(said: Option<&Map<String, Value>>, seen: &Seen) -> Map<String, Value> {
+fn changed(said: Option<&Map<String, Value>>, seen: &ObservedState) -> Map<String, Value> {
     let Ok(Value::Object(mut fields)) = serde_json::to_value(report(seen)) else {
         return Map::new();
     };
@@ -184,7 +184,7 @@ fn operations(before: &[Value], after: &[Value]) -> (Vec<Value>, BTreeSet<String
 /// Number of pods per namespace on this node, and number of enforced ones.
 type PodCounts = BTreeMap<String, [usize; 2]>;
 
-fn pod_counts(seen: &Seen) -> PodCounts {
+fn pod_counts(seen: &ObservedState) -> PodCounts {
     let mut counts = PodCounts::new();
     for (key, pod) in &seen.look.enforcement.pods {
         let [pods, enforced] = counts.entry(key.namespace.clone()).or_default();
@@ -200,7 +200,7 @@ fn policies(fields: &Map<String, Value>) -> Option<&[Value]> {
 
 /// The last written report.
 #[derive(Default)]
-struct Said {
+struct LastReport {
     fields: Map<String, Value>,
     pods: PodCounts,
     /// `resourceVersion` of the object; `None` if unknown.
@@ -208,7 +208,7 @@ struct Said {
 }
 
 /// A report to write.
-struct Draft {
+struct ReportDraft {
     /// Fields that differ.
     fields: Map<String, Value>,
     /// JSON Patch of `policies`, if the object's list is known and the difference is small.
@@ -218,12 +218,12 @@ struct Draft {
     because_of: Vec<String>,
 }
 
-impl Draft {
+impl ReportDraft {
     /// Returns the due report: the observed state differs from the written one, or a renewal is due.
     fn new(
-        said: Option<&Said>,
-        seen: &Seen,
-        (budget, renews): (&Budget, bool),
+        said: Option<&LastReport>,
+        seen: &ObservedState,
+        (budget, renews): (&ReportBudget, bool),
         now: std::time::Instant,
     ) -> Option<Self> {
         let fields = changed(said.map(|said| &said.fields), seen);
@@ -258,7 +258,7 @@ impl Draft {
     }
 
     /// Returns the operations of the whole report; `None`: it is written as a merge patch.
-    fn patch(&self, said: Option<&Said>) -> Option<Vec<Value>> {
+    fn patch(&self, said: Option<&LastReport>) -> Option<Vec<Value>> {
         let operations = self.operations.as_ref()?;
         // After a write by another client, the places would refer to other policies.
         let version = said?.version.as_ref()?;
@@ -273,31 +273,31 @@ impl Draft {
 
 /// Keeps the node's report up to date.
 pub(super) struct Reporter {
-    writer: Arc<Writer>,
+    writer: Arc<ObjectWriter>,
     node: String,
-    seen: watch::Receiver<Arc<Seen>>,
+    seen: watch::Receiver<Arc<ObservedState>>,
     /// Uid of the Node.
     uid: watch::Receiver<Option<String>>,
     /// The last written report; `None` if the object's content is unknown.
-    said: Option<Said>,
-    budget: Budget,
+    said: Option<LastReport>,
+    budget: ReportBudget,
     /// Earliest time of the next report.
     next: Instant,
     /// Latest time of the next report.
     renewal: Instant,
-    failing: Failing,
+    failing: WriteRetry,
 }
 
 impl Reporter {
     pub(super) fn new(
-        writer: Arc<Writer>,
+        writer: Arc<ObjectWriter>,
         node: String,
-        seen: watch::Receiver<Arc<Seen>>,
+        seen: watch::Receiver<Arc<ObservedState>>,
         uid: watch::Receiver<Option<String>>,
     ) -> Self {
         let now = Instant::now();
-        let failing = Failing::new("write nodepolicystatuses");
-        let budget = Budget::new(now.into_std());
+        let failing = WriteRetry::new("write nodepolicystatuses");
+        let budget = ReportBudget::new(now.into_std());
         Self { writer, node, seen, uid, said: None, budget, next: now, renewal: now, failing }
     }
 
@@ -310,7 +310,7 @@ impl Reporter {
             let known = self.said.is_some() || seen.is_current() || seen.is_behind();
             let now = Instant::now();
             let when = (&self.budget, self.renewal <= now);
-            let draft = Draft::new(self.said.as_ref(), &seen, when, now.into_std());
+            let draft = ReportDraft::new(self.said.as_ref(), &seen, when, now.into_std());
             if let Some(draft) = draft.filter(|_| known) {
                 let pause = self.write(draft).await;
                 self.next = Instant::now() + pause;
@@ -328,7 +328,7 @@ impl Reporter {
     }
 
     /// Writes a report; returns the pause before the next one.
-    async fn write(&mut self, mut draft: Draft) -> Duration {
+    async fn write(&mut self, mut draft: ReportDraft) -> Duration {
         draft.fields.insert("renewTime".into(), json!(now()));
         let mut outcome = match draft.patch(self.said.as_ref()) {
             Some(operations) => {
@@ -356,7 +356,7 @@ impl Reporter {
         }
         match outcome {
             Ok(version) => {
-                let Draft { fields, operations, pods, because_of } = draft;
+                let ReportDraft { fields, operations, pods, because_of } = draft;
                 let operations = operations.map(|operations| operations.len());
                 debug!(fields = fields.len(), ?operations, "report written");
                 self.failing.worked();

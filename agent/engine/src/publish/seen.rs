@@ -7,7 +7,7 @@ use netpold_core::model::Key;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
-use super::{Look, PASSING};
+use super::{AgentState, PASSING};
 use crate::engine::PodEnforcement;
 
 /// Least time between two observations: each holds the engine's lock.
@@ -20,15 +20,15 @@ const IDLE: Duration = Duration::from_secs(5);
 
 /// Observed state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Seen {
-    pub(super) look: Look,
+pub(super) struct ObservedState {
+    pub(super) look: AgentState,
     /// Whether the source's state has been in force since the agent started.
     pub(super) begun: bool,
     /// Time since when no desired revision has come into force; `None`: all are in force.
     pub(super) behind_since: Option<Instant>,
 }
 
-impl Seen {
+impl ObservedState {
     /// Returns whether all of the source's state is in force.
     pub(super) fn is_current(&self) -> bool {
         self.look.in_sync && self.look.enforcement.behind.is_none()
@@ -51,8 +51,8 @@ impl Seen {
 
     /// Returns the state after another observation. A newly enforced revision is progress: under endless changes, one
     /// update is always pending.
-    fn next(&self, look: Look, now: Instant) -> Self {
-        let revision = |look: &Look| look.enforcement.revision.enforced;
+    fn next(&self, look: AgentState, now: Instant) -> Self {
+        let revision = |look: &AgentState| look.enforcement.revision.enforced;
         let progress = revision(&look) != revision(&self.look);
         let mut next = Self { look, begun: self.begun, behind_since: None };
         if next.is_current() {
@@ -65,13 +65,13 @@ impl Seen {
 }
 
 /// Observes the agent and publishes its state to the writers.
-pub(super) struct Observer<F> {
+pub(super) struct StateObserver<F> {
     look: Arc<F>,
-    seen: watch::Sender<Arc<Seen>>,
+    seen: watch::Sender<Arc<ObservedState>>,
 }
 
-impl<F: Fn() -> (Look, Duration) + Send + Sync + 'static> Observer<F> {
-    pub(super) fn new(look: F, seen: watch::Sender<Arc<Seen>>) -> Self {
+impl<F: Fn() -> (AgentState, Duration) + Send + Sync + 'static> StateObserver<F> {
+    pub(super) fn new(look: F, seen: watch::Sender<Arc<ObservedState>>) -> Self {
         Self { look: Arc::new(look), seen }
     }
 
@@ -104,17 +104,17 @@ mod tests {
     use super::*;
     use crate::engine::Enforcement;
 
-    fn look(in_sync: bool, behind: Option<&str>, enforced: u64) -> Look {
+    fn look(in_sync: bool, behind: Option<&str>, enforced: u64) -> AgentState {
         let revision = Revision { desired: enforced, enforced };
         let behind = behind.map(str::to_owned);
         let enforcement = Enforcement { revision, behind, ..Enforcement::default() };
-        Look { enforcement, problems: Vec::new(), in_sync }
+        AgentState { enforcement, problems: Vec::new(), in_sync }
     }
 
     #[test]
     fn nothing_has_begun_before_everything_is_known_and_in_force() {
         let now = Instant::now();
-        let seen = Seen::default().next(look(false, None, 1), now);
+        let seen = ObservedState::default().next(look(false, None, 1), now);
         assert!(!seen.begun && !seen.is_current());
         let seen = seen.next(look(true, Some("writing"), 1), now);
         assert!(!seen.begun && !seen.is_current());
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn an_update_after_another_is_not_behind() {
         let Some(long_ago) = Instant::now().checked_sub(2 * PASSING) else { return };
-        let seen = Seen::default().next(look(true, Some("writing"), 1), long_ago);
+        let seen = ObservedState::default().next(look(true, Some("writing"), 1), long_ago);
         let seen = seen.next(look(true, Some("writing"), 1), Instant::now());
         assert!(seen.is_behind(), "nothing came into force");
         let seen = seen.next(look(true, Some("writing"), 2), Instant::now());
@@ -143,9 +143,9 @@ mod tests {
             }
             (look(true, None, revision), Duration::ZERO)
         };
-        let (sender, mut seen) = watch::channel(Arc::new(Seen::default()));
+        let (sender, mut seen) = watch::channel(Arc::new(ObservedState::default()));
         let ring = Arc::new(Notify::new());
-        let observer = tokio::spawn(Observer::new(look, sender).run(Arc::clone(&ring)));
+        let observer = tokio::spawn(StateObserver::new(look, sender).run(Arc::clone(&ring)));
         assert!(seen.wait_for(|seen| seen.begun).await.is_ok());
         ring.notify_one();
         let second = seen.wait_for(|seen| seen.look.enforcement.revision.enforced > 0);

@@ -63,14 +63,14 @@ impl WriteError {
 }
 
 /// Writer shared by all tasks of the agent.
-pub(super) struct Writer {
+pub(super) struct ObjectWriter {
     connection: Arc<Connection>,
-    bucket: Mutex<Bucket>,
+    bucket: Mutex<TokenBucket>,
 }
 
-impl Writer {
+impl ObjectWriter {
     pub(super) fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, bucket: Mutex::new(Bucket { left: BURST, at: Instant::now() }) }
+        Self { connection, bucket: Mutex::new(TokenBucket { left: BURST, at: Instant::now() }) }
     }
 
     pub(super) fn connection(&self) -> &Arc<Connection> {
@@ -143,15 +143,15 @@ impl Writer {
 /// Returns the `resourceVersion` of the object in an answer.
 fn version(answer: &str) -> Option<String> {
     #[derive(Deserialize)]
-    struct Object {
-        metadata: Metadata,
+    struct WrittenObject {
+        metadata: WrittenMetadata,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Metadata {
+    struct WrittenMetadata {
         resource_version: Option<String>,
     }
-    serde_json::from_str::<Object>(answer).ok()?.metadata.resource_version
+    serde_json::from_str::<WrittenObject>(answer).ok()?.metadata.resource_version
 }
 
 fn error_of(error: kube::Error) -> WriteError {
@@ -160,12 +160,12 @@ fn error_of(error: kube::Error) -> WriteError {
 
 /// A token bucket; waiting writes proceed in order.
 #[derive(Debug)]
-struct Bucket {
+struct TokenBucket {
     left: f64,
     at: Instant,
 }
 
-impl Bucket {
+impl TokenBucket {
     async fn take(&mut self) {
         let pause = self.reserve(Instant::now());
         sleep(pause).await;
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn fifty_at_once_then_ten_a_second() {
         let began = Instant::now();
-        let mut bucket = Bucket { left: BURST, at: began };
+        let mut bucket = TokenBucket { left: BURST, at: began };
         let mut now = began;
         for _ in 0..50 {
             assert_eq!(bucket.reserve(now), Duration::ZERO);

@@ -11,7 +11,7 @@ use netpold_dataplane::conntrack::FlowTuple;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 use netpold_ebpf::reason::Reason;
 
-use crate::events::Seen;
+use crate::events::JournalEvent;
 
 /// Flows of one sweep that are reported one by one; the rest is only counted.
 const TOLD: usize = 4096;
@@ -23,7 +23,7 @@ const TRIES: usize = 16;
 /// New flows of a sweep.
 #[derive(Debug)]
 pub(super) struct Opened {
-    told: Vec<Seen>,
+    told: Vec<JournalEvent>,
     /// Number of reported flows by endpoint.
     shares: HashMap<u32, usize>,
     untold: u64,
@@ -45,11 +45,11 @@ impl Opened {
         for (direction, _) in began.into_iter().filter(|(_, flag)| flags & flag != 0) {
             let by_node = direction == Direction::Ingress && flags & CT_NODE != 0;
             let reason = if by_node { Reason::Node } else { reason };
-            self.take_in(tuple.endpoint, || Seen::flow(tuple, direction, reason));
+            self.take_in(tuple.endpoint, || JournalEvent::flow(tuple, direction, reason));
         }
     }
 
-    fn take_in(&mut self, endpoint: u32, seen: impl FnOnce() -> Seen) {
+    fn take_in(&mut self, endpoint: u32, seen: impl FnOnce() -> JournalEvent) {
         if self.told.len() < TOLD {
             self.told.push(seen());
             *self.shares.entry(endpoint).or_default() += 1;
@@ -86,7 +86,7 @@ impl Opened {
     }
 
     /// Takes the reported flows, and the number of the others.
-    pub(super) fn take(&mut self) -> (Vec<Seen>, u64) {
+    pub(super) fn take(&mut self) -> (Vec<JournalEvent>, u64) {
         self.shares.clear();
         (std::mem::take(&mut self.told), std::mem::take(&mut self.untold))
     }
@@ -117,7 +117,7 @@ mod tests {
         meet(&mut opened, 1, 0..all);
         let (told, untold) = opened.take();
         assert_eq!((told.len(), untold), (TOLD, u64::from(all) - TOLD as u64));
-        let number = |seen: &Seen| {
+        let number = |seen: &JournalEvent| {
             let Some(IpAddr::V4(address)) = seen.packet.remote else { panic!("{seen:?}") };
             address.to_bits()
         };

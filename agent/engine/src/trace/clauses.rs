@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netpold_api::trace::{Peer, Request};
+use netpold_api::trace::{TracePeer, TraceRequest};
 use netpold_core::probe::Party;
 use netpold_ebpf::packet::family::V6;
 use netpold_ebpf::trace::Clause;
@@ -13,7 +13,7 @@ use netpold_ebpf::trace::Clause;
 /// # Errors
 /// `resolve` fails.
 pub(crate) fn clauses(
-    request: &Request,
+    request: &TraceRequest,
     resolve: impl Fn(&Party) -> Result<Vec<IpAddr>, String>,
 ) -> Result<Vec<Clause>, String> {
     let protocol = request.protocol.map_or(0, |protocol| protocol.0);
@@ -29,8 +29,8 @@ pub(crate) fn clauses(
     let mut clauses = Vec::new();
     for (peer, clause) in sides.into_iter().filter_map(|(peer, it)| Some((peer.as_ref()?, it))) {
         let blocks: Vec<IpNet> = match peer {
-            Peer::Block(block) => vec![*block],
-            Peer::Party(party) => resolve(party)?.into_iter().map(IpNet::from).collect(),
+            TracePeer::Block(block) => vec![*block],
+            TracePeer::Party(party) => resolve(party)?.into_iter().map(IpNet::from).collect(),
         };
         clauses.extend(blocks.into_iter().map(|block| with(clause, block)));
     }
@@ -57,14 +57,14 @@ mod tests {
 
     use super::*;
 
-    fn request(from: Option<&str>, to: Option<&str>, port: Option<u16>) -> Request {
+    fn request(from: Option<&str>, to: Option<&str>, port: Option<u16>) -> TraceRequest {
         let peer = |text: &str| text.parse().unwrap();
         let (from, to) = (from.map(peer), to.map(peer));
         let (pod, protocol) = ("shop/web".parse().unwrap(), None);
-        Request { pod, from, to, port, protocol, seconds: 60 }
+        TraceRequest { pod, from, to, port, protocol, seconds: 60 }
     }
 
-    fn admits(request: &Request, remote: [u8; 4], local_port: u16, remote_port: u16) -> bool {
+    fn admits(request: &TraceRequest, remote: [u8; 4], local_port: u16, remote_port: u16) -> bool {
         let known = |party: &Party| match party.to_string().as_str() {
             "shop/client" => Ok(vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()]),
             other => Err(format!("no pod {other}")),

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use netpold_api::trace::{LONGEST, Line, Packet, Request};
+use netpold_api::trace::{LONGEST, TraceLine, TracedPacket, TraceRequest};
 use netpold_core::lock::lock;
 use netpold_dataplane::shared_maps::SharedMaps;
 use netpold_dataplane::traced::TracedPrograms;
@@ -45,7 +45,7 @@ pub trait Tracing: Send + 'static {
     ///
     /// # Errors
     /// There is no such pod on this node, or no such peer.
-    fn target(&self, request: &Request) -> Result<Target, String>;
+    fn target(&self, request: &TraceRequest) -> Result<Target, String>;
     /// Attaches the traced programs at interfaces. Returns the kernel's jiffies, and their number per second.
     ///
     /// # Errors
@@ -59,10 +59,10 @@ pub trait Tracing: Send + 'static {
     /// Adds names, and the policies and rules that decided, to packets.
     fn name(
         &self,
-        request: &Request,
+        request: &TraceRequest,
         packets: Vec<RawPacket>,
         attributions: &mut Attributions,
-    ) -> Vec<Packet>;
+    ) -> Vec<TracedPacket>;
 }
 
 /// Server of traces.
@@ -75,7 +75,7 @@ pub struct Tracer<T> {
 struct Session<T: Tracing> {
     node: Arc<Mutex<T>>,
     name: String,
-    request: Request,
+    request: TraceRequest,
     programs: TracedPrograms,
     assembler: Assembler,
     attributions: Attributions,
@@ -95,9 +95,9 @@ impl<T: Tracing> Drop for Session<T> {
 impl<T: Tracing> Session<T> {
     fn begin(
         node: Arc<Mutex<T>>,
-        request: Request,
+        request: TraceRequest,
         turn: OwnedSemaphorePermit,
-    ) -> Result<(Self, Line), String> {
+    ) -> Result<(Self, TraceLine), String> {
         let pod = request.pod()?.clone();
         let target = lock(&node).target(&request)?;
         // The engine is not locked during the load: the verifier takes a second or more.
@@ -105,7 +105,7 @@ impl<T: Tracing> Session<T> {
         let ifindexes: Vec<u32> = target.interfaces.iter().map(|(index, _)| *index).collect();
         let now = lock(&node).begin(&ifindexes, &programs)?;
         let filter = filter(&target.clauses, request.seconds, now);
-        let started = Line::Started {
+        let started = TraceLine::Started {
             node: target.node.clone(),
             pod,
             interfaces: target.interfaces.into_iter().map(|(_, name)| name).collect(),
@@ -143,13 +143,13 @@ impl<T: Tracing> Session<T> {
         let packets = lock(&self.node).name(&self.request, packets, &mut self.attributions);
         let mut text = Vec::new();
         for packet in packets {
-            text.extend(line(&Line::Packet(Box::new(packet)))?);
+            text.extend(line(&TraceLine::Packet(Box::new(packet)))?);
         }
         // Every packet that matched before the last read is complete by now, or lost.
         let lost = self.matched.saturating_sub(self.assembler.complete() + self.lost);
         if lost > 0 {
             self.lost += lost;
-            text.extend(line(&Line::Lost { node: self.name.clone(), packets: lost })?);
+            text.extend(line(&TraceLine::Lost { node: self.name.clone(), packets: lost })?);
         }
         self.matched = matched;
         Ok(text)
@@ -185,7 +185,7 @@ impl<T: Tracing> Tracer<T> {
     /// The request is refused.
     pub async fn begin(
         self: Arc<Self>,
-        request: Request,
+        request: TraceRequest,
         lines: Lines,
     ) -> Result<impl Future<Output = io::Result<()>>, String> {
         if !(1..=LONGEST).contains(&request.seconds) {
@@ -202,7 +202,7 @@ impl<T: Tracing> Tracer<T> {
 }
 
 /// Serves a client until the trace ends.
-async fn serve<T: Tracing>(session: Session<T>, started: Line, lines: Lines) -> io::Result<()> {
+async fn serve<T: Tracing>(session: Session<T>, started: TraceLine, lines: Lines) -> io::Result<()> {
     let (node, seconds) = (session.name.clone(), session.request.seconds);
     let session = Arc::new(Mutex::new(session));
     // A client that does not read must not keep the traced programs attached.
@@ -220,7 +220,7 @@ async fn serve<T: Tracing>(session: Session<T>, started: Line, lines: Lines) -> 
                 .to_owned()
         }
     };
-    last.extend(line(&Line::Ended { node, reason })?);
+    last.extend(line(&TraceLine::Ended { node, reason })?);
     timeout(PATIENCE, lines.send(last)).await.unwrap_or(Ok(()))
 }
 
@@ -234,7 +234,7 @@ enum End {
 async fn send<T: Tracing>(
     lines: &Lines,
     session: &Arc<Mutex<Session<T>>>,
-    started: &Line,
+    started: &TraceLine,
     time: Duration,
 ) -> io::Result<Option<End>> {
     let until = Instant::now() + time;

@@ -14,7 +14,7 @@ use netpold_ebpf::layout::{
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::trace::{SETTLED, Step};
 
-use netpold_api::trace::{Entry, Shown};
+use netpold_api::trace::{TracedFlowEntry, TraceStep};
 
 /// Largest number of incomplete packets: one in progress on each CPU, and packets with lost lines.
 const PENDING: usize = 1024;
@@ -27,7 +27,7 @@ pub struct RawPacket {
     /// Whether the packet was dropped.
     pub dropped: bool,
     /// Steps of the judgement.
-    pub steps: Vec<Shown>,
+    pub steps: Vec<TraceStep>,
 }
 
 /// Lines of incomplete packets.
@@ -87,7 +87,7 @@ fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
             }
             Some(Step::Local) => event.local = octets(first, second),
             Some(Step::Remote) => event.remote = octets(first, second),
-            Some(Step::SlowPath) => steps.push(Shown::SlowPath),
+            Some(Step::SlowPath) => steps.push(TraceStep::SlowPath),
             Some(Step::Endpoint) => {
                 event.endpoint = first as u32;
                 rows = [Rows(second).ingress(), Rows(second).egress()];
@@ -98,7 +98,7 @@ fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
                 }
             }
             Some(Step::Cached) => {
-                steps.push(Shown::Cached { reason: reason(first), flow: entry(second) });
+                steps.push(TraceStep::Cached { reason: reason(first), flow: entry(second) });
             }
             Some(Step::Class) => steps.push(class(first as u32)),
             Some(Step::Row) => row = Some(first),
@@ -108,12 +108,12 @@ fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
             }
             Some(Step::Flow) => {
                 let flow = (first > 0).then(|| entry(second));
-                steps.push(Shown::Flow { flow, expired: first == 1 });
+                steps.push(TraceStep::Flow { flow, expired: first == 1 });
             }
-            Some(Step::NewFlow) => steps.push(Shown::NewFlow),
+            Some(Step::NewFlow) => steps.push(TraceStep::NewFlow),
             Some(Step::Sender) => {
                 last = Some(first as u8);
-                steps.push(Shown::Sender { reason: reason(first) });
+                steps.push(TraceStep::Sender { reason: reason(first) });
             }
             Some(Step::Verdict) => {
                 // Number of lines before this one.
@@ -123,18 +123,18 @@ fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
                 event.reason = if first == SETTLED { last? } else { first as u8 };
                 dropped = second & 1 != 0;
             }
-            None => steps.push(Shown::Unknown { number: step }),
+            None => steps.push(TraceStep::Unknown { number: step }),
         }
     }
     Some(RawPacket { event, dropped, steps })
 }
 
-fn endpoint(first: u64, [ingress_row, egress_row]: [u32; 2]) -> Shown {
-    Shown::Endpoint { id: first as u32, revision: (first >> 32) as u32, ingress_row, egress_row }
+fn endpoint(first: u64, [ingress_row, egress_row]: [u32; 2]) -> TraceStep {
+    TraceStep::Endpoint { id: first as u32, revision: (first >> 32) as u32, ingress_row, egress_row }
 }
 
-fn class(word: u32) -> Shown {
-    Shown::Class {
+fn class(word: u32) -> TraceStep {
+    TraceStep::Class {
         class: word & (MAX_CLASSES - 1),
         translated: word & CLASS_TRANSLATED != 0,
         service: word & CLASS_SERVICE != 0,
@@ -142,7 +142,7 @@ fn class(word: u32) -> Shown {
 }
 
 /// Converts a lookup in a row. The direction is the packet's own, unless only the other direction has the row.
-fn row_lookup(row: u64, [asked, word]: [u64; 2], rows: [u32; 2], own: Direction) -> Shown {
+fn row_lookup(row: u64, [asked, word]: [u64; 2], rows: [u32; 2], own: Direction) -> TraceStep {
     let (class, row) = ((row >> 32) as u32 & (MAX_CLASSES - 1), row as u32);
     let [protocol, low, high, ..] = asked.to_le_bytes();
     let direction = match rows {
@@ -150,7 +150,7 @@ fn row_lookup(row: u64, [asked, word]: [u64; 2], rows: [u32; 2], own: Direction)
         [ingress, _] if ingress == row => Direction::Ingress,
         _ => Direction::Egress,
     };
-    Shown::Row {
+    TraceStep::Row {
         direction,
         row,
         class,
@@ -170,10 +170,10 @@ fn ports(word: u64, protocol: u8) -> String {
     }
 }
 
-fn entry(control: u64) -> Entry {
+fn entry(control: u64) -> TracedFlowEntry {
     let control = Control(control);
     let has = |flag: u16| control.flags() & flag != 0;
-    Entry {
+    TracedFlowEntry {
         ingress: has(CT_INGRESS),
         egress: has(CT_EGRESS),
         node: has(CT_NODE),
@@ -233,7 +233,7 @@ mod tests {
         assert!(!first.dropped && first.event.reason == Reason::Allowed as u8);
         assert_eq!((first.event.local_port, first.event.remote_port), (80, 4000));
         assert_eq!((&first.event.remote[..4], first.event.length), (&[10, 0, 0, 7][..], 60));
-        let row = Shown::Row {
+        let row = TraceStep::Row {
             direction: Direction::Ingress,
             row: 2,
             class: 5,
@@ -242,8 +242,8 @@ mod tests {
             ports: "80".into(),
             allows: true,
         };
-        let endpoint = Shown::Endpoint { id: 9, revision: 77, ingress_row: 2, egress_row: 3 };
-        let class = Shown::Class { class: 5, translated: true, service: false };
+        let endpoint = TraceStep::Endpoint { id: 9, revision: 77, ingress_row: 2, egress_row: 3 };
+        let class = TraceStep::Class { class: 5, translated: true, service: false };
         assert_eq!(first.steps, [endpoint, class, row]);
     }
 

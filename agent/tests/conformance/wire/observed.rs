@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use netpold_api::events::Outcome;
-use netpold_api::filter::Request;
-use netpold_api::observe::{Attribution, Event, Line, PolicyName, RuleName};
+use netpold_api::filter::ObserveRequest;
+use netpold_api::observe::{Attribution, Event, ObserveLine, PolicyName, RuleName};
 use netpold_cli::observe;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
@@ -44,7 +44,7 @@ pub(super) fn compare(wire: &Wire, step: &Step, seen: &mut Observed) -> Result<V
     let cluster: Cluster = convert(step)?.0.into_iter().collect();
     let explainer = Explainer::new(&cluster);
     let since = u64::try_from(wire.enforced.elapsed().as_millis())?;
-    let request = Request { since: Some(since), ..Request::default() };
+    let request = ObserveRequest { since: Some(since), ..ObserveRequest::default() };
     let checks = step.checks.iter().filter(|check| !check.allow);
     let asked = |it: &Check| (it.from.address, it.to.address, it.protocol.0, it.port);
     let denied: BTreeSet<Asked> = checks.map(asked).collect();
@@ -52,7 +52,7 @@ pub(super) fn compare(wire: &Wire, step: &Step, seen: &mut Observed) -> Result<V
     for agent in &wire.agents {
         let mut lines = observe::ask(&agent.socket(), &request, false)?;
         while let Some(line) = lines.read()? {
-            if let Line::Event(event) = serde_json::from_str(&line).context("no line")? {
+            if let ObserveLine::Event(event) = serde_json::from_str(&line).context("no line")? {
                 let differs = difference(&event, &explainer, &denied, seen);
                 wrong.extend(differs.map(|differs| format!("{differs}: {line}")));
             }

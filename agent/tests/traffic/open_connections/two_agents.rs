@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use netpold_api::flows::Answer;
+use netpold_api::flows::FlowsAnswer;
 use netpold_cli::diff::live::cuts;
 use netpold_core::cluster::Cluster as Objects;
 use netpold_kube::manifests::read_once;
@@ -24,7 +24,7 @@ fn objects(cluster: &Cluster) -> Objects {
 }
 
 /// Returns the flows of each node.
-fn answers(cluster: &Cluster) -> Vec<Answer> {
+fn answers(cluster: &Cluster) -> Vec<FlowsAnswer> {
     let answer = |agent: &netpold_testbed::Agent| {
         let (code, text) = netpold(&["flows", "-o", "json", "--limit", "0"], agent);
         assert_eq!(code, Some(0));

@@ -2,7 +2,7 @@ use netpold_core::model::Key;
 
 use super::*;
 use crate::engine::{Enforcement, PodEnforcement};
-use crate::publish::Look;
+use crate::publish::AgentState;
 
 const GATE: &str = "netpold.io/network-ready";
 const NO_PROGRAM: &str = "no program is attached to its interface";
@@ -11,29 +11,29 @@ fn web() -> Key {
     Key { namespace: "shop".into(), name: "web".into() }
 }
 
-fn gated(json: Value) -> Option<Gated> {
+fn gated(json: Value) -> Option<GatedPod> {
     let object: PodObject = serde_json::from_value(json).unwrap();
-    Gated::of(object, GATE).map(|(_, pod)| pod)
+    GatedPod::of(object, GATE).map(|(_, pod)| pod)
 }
 
-fn pod(status: Option<&str>) -> Gated {
+fn pod(status: Option<&str>) -> GatedPod {
     let condition = status.map(|status| Condition {
         kind: GATE.into(),
         status: status.into(),
         ..Condition::default()
     });
-    Gated { uid: "u1".into(), host_network: false, condition }
+    GatedPod { uid: "u1".into(), host_network: false, condition }
 }
 
-fn seen(uid: &str, lacks: Option<&'static str>) -> Seen {
+fn seen(uid: &str, lacks: Option<&'static str>) -> ObservedState {
     // Every other cause leaves a program at the interface.
     let is_judged = lacks != Some(NO_PROGRAM);
     let pods = BTreeMap::from([(web(), PodEnforcement { uid: uid.into(), lacks, is_judged })]);
     let enforcement = Enforcement { pods, ..Enforcement::default() };
-    Seen {
-        look: Look { enforcement, problems: Vec::new(), in_sync: true },
+    ObservedState {
+        look: AgentState { enforcement, problems: Vec::new(), in_sync: true },
         begun: true,
-        ..Seen::default()
+        ..ObservedState::default()
     }
 }
 
@@ -55,10 +55,10 @@ fn pods_without_the_gate_are_left_alone() {
 #[test]
 fn a_met_condition_is_written_at_once_and_an_unmet_one_if_it_lasts() {
     let now = Instant::now();
-    let mut followed = Followed::new(pod(None));
+    let mut followed = FollowedPod::new(pod(None));
     let due = followed.due(&web(), &seen("u1", None), now);
     assert!(due.unwrap().met);
-    let mut followed = Followed::new(pod(Some("True")));
+    let mut followed = FollowedPod::new(pod(Some("True")));
     assert_eq!(followed.due(&web(), &seen("u1", None), now), None, "the condition is true already");
     let lacks = seen("u1", Some(NO_PROGRAM));
     assert_eq!(followed.due(&web(), &lacks, now), None, "the cause may pass");
@@ -74,20 +74,20 @@ fn a_met_condition_is_written_at_once_and_an_unmet_one_if_it_lasts() {
 
 #[test]
 fn no_condition_is_written_before_the_agent_knows_the_pod() {
-    let before = Seen { begun: false, ..seen("u1", None) };
-    assert_eq!(Wanted::of(&web(), &pod(Some("True")), &before), None);
-    let wanted = Wanted::of(&web(), &pod(None), &seen("another", None)).unwrap();
+    let before = ObservedState { begun: false, ..seen("u1", None) };
+    assert_eq!(DesiredCondition::of(&web(), &pod(Some("True")), &before), None);
+    let wanted = DesiredCondition::of(&web(), &pod(None), &seen("another", None)).unwrap();
     assert_eq!((wanted.met, wanted.reason), (false, "NotKnown"), "a pod of the same name");
-    let host = Gated { host_network: true, ..pod(None) };
+    let host = GatedPod { host_network: true, ..pod(None) };
     assert!(
-        Wanted::of(&web(), &host, &before).unwrap().met,
+        DesiredCondition::of(&web(), &host, &before).unwrap().met,
         "policy does not apply to hostNetwork pods"
     );
 }
 
 #[test]
 fn a_patch_is_bound_to_the_uid_of_the_pod() {
-    let wanted = Wanted { met: false, reason: "NotJudged", message: "why" };
+    let wanted = DesiredCondition { met: false, reason: "NotJudged", message: "why" };
     let patch = wanted.patch(GATE, &pod(Some("True")));
     assert_eq!(patch["metadata"], json!({ "uid": "u1" }));
     let condition = &patch["status"]["conditions"][0];
@@ -109,15 +109,15 @@ fn an_update_that_fails_takes_no_pod_out_of_its_services() {
     behind.behind_since = Some(long_ago);
     for seen in [&behind, &seen("u1", late)] {
         assert_eq!(
-            Wanted::of(&web(), &pod(Some("True")), seen),
+            DesiredCondition::of(&web(), &pod(Some("True")), seen),
             None,
             "the former policy judges the pod"
         );
-        assert!(!Wanted::of(&web(), &pod(None), seen).unwrap().met);
+        assert!(!DesiredCondition::of(&web(), &pod(None), seen).unwrap().met);
     }
     let mut open = behind.clone();
     open.look.enforcement.pods = seen("u1", Some(NO_PROGRAM)).look.enforcement.pods;
-    assert!(!Wanted::of(&web(), &pod(Some("True")), &open).unwrap().met);
+    assert!(!DesiredCondition::of(&web(), &pod(Some("True")), &open).unwrap().met);
 }
 
 /// A tenant can write both times, which are in the years 10000 and 10026.

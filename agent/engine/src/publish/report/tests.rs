@@ -3,7 +3,7 @@ use netpold_testkit::random::Random;
 
 use super::*;
 use crate::engine::Enforcement;
-use crate::publish::Look;
+use crate::publish::AgentState;
 
 fn on_node(number: usize, message: usize) -> PolicyOnNode {
     PolicyOnNode {
@@ -83,7 +83,7 @@ fn operations_turn_one_list_into_another() {
     }
 }
 
-fn with_policies(generations: &BTreeMap<Key, i64>) -> Seen {
+fn with_policies(generations: &BTreeMap<Key, i64>) -> ObservedState {
     let policies = generations.iter().map(|(key, generation)| {
         let version = netpold_core::model::PolicyVersion {
             uid: "0ca9fe4d-0000-4000-8000-000000000000".into(),
@@ -101,8 +101,8 @@ fn with_policies(generations: &BTreeMap<Key, i64>) -> Seen {
         (key.clone(), enforcement)
     });
     let enforcement = Enforcement { policies: policies.collect(), ..Enforcement::default() };
-    let look = Look { enforcement, problems: Vec::new(), in_sync: true };
-    Seen { look, begun: true, behind_since: None }
+    let look = AgentState { enforcement, problems: Vec::new(), in_sync: true };
+    ObservedState { look, begun: true, behind_since: None }
 }
 
 /// One tenant has 500 policies and edits three of them every five seconds; another tenant edits its policy every two
@@ -114,7 +114,7 @@ fn constant_edits_cost_little_and_delay_no_other_tenant() {
     let mut generations: BTreeMap<Key, i64> =
         crowd.chain([shop.clone()]).map(|key| (key, 1)).collect();
     let mut now = std::time::Instant::now();
-    let (mut budget, mut written) = (Budget::new(now), None::<Said>);
+    let (mut budget, mut written) = (ReportBudget::new(now), None::<LastReport>);
     let (mut sent, mut stored, mut reports) = (0, 0, 0);
     let (mut renewal, mut late) = (now, Duration::ZERO);
     let mut edited_at = None;
@@ -129,7 +129,7 @@ fn constant_edits_cost_little_and_delay_no_other_tenant() {
         }
         let seen = with_policies(&generations);
         let when = (&budget, renewal <= now);
-        if let Some(draft) = Draft::new(written.as_ref(), &seen, when, now) {
+        if let Some(draft) = ReportDraft::new(written.as_ref(), &seen, when, now) {
             let patch = draft.patch(written.as_ref());
             let body = patch.map_or_else(|| json!({ "status": draft.fields }), Value::Array);
             let last = written.get_or_insert_default();
@@ -160,8 +160,8 @@ fn constant_edits_cost_little_and_delay_no_other_tenant() {
 fn only_changed_fields_are_written() {
     let revision = Revision { desired: 2, enforced: 2 };
     let enforcement = Enforcement { revision, ..Enforcement::default() };
-    let look = Look { enforcement, problems: Vec::new(), in_sync: true };
-    let mut seen = Seen { look, begun: true, behind_since: None };
+    let look = AgentState { enforcement, problems: Vec::new(), in_sync: true };
+    let mut seen = ObservedState { look, begun: true, behind_since: None };
     let all = changed(None, &seen);
     assert!(all.contains_key("policies") && !all.contains_key("renewTime"));
     assert_eq!(changed(Some(&all), &seen), Map::new());
