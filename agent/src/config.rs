@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use netpold_api::events::Outcome;
+use netpold_api::events::TrafficVerdict;
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::SecondNetworks;
 use netpold_core::model::Denial;
@@ -14,11 +14,11 @@ use netpold_core::options::{
 use netpold_core::pattern::block;
 use netpold_dataplane::Rejections;
 use netpold_dataplane::bpffs::TakesFrom;
-use netpold_dataplane::uplink_xdp::Wanted;
+use netpold_dataplane::uplink_xdp::DesiredXdp;
 use netpold_ebpf::xdp::uplink::Scope;
 use netpold_engine::interfaces::NodeDevices;
 use netpold_kube::cluster::{self, FollowedNodes, FollowedPeers, PeerTimes};
-use netpold_kube::opened::Origin;
+use netpold_kube::opened::SourceOrigin;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{
@@ -34,7 +34,7 @@ const SOCKET_PATH_MAX: usize = 107 - netpold_engine::admin::NEW_SUFFIX.len();
 #[derive(Debug)]
 pub struct RunConfig {
     /// Source of the objects.
-    pub origin: Origin,
+    pub origin: SourceOrigin,
     /// Name of this node.
     pub node: String,
     /// Type of the readiness gate and condition of pods.
@@ -88,7 +88,7 @@ pub struct Hooks {
     /// Bit of `skb->mark` in judged packets, 0 to 31.
     pub mark_bit: u8,
     /// Devices at which XDP drops packets, if any.
-    pub uplinks: Option<Wanted>,
+    pub uplinks: Option<DesiredXdp>,
     /// Whether XDP at the pods' interfaces drops packets that the pods may not send.
     pub pod_xdp: bool,
     /// Limits of the answers to denied packets.
@@ -177,7 +177,7 @@ impl TryFrom<RunArgs> for RunConfig {
                 node_devices: args.node_devices,
                 trusted_devices: args.trusted_devices,
                 mark_bit: args.mark_bit,
-                uplinks: (!args.xdp_uplink.is_empty()).then_some(Wanted {
+                uplinks: (!args.xdp_uplink.is_empty()).then_some(DesiredXdp {
                     names: args.xdp_uplink,
                     scope: match args.xdp_uplink_drops {
                         UplinkDrops::Openings => Scope::Openings,
@@ -204,9 +204,9 @@ fn export(args: OtlpArgs, node: &str) -> Result<Option<netpold_export::ExportSet
     let is_none = args.otlp_logs.contains(&ExportedLogs::None);
     ensure!(!is_none || args.otlp_logs.len() == 1, "--otlp-logs: none stands alone");
     let verdict = |logs: &ExportedLogs| match logs {
-        ExportedLogs::Deny => Some(Outcome::Deny),
-        ExportedLogs::Audit => Some(Outcome::Audit),
-        ExportedLogs::Allow => Some(Outcome::Allow),
+        ExportedLogs::Deny => Some(TrafficVerdict::Deny),
+        ExportedLogs::Audit => Some(TrafficVerdict::Audit),
+        ExportedLogs::Allow => Some(TrafficVerdict::Allow),
         ExportedLogs::None => None,
     };
     let verdicts = args.otlp_logs.iter().filter_map(verdict).collect();
@@ -215,8 +215,8 @@ fn export(args: OtlpArgs, node: &str) -> Result<Option<netpold_export::ExportSet
     Ok(Some(netpold_export::ExportSettings { endpoint, node: node.to_owned(), verdicts, metrics }))
 }
 
-fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> Origin {
-    manifests.map_or(Origin::Cluster(cluster), Origin::Manifests)
+fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> SourceOrigin {
+    manifests.map_or(SourceOrigin::Cluster(cluster), SourceOrigin::Manifests)
 }
 
 impl RunConfig {

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use tracing::warn;
 
-use netpold_dataplane::attach::Mode;
+use netpold_dataplane::attach::AttachMode;
 use netpold_dataplane::features::Features;
 use netpold_dataplane::quiescence::preempts_programs;
 
@@ -95,21 +95,21 @@ fn lacking(kernel: Features, interprets: bool) -> Option<&'static str> {
 }
 
 /// Warns about optional features that this kernel lacks.
-pub fn warn_of_lacks(mode: Mode) {
+pub fn warn_of_lacks(mode: AttachMode) {
     for lack in lacks_here(mode) {
         tracing::warn!("{lack}");
     }
 }
 
 /// Returns warnings about optional features that this kernel lacks.
-pub(crate) fn lacks_here(mode: Mode) -> Vec<&'static str> {
+pub(crate) fn lacks_here(mode: AttachMode) -> Vec<&'static str> {
     let jit = std::fs::read_to_string(JIT);
     lacks(mode, jit.ok().as_deref(), preempts_programs() == Some(true))
 }
 
-fn lacks(mode: Mode, jit: Option<&str>, real_time: bool) -> Vec<&'static str> {
+fn lacks(mode: AttachMode, jit: Option<&str>, real_time: bool) -> Vec<&'static str> {
     let mut lacks = Vec::new();
-    if mode == Mode::Clsact {
+    if mode == AttachMode::Clsact {
         lacks.push(
             "this kernel has no TCX (6.6): using filters below a clsact qdisc, which other tools may delete with the \
              qdisc; they are restored within --readback seconds",
@@ -181,10 +181,10 @@ mod tests {
 
     #[test]
     fn lacks_are_told() {
-        assert!(lacks(Mode::Tcx, Some("1\n"), false).is_empty());
+        assert!(lacks(AttachMode::Tcx, Some("1\n"), false).is_empty());
         // Network namespaces other than the initial one have no such file.
-        assert!(lacks(Mode::Tcx, None, false).is_empty());
-        let both = lacks(Mode::Clsact, Some("0\n"), true);
+        assert!(lacks(AttachMode::Tcx, None, false).is_empty());
+        let both = lacks(AttachMode::Clsact, Some("0\n"), true);
         assert!(both[0].contains("no TCX") && both[1].contains("interpreted"), "{both:?}");
         assert!(both[2].contains("PREEMPT_RT"), "{both:?}");
     }

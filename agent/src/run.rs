@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use netpold_controller::listen::{Heartbeat, Listener};
 use netpold_core::lock::lock;
-use netpold_dataplane::attach::{Attacher, Mode};
+use netpold_dataplane::attach::{Attacher, AttachMode};
 use netpold_dataplane::bpffs::{Offer, PinRoot, TakesFrom};
 use netpold_dataplane::generation;
 use netpold_dataplane::object::object;
@@ -27,15 +27,15 @@ use netpold_engine::Engine;
 use netpold_engine::admin::{Admin, requests};
 use netpold_engine::events::{self, DropLog, Dropped};
 use netpold_engine::interfaces::NodeDevices;
-use netpold_engine::observe::Observer;
+use netpold_engine::observe::ObserveServer;
 use netpold_engine::publish;
-use netpold_engine::rule_use::News;
+use netpold_engine::rule_use::NewFlows;
 use netpold_engine::trace::Tracing;
 use netpold_export::Exporter;
 use netpold_kube::cni_results::cache;
 use netpold_kube::cni_results::static_pods::StaticPods;
 use netpold_kube::inputs::{Input, Inputs};
-use netpold_kube::opened::Opened;
+use netpold_kube::opened::OpenedSource;
 use netpold_kube::pause::pause_until;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -43,7 +43,7 @@ use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-use records::Records;
+use records::RecordWriters;
 use reports::Reports;
 use routes::routes;
 use telemetry::Telemetry;
@@ -88,10 +88,10 @@ pub fn run(mut config: RunConfig) -> Result<()> {
     let result = runtime.block_on(async {
         let opened = if config.files.state.exists() {
             // The kept state is enforced with or without a source.
-            Opened::later(config.origin.clone())
+            OpenedSource::later(config.origin.clone())
         } else {
             // Opened first, because a failure here changes nothing.
-            Opened::now(&config.origin).await?
+            OpenedSource::now(&config.origin).await?
         };
         let opened = when_due(opened, &config).await;
         Agent::start(&config, opened, exporter.clone())?.serve(config.readback).await
@@ -108,7 +108,7 @@ pub fn run(mut config: RunConfig) -> Result<()> {
 
 /// Opens the source. An agent that takes over from another one first waits until all objects are known, because the
 /// other judges new pods until then. An agent that has just begun offers no takeover yet.
-async fn when_due(opened: Opened, config: &RunConfig) -> Opened {
+async fn when_due(opened: OpenedSource, config: &RunConfig) -> OpenedSource {
     let (root, from) = (&config.files.bpffs, config.takes_from);
     let end = Instant::now() + OFFER_PATIENCE;
     while !config.give_way && Instant::now() < end {
@@ -139,13 +139,13 @@ enum Ended {
 struct Agent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
-    observer: Arc<Observer>,
+    observer: Arc<ObserveServer>,
     telemetry: Telemetry,
     inputs: Inputs,
     opening: Option<JoinHandle<Result<()>>>,
     reports: Reports,
-    records: Records,
-    interfaces: mpsc::Receiver<netpold_discovery::Event>,
+    records: RecordWriters,
+    interfaces: mpsc::Receiver<netpold_discovery::DiscoveryEvent>,
     /// Whether all interfaces of the start are known.
     interfaces_in_sync: bool,
     reading_events: bool,
@@ -159,15 +159,15 @@ struct Agent {
 }
 
 impl Agent {
-    fn start(config: &RunConfig, opened: Opened, exporter: Option<Exporter>) -> Result<Self> {
-        let Opened { source, event_recorder, opening } = opened;
+    fn start(config: &RunConfig, opened: OpenedSource, exporter: Option<Exporter>) -> Result<Self> {
+        let OpenedSource { source, event_recorder, opening } = opened;
         // First, so that no veth appears unseen while another agent ends.
         let veths = VethWatcher::open().context("cannot watch for new interfaces")?;
         let existing = veths.existing().clone();
         let pins = PinRoot::take(&config.files.bpffs, config.takes_from)?;
         let offer = config.give_way.then(|| Offer::new(&config.files.bpffs, TakesFrom::GivesWay));
         let offer = offer.transpose()?;
-        let mode = Mode::probe();
+        let mode = AttachMode::probe();
         requirements::warn_of_lacks(mode);
         let mut attacher = Attacher::new(&pins.links(), mode)?;
         // Where all veths were judged before, one without a program belongs to a pod that started since. So it does where
@@ -182,7 +182,7 @@ impl Agent {
         attached.retain(|found| !attacher.is_closed(found.program));
         let inherited = pinned.hash_seed.is_some() || !attached.is_empty();
         let mut engine = start::engine(config, pins, attacher, &pinned)?;
-        let records = Records::resume(&config.files.state, &config.node, engine.rule_use_mut());
+        let records = RecordWriters::resume(&config.files.state, &config.node, engine.rule_use_mut());
         let manifests = StaticPods::new(config.files.static_pods.clone(), config.node.clone());
         let results = cache::follow(config.files.cni_results.clone(), manifests)?;
         let mut inputs = Inputs::new(source, results, config.node.clone(), inherited);
@@ -201,7 +201,7 @@ impl Agent {
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
-        let discovery = Discovery::start(netpold_discovery::Settings::default(), events)?;
+        let discovery = Discovery::start(netpold_discovery::DiscoverySettings::default(), events)?;
         let telemetry = Telemetry::new(config, exporter);
         let metrics = Arc::new(telemetry.metrics(&engine, &drops, inputs.status()));
         telemetry.export(&metrics);
@@ -383,8 +383,8 @@ impl Agent {
         at
     }
 
-    fn take_interface(&mut self, event: netpold_discovery::Event) {
-        self.interfaces_in_sync |= matches!(event, netpold_discovery::Event::InSync);
+    fn take_interface(&mut self, event: netpold_discovery::DiscoveryEvent) {
+        self.interfaces_in_sync |= matches!(event, netpold_discovery::DiscoveryEvent::InSync);
         lock(&self.engine).discovered(event);
     }
 
@@ -417,12 +417,12 @@ fn say_ready() {
 }
 
 /// Records new flows for `netpold observe`. Logs flows that audited policies would deny, and keeps them for the status.
-fn tell_of_flows(engine: &Engine, drops: &Mutex<DropLog>, news: News) {
+fn tell_of_flows(engine: &Engine, drops: &Mutex<DropLog>, news: NewFlows) {
     let now = Instant::now();
     let lines: Vec<_> = {
         let mut drops = lock(drops);
         drops.journal().flows(news.opened, news.untold);
-        news.audited.into_iter().filter_map(|dropped| drops.take_in(dropped, now)).collect()
+        news.audited.into_iter().filter_map(|dropped| drops.record_drop(dropped, now)).collect()
     };
     for line in lines {
         events::say(&line, |dropped| engine.pod_name(dropped));

@@ -18,9 +18,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use netpold_dataplane::attach::Mode;
-use netpold_dataplane::bpffs::{self, PinRoot, Shared};
-use netpold_dataplane::closing::Closing;
+use netpold_dataplane::attach::AttachMode;
+use netpold_dataplane::bpffs::{self, PinRoot, SharedPinLock};
+use netpold_dataplane::closing::HookCloser;
 use netpold_dataplane::priority;
 use netpold_discovery::newcomers::{BUSY, Closers, VethChange, VethWatcher};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -158,7 +158,7 @@ impl Vacancies {
 /// Waits for the shared lock, reports it, and waits for the next request.
 fn watch(root: &Path, report: &mut UnixStream, asked: &Receiver<()>) -> io::Result<()> {
     loop {
-        while let Err(error) = Shared::wait(root) {
+        while let Err(error) = SharedPinLock::wait(root) {
             tracing::debug!(%error, "no pin root yet");
             std::thread::sleep(INTERVAL);
         }
@@ -171,9 +171,9 @@ fn watch(root: &Path, report: &mut UnixStream, asked: &Receiver<()>) -> io::Resu
 struct Standby {
     root: PathBuf,
     /// Keeps the links that cannot be pinned.
-    closing: Closing,
+    closing: HookCloser,
     /// Each closing holds the lock.
-    closers: Closers<Arc<Shared>>,
+    closers: Closers<Arc<SharedPinLock>>,
     vacancies: Vacancies,
     veths: VethWatcher,
     /// Time when each veth was first seen; `None`: the veth and an agent existed when this process began.
@@ -188,7 +188,7 @@ impl Standby {
     fn new(root: &Path, vacancies: Vacancies) -> Result<Self> {
         let veths = VethWatcher::open().context("cannot listen to link events")?;
         let started_alone = (!PinRoot::is_busy(root)).then(Instant::now);
-        let closing = Closing::new(bpffs::links(root), Mode::probe());
+        let closing = HookCloser::new(bpffs::links(root), AttachMode::probe());
         let closers = Closers::start(closing.clone()).context("cannot start a thread")?;
         let (root, seen) = (root.to_owned(), BTreeMap::new());
         Ok(Self { root, closing, closers, vacancies, veths, seen, started_alone, vacant: None })
@@ -241,7 +241,7 @@ impl Standby {
 
     /// Closes veths, new or not, without any netpold program, unless an agent runs. No agent starts before they are closed.
     fn close(&mut self, veths: &[(u32, bool)]) {
-        match Shared::lock(&self.root) {
+        match SharedPinLock::lock(&self.root) {
             // Without tables, nothing was ever enforced here, or netpold was uninstalled.
             Ok(Some(free)) if bpffs::has_tables(&self.root) => {
                 let free = Arc::new(free);

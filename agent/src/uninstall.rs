@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use netpold_dataplane::attach::{Attacher, Mode};
+use netpold_dataplane::attach::{Attacher, AttachMode};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::{barrier, gate, xdp};
 use netpold_engine::publish::NODE_CONDITION;
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// An agent runs on this pin root, or the kernel refuses. Detached interfaces are printed before the pins are removed.
 pub fn run(args: &UninstallArgs) -> Result<()> {
     let pins = PinRoot::open(&args.bpffs)?;
-    let mut attacher = Attacher::new(&pins.links(), Mode::probe())?;
+    let mut attacher = Attacher::new(&pins.links(), AttachMode::probe())?;
     let attached = attacher.attached()?;
     attacher.retain(|_| false)?;
     let links = pins.links();

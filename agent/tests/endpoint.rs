@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use netpold_core::bindings::Veth;
 use netpold_discovery::newcomers::{VethChange, VethWatcher};
-use netpold_discovery::{Discovery, Event, Settings};
+use netpold_discovery::{Discovery, DiscoveryEvent, DiscoverySettings};
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns};
 use tokio::sync::mpsc;
@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 /// Time limit far beyond any step of the tests.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Settings without periodic listings, so that only events update the state.
-const EVENTS_ONLY: Settings = Settings { rescan: Duration::from_hours(1), receive_buffer: 1 << 20 };
+const EVENTS_ONLY: DiscoverySettings = DiscoverySettings { rescan: Duration::from_hours(1), receive_buffer: 1 << 20 };
 
 fn ip(arguments: &str) {
     assert!(try_ip(arguments), "ip {arguments}");
@@ -59,11 +59,11 @@ impl Namespace {
         })
     }
 
-    fn discover(&self, settings: Settings) -> Observer {
+    fn discover(&self, settings: DiscoverySettings) -> Observer {
         self.discover_into(4096, settings)
     }
 
-    fn discover_into(&self, room: usize, settings: Settings) -> Observer {
+    fn discover_into(&self, room: usize, settings: DiscoverySettings) -> Observer {
         let (sender, events) = mpsc::channel(room);
         let discovery = self.inside(|| Discovery::start(settings, sender).unwrap());
         Observer { discovery, events }
@@ -96,20 +96,20 @@ fn sweep() {
 
 struct Observer {
     discovery: Discovery,
-    events: mpsc::Receiver<Event>,
+    events: mpsc::Receiver<DiscoveryEvent>,
 }
 
 impl Observer {
-    fn next(&mut self) -> Event {
+    fn next(&mut self) -> DiscoveryEvent {
         self.within(PATIENCE).expect("an event")
     }
 
     /// Returns events until half a second passes without one.
-    fn for_a_while(&mut self) -> Vec<Event> {
+    fn for_a_while(&mut self) -> Vec<DiscoveryEvent> {
         std::iter::from_fn(|| self.within(Duration::from_millis(500))).collect()
     }
 
-    fn within(&mut self, time: Duration) -> Option<Event> {
+    fn within(&mut self, time: Duration) -> Option<DiscoveryEvent> {
         let end = Instant::now() + time;
         while Instant::now() < end {
             match self.events.try_recv() {
@@ -125,10 +125,10 @@ impl Observer {
         let mut veths = Vec::new();
         loop {
             match self.next() {
-                Event::Veth(veth) => veths.push(veth),
-                Event::VethGone(index) => panic!("{index} was never there"),
-                Event::OwnAddresses(_) | Event::Devices(_) | Event::Ports(_) => {}
-                Event::InSync => return veths,
+                DiscoveryEvent::Veth(veth) => veths.push(veth),
+                DiscoveryEvent::VethGone(index) => panic!("{index} was never there"),
+                DiscoveryEvent::OwnAddresses(_) | DiscoveryEvent::Devices(_) | DiscoveryEvent::Ports(_) => {}
+                DiscoveryEvent::InSync => return veths,
             }
         }
     }
@@ -138,7 +138,7 @@ impl Observer {
         let wanted: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
-            if self.next() == Event::OwnAddresses(wanted.clone()) {
+            if self.next() == DiscoveryEvent::OwnAddresses(wanted.clone()) {
                 return;
             }
         }
@@ -150,7 +150,7 @@ impl Observer {
         let wanted: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
-            if let Event::Veth(veth) = self.next()
+            if let DiscoveryEvent::Veth(veth) = self.next()
                 && veth.name == name
                 && veth.inside == wanted
             {
@@ -161,7 +161,7 @@ impl Observer {
     }
 
     fn until_gone(&mut self, index: u32) {
-        while self.next() != Event::VethGone(index) {}
+        while self.next() != DiscoveryEvent::VethGone(index) {}
     }
 }
 
@@ -171,7 +171,7 @@ fn the_nodes_own_addresses_are_told_but_not_those_of_services() {
     let (node, pod) = (Namespace::new("o-n"), Namespace::new("o-1"));
     node.veth("pod1", &pod);
     node.ip("addr add 192.0.2.1/24 dev pod1");
-    let mut discovery = node.discover(Settings::default());
+    let mut discovery = node.discover(DiscoverySettings::default());
     discovery.until_own(&["192.0.2.1"]);
     node.ip("addr add 2001:db8::1/64 dev pod1 nodad");
     discovery.until_own(&["192.0.2.1", "2001:db8::1"]);
@@ -250,7 +250,7 @@ fn events_arrive_within_milliseconds_of_the_address() {
         let address = IpAddr::from([10, 1, 0, last]);
         let start = Instant::now();
         runtime.block_on(handle.address().add(index, address, 32).execute()).unwrap();
-        while !matches!(observer.next(), Event::Veth(veth) if veth.inside.contains(&address)) {}
+        while !matches!(observer.next(), DiscoveryEvent::Veth(veth) if veth.inside.contains(&address)) {}
         times.push(start.elapsed());
     }
     times.sort_unstable();
@@ -366,12 +366,12 @@ fn a_bridge_port_is_an_interface_and_leaving_the_bridge_is_not_its_end() {
     let bridge = node.inside(|| if_nametoindex("br0").unwrap());
     let mut ports = observer.for_a_while();
     // The port may have been reported before the address.
-    assert!(ports.is_empty() || ports == [Event::Ports([(interface.index, bridge)].into())]);
+    assert!(ports.is_empty() || ports == [DiscoveryEvent::Ports([(interface.index, bridge)].into())]);
     node.ip("link set pod1 nomaster");
     ports = observer.for_a_while();
-    assert_eq!(ports, [Event::Ports(BTreeMap::new())]);
+    assert_eq!(ports, [DiscoveryEvent::Ports(BTreeMap::new())]);
     node.ip("link set pod1 master br0");
-    assert_eq!(observer.for_a_while(), [Event::Ports([(interface.index, bridge)].into())]);
+    assert_eq!(observer.for_a_while(), [DiscoveryEvent::Ports([(interface.index, bridge)].into())]);
     node.ip("link del pod1");
     observer.until_gone(interface.index);
 }
@@ -381,7 +381,7 @@ fn lost_events_lead_to_a_new_listing() {
     sweep();
     let (node, pod) = (Namespace::new("o-n"), Namespace::new("o-1"));
     // The smallest receive buffer, with room for about one link event, and a full channel that delays discovery.
-    let mut observer = node.discover_into(1, Settings { receive_buffer: 1, ..EVENTS_ONLY });
+    let mut observer = node.discover_into(1, DiscoverySettings { receive_buffer: 1, ..EVENTS_ONLY });
     observer.initial();
     let batch = tempfile::NamedTempFile::new().unwrap();
     let lines: String = (0..100)
@@ -393,7 +393,7 @@ fn lost_events_lead_to_a_new_listing() {
     let mut seen = BTreeSet::new();
     while seen.len() < 100 && Instant::now() < end {
         match observer.within(Duration::from_secs(1)) {
-            Some(Event::Veth(veth)) => seen.insert(veth.name),
+            Some(DiscoveryEvent::Veth(veth)) => seen.insert(veth.name),
             _ => break,
         };
     }
@@ -421,7 +421,7 @@ fn the_nodes_routes_to_single_addresses_are_told() {
     let first = observer.initial();
     assert_eq!(first.iter().map(routed).collect::<Vec<_>>(), [addresses(&["10.1.0.1"])]);
     let mut until = |wanted: &[&str]| loop {
-        if let Event::Veth(veth) = observer.next()
+        if let DiscoveryEvent::Veth(veth) = observer.next()
             && veth.routed == addresses(wanted)
         {
             return;
@@ -441,7 +441,7 @@ fn a_storm_of_addresses_costs_a_few_questions() {
     node.veth("pod1", &pod);
     node.veth("pod2", &quiet);
     let mut observer =
-        node.discover(Settings { rescan: Duration::from_hours(1), ..Settings::default() });
+        node.discover(DiscoverySettings { rescan: Duration::from_hours(1), ..DiscoverySettings::default() });
     observer.initial();
     // Waits for the end of the queries at growing intervals.
     std::thread::sleep(Duration::from_secs(3));

@@ -12,7 +12,7 @@ use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Change, Direction, Enforcement, Key, Node, Pod, Policy, PolicyVersion};
 use netpold_core::probe::IpProtocol;
-use netpold_engine::learn::{Met, Recorder};
+use netpold_engine::learn::{FlowSighting, Recorder};
 use netpold_kube::manifests;
 use netpold_testkit::generate::{Choices, Packet, PacketSource};
 use netpold_testkit::objects;
@@ -25,8 +25,8 @@ const FLOWS: usize = 60;
 /// Packets per cluster judged afterwards.
 const ASKED: usize = 150;
 
-fn met(at: u64) -> Met {
-    Met { endpoint: 1, at, is_new: true, on_trial: false }
+fn met(at: u64) -> FlowSighting {
+    FlowSighting { endpoint: 1, at, is_new: true, on_trial: false }
 }
 
 fn flow<'p>(pod: &'p Pod, packet: &Packet) -> PodFlow<'p> {
@@ -63,7 +63,7 @@ impl World {
             let PodFlow { direction, remote, protocol, port, .. } = flow(pod, &packet);
             if oracle.judge(pod, direction, remote, protocol.0, port) {
                 let endpoint = pods.iter().position(|key| *key == pod.key).unwrap() as u32;
-                let met = Met { endpoint, ..met(at as u64 * 1000) };
+                let met = FlowSighting { endpoint, ..met(at as u64 * 1000) };
                 recorder.meet(&cluster, flow(pod, &packet), |_| None, met, &mut 0);
                 passed.push(packet);
             }

@@ -12,15 +12,15 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use netpold_api::events::{LostEvents, Outcome};
+use netpold_api::events::{LostEvents, TrafficVerdict};
 use netpold_api::filter::ObserveRequest;
-use netpold_api::observe::{Attribution, Event, ObserveLine, OBSERVE_REQUEST, PolicyName, RuleName};
+use netpold_api::observe::{Attribution, ObservedEvent, ObserveLine, OBSERVE_REQUEST, PolicyName, RuleName};
 use netpold_cli::top::{EventCounts, Choice, Terminal, draw};
-use netpold_core::cluster::Whose;
+use netpold_core::cluster::AddressOwner;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_engine::admin::{self, Admin};
-use netpold_engine::lines::{Lines, line};
+use netpold_engine::lines::{LineSender, line};
 use netpold_testbed::cluster::eventually;
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
@@ -38,19 +38,19 @@ fn side_of(length: u16) -> NonZero<u16> {
 }
 
 /// Returns an event at the given second after 10:00, about a pod, its verdict and its peer.
-fn event(second: u32, pod: &str, verdict: Outcome, peer: Whose) -> Event {
+fn event(second: u32, pod: &str, verdict: TrafficVerdict, peer: AddressOwner) -> ObservedEvent {
     let remote = match &peer {
-        Whose::Outside => [203, 0, 113, 7].into(),
-        Whose::Pod(_) | Whose::Node { .. } | Whose::Service(_) => [10, 1, 1, 9].into(),
+        AddressOwner::Outside => [203, 0, 113, 7].into(),
+        AddressOwner::Pod(_) | AddressOwner::Node { .. } | AddressOwner::Service(_) => [10, 1, 1, 9].into(),
     };
-    Event {
+    ObservedEvent {
         time: format!("2026-11-23T10:00:{second:02}.250Z"),
         node: "node-1".into(),
         verdict,
         reason: match verdict {
-            Outcome::Deny => "policy".into(),
-            Outcome::Audit => "audit".into(),
-            Outcome::Allow => "allowed".into(),
+            TrafficVerdict::Deny => "policy".into(),
+            TrafficVerdict::Audit => "audit".into(),
+            TrafficVerdict::Allow => "allowed".into(),
         },
         direction: Direction::Ingress,
         pod: Some(Key::new("shop", pod)),
@@ -75,11 +75,11 @@ fn rule(matches: &str) -> RuleName {
 
 /// Returns a stream as an agent might send it.
 fn stream() -> Vec<ObserveLine> {
-    let pod = |name: &str| Whose::Pod(Key::new("shop", name));
+    let pod = |name: &str| AddressOwner::Pod(Key::new("shop", name));
     let allowed = "TCP 5432 from pods app=web of namespace shop";
     let mut events = Vec::new();
     for second in 0..12 {
-        let mut denied = event(second, "db-0", Outcome::Deny, pod("report-7x2"));
+        let mut denied = event(second, "db-0", TrafficVerdict::Deny, pod("report-7x2"));
         denied.attribution = Attribution {
             policies: vec![rule("").policy],
             nearest: Some(rule(allowed)),
@@ -88,19 +88,19 @@ fn stream() -> Vec<ObserveLine> {
         };
         events.push(denied);
     }
-    let mut opened = event(12, "db-0", Outcome::Allow, pod("web-5c9"));
+    let mut opened = event(12, "db-0", TrafficVerdict::Allow, pod("web-5c9"));
     opened.attribution = Attribution {
         policies: vec![rule("").policy],
         rule: Some(rule(allowed)),
         ..Attribution::default()
     };
     events.push(opened);
-    let mut audited = event(13, "web-5c9", Outcome::Audit, Whose::Outside);
+    let mut audited = event(13, "web-5c9", TrafficVerdict::Audit, AddressOwner::Outside);
     (audited.direction, audited.local_port) = (Direction::Egress, 51_000);
     (audited.remote_port, audited.port) = (443, Some(443));
     audited.attribution.policies = vec![PolicyName::new(&Key::new("shop", "no-egress"))];
     events.push(audited);
-    let mut spoofed = event(14, "job-1", Outcome::Deny, Whose::Outside);
+    let mut spoofed = event(14, "job-1", TrafficVerdict::Deny, AddressOwner::Outside);
     (spoofed.direction, spoofed.reason) = (Direction::Egress, "spoofed_source".into());
     (spoofed.remote_port, spoofed.port) = (53, Some(53));
     (spoofed.protocol, spoofed.local_port) = (Some(IpProtocol::UDP), 40_001);
@@ -123,7 +123,7 @@ impl Agent {
         let requests = Arc::<Mutex<Vec<ObserveRequest>>>::default();
         let heard = Arc::clone(&requests);
         let texts: Vec<Vec<u8>> = lines.iter().map(|it| line(it).unwrap()).collect();
-        let stream = admin::stream(move |request, lines: Lines| {
+        let stream = admin::stream(move |request, lines: LineSender| {
             heard.lock().unwrap().push(request);
             let texts = texts.concat();
             std::future::ready(Ok(async move {
@@ -329,7 +329,7 @@ fn top_on_a_terminal_of_80_by_24() {
     assert!(top.ends().success());
     let requests = agent.requests.lock().unwrap().clone();
     assert!(
-        requests[0].follow && requests[0].filter.verdicts.contains(&Outcome::Allow),
+        requests[0].follow && requests[0].filter.verdicts.contains(&TrafficVerdict::Allow),
         "{requests:?}"
     );
 }

@@ -95,13 +95,13 @@ impl Local {
 }
 
 /// A cluster as changes, and its allowed and denied flows.
-pub(crate) struct Cluster {
+pub(crate) struct FlowCluster {
     size: Size,
     locals: [Local; 2],
     blocks: Vec<IpNet>,
 }
 
-impl Cluster {
+impl FlowCluster {
     /// Generates a cluster of this size.
     pub(crate) fn new(size: Size, locals: [Local; 2]) -> Self {
         let mut random = Random::new(size.cidrs.into());
@@ -200,7 +200,7 @@ fn service_with_slices() -> Vec<Change> {
     let (name, both) = (Key::new("bench", "service"), [false, true]);
     let port =
         ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 8080, node_port: None };
-    let addresses = both.map(|v6| Cluster::service(v6).0).to_vec();
+    let addresses = both.map(|v6| FlowCluster::service(v6).0).to_vec();
     let service = Service {
         key: name.clone(),
         cluster: addresses.clone(),
@@ -213,7 +213,7 @@ fn service_with_slices() -> Vec<Change> {
             key: Key::new("bench", format!("service-{v6}")),
             service: "service".into(),
             ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: PORT }],
-            addresses: vec![Cluster::backends(v6)[0].0],
+            addresses: vec![FlowCluster::backends(v6)[0].0],
             not_ready: Vec::new(),
         })
     });

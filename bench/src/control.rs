@@ -140,7 +140,7 @@ pub(crate) fn milliseconds(duration: Duration) -> f64 {
 }
 
 /// Cost of one event.
-struct Sample {
+struct EventCost {
     ms: f64,
     operations: usize,
     waits: usize,
@@ -159,7 +159,7 @@ fn latency(
         world.compiler.ingest(change);
         let ops = world.compiler.update()?;
         world.generation.apply(&ops)?;
-        samples.push(Sample {
+        samples.push(EventCost {
             ms: milliseconds(start.elapsed()),
             operations: ops.len(),
             waits: ops.iter().filter(|op| **op == Op::Grace).count(),
@@ -173,7 +173,7 @@ fn latency(
     Ok(names.iter().enumerate().map(|(kind, event)| summary(event, of_kind(kind))).collect())
 }
 
-fn summary<'a>(event: &'static str, samples: impl Iterator<Item = &'a Sample>) -> Latency {
+fn summary<'a>(event: &'static str, samples: impl Iterator<Item = &'a EventCost>) -> Latency {
     let samples: Vec<_> = samples.collect();
     let times: Vec<_> = samples.iter().map(|sample| sample.ms).collect();
     let at = |part| percentile(&times, part);
@@ -211,10 +211,10 @@ fn settle(world: &mut World) {
     world.compiler.grace_passed();
 }
 
-type Event = fn(&Scale, u32, &mut Random) -> Change;
+type ClusterEvent = fn(&Scale, u32, &mut Random) -> Change;
 
 /// Alternating kinds of events, with a function for the n-th event.
-const EVENTS: [(&[&str], Event); 10] = [
+const EVENTS: [(&[&str], ClusterEvent); 10] = [
     (&["pod added"], |scale, n, _| Change::Pod(labelled(scale.pod(scale.pods + n), "app", app(n)))),
     (&["pod deleted"], |scale, n, _| Change::PodGone(scale.pod(scale.pods + n).key)),
     (&["pod relabelled"], |scale, n, random| {

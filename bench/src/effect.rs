@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use netpold_core::model::Direction;
-use netpold_dataplane::attach::{Attacher, Hook, Mode};
+use netpold_dataplane::attach::{Attacher, Hook, AttachMode};
 use netpold_dataplane::bpf::mmap::MappedArray;
 use netpold_testbed::Netns;
 
@@ -25,7 +25,7 @@ const NEXT: i32 = -1;
 pub(crate) fn measure(count: u32, pins: &Path) -> Result<Vec<f64>> {
     let netns = Netns::create("effect")?;
     netns.ip("link set lo up\naddress add 10.191.0.1/32 dev lo\n")?;
-    let mut attacher = Attacher::new(pins, Mode::Tcx)?;
+    let mut attacher = Attacher::new(pins, AttachMode::Tcx)?;
     let mut times = Vec::new();
     for number in 0..=count {
         let ifindex = pod(&netns, number)?;

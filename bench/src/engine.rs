@@ -9,7 +9,7 @@ use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface};
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
-use netpold_dataplane::attach::{Attacher, Hook, Mode};
+use netpold_dataplane::attach::{Attacher, Hook, AttachMode};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::quiescence::grace_period;
@@ -18,7 +18,7 @@ use netpold_engine::Engine;
 use netpold_testbed::Netns;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, Local, NODE, Size};
+use crate::cluster::{FlowCluster, Local, NODE, Size};
 use crate::control::{Scale, percentile};
 use crate::figures::say;
 use crate::filter::feed;
@@ -28,7 +28,7 @@ use crate::{effect, host};
 
 /// Results.
 #[derive(Debug, Serialize)]
-pub(crate) struct Node {
+pub(crate) struct NodeResults {
     /// Attaching both programs to a new interface, by TCX links and by clsact filters.
     pub(crate) attach: Vec<Attach>,
     /// Milliseconds from the attach call until the TCX program judges a packet.
@@ -88,20 +88,20 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Node> {
+) -> Result<NodeResults> {
     netpold_testbed::sweep();
     progress("control: interfaces");
     let veths = Veths::new(scale.local + new_pods + 1)?;
     let attach = attach(&veths, scale.local, buckets, &pins.join("attach"))?;
     let effect = effect::measure(new_pods, &pins.join("effect"))?;
     progress("control: the agent's engine at real interfaces");
-    let mut engine = Subject::new(scale, &veths, buckets, &pins.join("engine"))?;
+    let mut engine = MeasuredEngine::new(scale, &veths, buckets, &pins.join("engine"))?;
     let pods = (0..new_pods).map(|n| engine.add_pod(n, &veths)).collect::<Result<Vec<_>>>()?;
     engine.check(scale.local + new_pods)?;
     progress("control: processor time at pod events");
     let (idle_percent, _) = engine.load(time, 0)?;
     let (cpu_percent, events) = engine.load(time, EVENTS_PER_SECOND)?;
-    Ok(Node {
+    Ok(NodeResults {
         attach,
         effect_p50_ms: percentile(&effect, 0.5),
         effect_p99_ms: percentile(&effect, 0.99),
@@ -143,13 +143,13 @@ impl Veths {
 
 /// Attaches both programs to all interfaces; measures those after the first `local` ones.
 fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<Attach>> {
-    let cluster = Cluster::new(Size::BASE, [Local::isolated(1), Local::open(2)]);
+    let cluster = FlowCluster::new(Size::BASE, [Local::isolated(1), Local::open(2)]);
     let mut world = World::new(&pins.join("world"), cluster.changes(), buckets)?;
     let programs = Direction::BOTH
         .map(|direction| program(&mut world, direction).map(|program| (direction, program)));
     let programs = programs.into_iter().collect::<Result<Vec<_>>>()?;
     let other = load_empty()?;
-    let modes = [Mode::Tcx, Mode::Clsact].map(|mode| -> Result<Attach> {
+    let modes = [AttachMode::Tcx, AttachMode::Clsact].map(|mode| -> Result<Attach> {
         let mut attacher = Attacher::new(&pins.join("links"), mode)?;
         let (mut times, mut cpu) = (Vec::new(), Vec::new());
         for &ifindex in &veths.indices {
@@ -185,7 +185,7 @@ fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<At
 }
 
 /// The engine with a large cluster.
-pub(crate) struct Subject {
+pub(crate) struct MeasuredEngine {
     pub(crate) engine: Engine,
     pub(crate) scale: Scale,
     /// Folder of the pinned links.
@@ -194,12 +194,12 @@ pub(crate) struct Subject {
     events: u32,
 }
 
-impl Subject {
+impl MeasuredEngine {
     pub(crate) fn new(scale: Scale, veths: &Veths, buckets: u32, pins: &Path) -> Result<Self> {
         let root = PinRoot::open(pins)?;
         let links = root.links();
         let options = DataplaneOptions::new(Buckets::fixed(buckets), 1);
-        let dataplane = Dataplane::new(root, Attacher::new(&links, Mode::Tcx)?, options);
+        let dataplane = Dataplane::new(root, Attacher::new(&links, AttachMode::Tcx)?, options);
         let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
         let mut engine = Engine::new(Compiler::new(options), dataplane, Capacity::SMALL);
         let objects = scale.changes().into_iter();
@@ -257,7 +257,7 @@ impl Subject {
 
     /// Checks that each interface has both programs.
     fn check(&self, interfaces: u32) -> Result<()> {
-        let attached = Attacher::new(&self.links, Mode::Tcx)?.attached()?.len();
+        let attached = Attacher::new(&self.links, AttachMode::Tcx)?.attached()?.len();
         ensure!(
             attached as u32 == 2 * interfaces,
             "{attached} programs at {interfaces} interfaces"
@@ -328,8 +328,8 @@ fn processor_time(who: libc::c_int) -> Result<Duration> {
 }
 
 /// Prints the lines.
-pub(crate) fn print(node: &Node) {
-    let Node { pod_p50_ms, pod_p99_ms, new_pods, .. } = node;
+pub(crate) fn print(node: &NodeResults) {
+    let NodeResults { pod_p50_ms, pod_p99_ms, new_pods, .. } = node;
     say(&format!(
         "\nThe agent's engine at real interfaces, {new_pods} new pods one after the other"
     ));
@@ -342,7 +342,7 @@ pub(crate) fn print(node: &Node) {
              {exchange_p99_ms:.3} ms (p99)"
         ));
     }
-    let Node { effect_p50_ms, effect_p99_ms, .. } = node;
+    let NodeResults { effect_p50_ms, effect_p99_ms, .. } = node;
     say(&format!(
         "a TCX program judges packets {effect_p50_ms:.3} ms (p50), {effect_p99_ms:.3} ms (p99) after \
          the call begins\n\

@@ -4,7 +4,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 /// Results of a measurement.
-pub(crate) struct Found<T> {
+pub(crate) struct MeasuredFigures<T> {
     /// One figure per subject.
     pub(crate) figures: Vec<T>,
     /// Subjects that could not be measured, with the reason.

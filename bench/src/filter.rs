@@ -10,7 +10,7 @@ use crate::packet::program;
 use crate::world::World;
 
 /// A filter between interfaces.
-pub(crate) enum Filter {
+pub(crate) enum BenchFilter {
     /// No filter.
     None,
     /// An empty program at every hook.
@@ -23,7 +23,7 @@ pub(crate) enum Filter {
     Iptables(String),
 }
 
-impl Filter {
+impl BenchFilter {
     /// Installs the filter; programs are attached to these hooks.
     pub(crate) fn set(&mut self, hooks: &[Hook], attacher: &mut Attacher) -> Result<()> {
         match self {
@@ -66,18 +66,18 @@ impl Filter {
 }
 
 /// One nftables base chain with these rules that drops all other packets.
-pub(crate) fn nft_forward(rules: &str) -> Filter {
+pub(crate) fn nft_forward(rules: &str) -> BenchFilter {
     let table = format!(
         "table ip bench {{\nchain forward {{\ntype filter hook forward priority 0; policy \
          drop;\n{rules}\n}}\n}}\n"
     );
-    Filter::Nft("ip", table)
+    BenchFilter::Nft("ip", table)
 }
 
 /// The iptables chain FORWARD with these rules that drops all other packets.
-pub(crate) fn iptables_forward(rules: impl Iterator<Item = String>) -> Filter {
+pub(crate) fn iptables_forward(rules: impl Iterator<Item = String>) -> BenchFilter {
     let rules: String = rules.map(|rule| format!("-A FORWARD {rule}\n")).collect();
-    Filter::Iptables(format!("*filter\n:FORWARD DROP [0:0]\n{rules}COMMIT\n"))
+    BenchFilter::Iptables(format!("*filter\n:FORWARD DROP [0:0]\n{rules}COMMIT\n"))
 }
 
 /// Address of a client that is in the rules but sends nothing.

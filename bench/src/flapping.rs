@@ -8,7 +8,7 @@ use netpold_core::model::{Change, Interface, PortMatch, PortRule, Protocol};
 use serde::Serialize;
 
 use crate::control::{memory, percentile};
-use crate::engine::{Subject, Veths};
+use crate::engine::{MeasuredEngine, Veths};
 use crate::figures::say;
 use crate::hostile;
 
@@ -52,7 +52,7 @@ pub(crate) fn measure(
     progress(&format!("control: edits beside a tenant who flaps, {time:?}"));
     let scale = hostile::BESIDE;
     let veths = Veths::new(scale.local + 1)?;
-    let mut subject = Subject::new(scale, &veths, buckets, pins)?;
+    let mut subject = MeasuredEngine::new(scale, &veths, buckets, pins)?;
     let index = veths.indices.last().copied().context("an interface")?;
     let addresses = hostile::local_pod(true).addresses;
     subject.engine.ingest(Change::Interface(Interface {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use netpold_core::model::Direction;
-use netpold_dataplane::attach::{Attacher, Hook, Mode};
+use netpold_dataplane::attach::{Attacher, Hook, AttachMode};
 use netpold_dataplane::xdp::XdpProgram;
 use netpold_ebpf::reason::{Reason, counter};
 use netpold_ebpf::xdp::uplink::Scope;
@@ -19,9 +19,9 @@ use netpold_testbed::Netns;
 use serde::Serialize;
 
 use crate::bytecode::{Code, GENERIC, NATIVE, SCHED_CLS, XDP, attach_xdp, send_live};
-use crate::cluster::{Cluster, Local, PORT, Size};
-use crate::figures::{Found, Spread, say, spread, table};
-use crate::filter::{Filter, feed, installed, iptables_forward, traffic};
+use crate::cluster::{FlowCluster, Local, PORT, Size};
+use crate::figures::{MeasuredFigures, Spread, say, spread, table};
+use crate::filter::{BenchFilter, feed, installed, iptables_forward, traffic};
 use crate::forward::mac_text;
 use crate::frame::syn;
 use crate::host;
@@ -59,30 +59,30 @@ enum Guard {
     /// A TC program at the veth of the receiving or sending pod.
     Pod { program: OwnedFd, direction: Direction, counts: bool },
     /// nftables or iptables.
-    Rules(Filter),
+    Rules(BenchFilter),
 }
 
-struct Subject {
+struct FloodedFilter {
     name: String,
     guard: Guard,
     samples: Vec<f64>,
 }
 
 /// A frame and its sending program.
-struct Stream {
+struct FrameSender {
     frame: Vec<u8>,
     sender: OwnedFd,
 }
 
 /// The uplink, the pod behind the node, and the frames.
-struct Node {
+struct FloodNode {
     pod: Local,
     sending: u32,
     uplink: u32,
     /// From an outside address to the pod.
-    to_pod: Stream,
+    to_pod: FrameSender,
     /// From a pod, with the uplink as its veth, to an outside address.
-    from_pod: Stream,
+    from_pod: FrameSender,
     /// Tables for the receiving pod, and for the sending pod at the uplink.
     worlds: [World; 2],
     _link: OwnedFd,
@@ -96,10 +96,10 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Found<Flood>> {
+) -> Result<MeasuredFigures<Flood>> {
     netpold_testbed::sweep();
     progress("flood: compiling and writing a cluster");
-    let (node, mut subjects) = Node::build(&pins.join("world"), buckets)?;
+    let (node, mut subjects) = FloodNode::build(&pins.join("world"), buckets)?;
     let mut refused = Vec::new();
     for (tool, rules) in [("nft", node.nft()), ("iptables", node.iptables())] {
         if installed(tool) {
@@ -108,7 +108,7 @@ pub(crate) fn measure(
             refused.push(format!("flood dropped by {tool}: it is not installed"));
         }
     }
-    let mut attacher = Attacher::new(&pins.join("links"), Mode::Tcx)?;
+    let mut attacher = Attacher::new(&pins.join("links"), AttachMode::Tcx)?;
     let _pinned = host::OneCpu::pin()?;
     for round in 0..rounds {
         progress(&format!("flood: round {} of {rounds}", round + 1));
@@ -127,10 +127,10 @@ pub(crate) fn measure(
             per_second: 1e9 / total.min,
         }
     });
-    Ok(Found { figures: figures.collect(), refused })
+    Ok(MeasuredFigures { figures: figures.collect(), refused })
 }
 
-impl Stream {
+impl FrameSender {
     fn new(from: IpAddr, to: IpAddr) -> Result<Self> {
         let (IpAddr::V4(from), IpAddr::V4(to)) = (from, to) else { bail!("the flood is IPv4") };
         let frame = syn(NODE_MAC, (from, 0), (to, PORT));
@@ -140,8 +140,8 @@ impl Stream {
     }
 }
 
-impl Node {
-    fn build(pins: &Path, buckets: u32) -> Result<(Self, Vec<Subject>)> {
+impl FloodNode {
+    fn build(pins: &Path, buckets: u32) -> Result<(Self, Vec<FloodedFilter>)> {
         let netns = Netns::create("flood")?;
         let path = netns.path();
         let mac = mac_text(NODE_MAC);
@@ -159,9 +159,9 @@ impl Node {
         let pod = Local::isolated(host::ifindex("flp0")?);
         let uplink = host::ifindex("flood0")?;
         // A packet from a pod's veth must have its program's proof or is dropped, so two clusters are needed.
-        let cluster = Cluster::new(Size::BASE, [pod, Local::also_isolated(NOWHERE)]);
+        let cluster = FlowCluster::new(Size::BASE, [pod, Local::also_isolated(NOWHERE)]);
         let sender = Local::also_isolated(uplink);
-        let sends = Cluster::new(Size::BASE, [pod, sender]);
+        let sends = FlowCluster::new(Size::BASE, [pod, sender]);
         let stranger = cluster.denied(false, 1)[0].0;
         let address = pod.address(false);
         host::ip(&[
@@ -173,8 +173,8 @@ impl Node {
             .context("cannot turn on forwarding")?;
         // Without GRO, a veth accepts XDP frames from other drivers only if it has an XDP program.
         host::enable_gro("flood0")?;
-        let to_pod = Stream::new(stranger, address)?;
-        let from_pod = Stream::new(sender.address(false), stranger)?;
+        let to_pod = FrameSender::new(stranger, address)?;
+        let from_pod = FrameSender::new(sender.address(false), stranger)?;
         let mut worlds = [
             World::new(&pins.join("receives"), cluster.changes(), buckets)?,
             World::new(&pins.join("sends"), sends.changes(), buckets)?,
@@ -234,7 +234,7 @@ impl Node {
     }
 
     /// Sends, and waits until the uplink has received all packets.
-    fn transmit(&self, stream: &Stream, packets: u32) -> Result<Duration> {
+    fn transmit(&self, stream: &FrameSender, packets: u32) -> Result<Duration> {
         const PATIENCE: Duration = Duration::from_secs(2);
         let before = traffic("flood0")?.0;
         let start = Instant::now();
@@ -259,7 +259,7 @@ impl Node {
                 let counters = self.worlds[usize::from(egress)].generation.counters();
                 Ok(Some(counters[counter(egress, Reason::Policy) as usize]))
             }
-            Guard::Rules(Filter::Nft(family, _)) => {
+            Guard::Rules(BenchFilter::Nft(family, _)) => {
                 let said = feed("nft", &["list", "counter", family, "bench", "dropped"], "")?;
                 number_after(&said, "packets ").map(Some)
             }
@@ -272,7 +272,7 @@ impl Node {
     }
 
     /// Drops as early as possible, and where a node's firewall would.
-    fn nft(&self) -> Vec<Subject> {
+    fn nft(&self) -> Vec<FloodedFilter> {
         let to = self.pod.address(false);
         let early = |family: &str, hook: &str| {
             format!(
@@ -280,7 +280,7 @@ impl Node {
                  {hook};\nip daddr {to} tcp dport {PORT} counter name dropped drop\n}}\n}}\n"
             )
         };
-        let tracked = Filter::Nft(
+        let tracked = BenchFilter::Nft(
             "ip",
             format!(
                 "table ip bench {{\ncounter dropped {{ }}\nchain forward {{\ntype filter hook \
@@ -291,28 +291,28 @@ impl Node {
         [
             (
                 "nftables, netdev ingress",
-                Filter::Nft("netdev", early("netdev", "ingress device flood0 priority 0")),
+                BenchFilter::Nft("netdev", early("netdev", "ingress device flood0 priority 0")),
             ),
-            ("nftables, prerouting", Filter::Nft("ip", early("ip", "prerouting priority raw"))),
+            ("nftables, prerouting", BenchFilter::Nft("ip", early("ip", "prerouting priority raw"))),
             ("nftables, forward with conntrack", tracked),
         ]
-        .map(|(name, filter)| Subject::new(name, Guard::Rules(filter)))
+        .map(|(name, filter)| FloodedFilter::new(name, Guard::Rules(filter)))
         .into()
     }
 
-    fn iptables(&self) -> Vec<Subject> {
+    fn iptables(&self) -> Vec<FloodedFilter> {
         let to = self.pod.address(false);
         let rules = [
             "-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT".to_owned(),
             format!("-d {to} -p tcp --dport {PORT} -j DROP"),
         ];
         let guard = Guard::Rules(iptables_forward(rules.into_iter()));
-        vec![Subject::new("iptables, forward with conntrack", guard)]
+        vec![FloodedFilter::new("iptables, forward with conntrack", guard)]
     }
 }
 
 /// The floor and netpold's programs.
-fn own([receives, sends]: &mut [World; 2]) -> Result<Vec<Subject>> {
+fn own([receives, sends]: &mut [World; 2]) -> Result<Vec<FloodedFilter>> {
     let floor = Code::default().end(DROP).load(XDP).context("cannot load a program")?;
     let mut uplink = |scope| -> Result<OwnedFd> {
         Ok(receives.generation.xdp(XdpProgram::Uplink(scope))?.0.try_clone_to_owned()?)
@@ -326,17 +326,17 @@ fn own([receives, sends]: &mut [World; 2]) -> Result<Vec<Subject>> {
     let pod = |program, direction, counts| Guard::Pod { program, direction, counts };
     let xdp = |program, flags, counts| Guard::Xdp { program, flags, counts };
     Ok(vec![
-        Subject::new("XDP, drops everything", xdp(floor, NATIVE, false)),
-        Subject::new("netpold, XDP, openings", xdp(openings, NATIVE, true)),
-        Subject::new("netpold, XDP, all", xdp(all, NATIVE, true)),
-        Subject::new("netpold, generic XDP, openings", xdp(generic, GENERIC, true)),
-        Subject::new("netpold, TC, to a pod", pod(to_pod, Direction::Ingress, true)),
-        Subject::new("netpold, TC, from a pod", pod(from_pod, Direction::Egress, true)),
-        Subject::new("TC, drops everything, from a pod", pod(shot, Direction::Egress, false)),
+        FloodedFilter::new("XDP, drops everything", xdp(floor, NATIVE, false)),
+        FloodedFilter::new("netpold, XDP, openings", xdp(openings, NATIVE, true)),
+        FloodedFilter::new("netpold, XDP, all", xdp(all, NATIVE, true)),
+        FloodedFilter::new("netpold, generic XDP, openings", xdp(generic, GENERIC, true)),
+        FloodedFilter::new("netpold, TC, to a pod", pod(to_pod, Direction::Ingress, true)),
+        FloodedFilter::new("netpold, TC, from a pod", pod(from_pod, Direction::Egress, true)),
+        FloodedFilter::new("TC, drops everything, from a pod", pod(shot, Direction::Egress, false)),
     ])
 }
 
-impl Subject {
+impl FloodedFilter {
     fn new(name: &str, guard: Guard) -> Self {
         Self { name: name.to_owned(), guard, samples: Vec::new() }
     }

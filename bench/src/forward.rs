@@ -10,16 +10,16 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use netpold_core::model::Direction;
-use netpold_dataplane::attach::{Attacher, Hook, Mode};
+use netpold_dataplane::attach::{Attacher, Hook, AttachMode};
 use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_testbed::{Netns, udp_frame};
 use serde::Serialize;
 
 use crate::bytecode::{attach_xdp, send_live};
-use crate::cluster::{Cluster, Local, PORT, Size};
-use crate::figures::{Found, Spread, say, spread, table};
-use crate::filter::{Filter, installed, iptables_forward, nft_forward, other, traffic};
+use crate::cluster::{FlowCluster, Local, PORT, Size};
+use crate::figures::{MeasuredFigures, Spread, say, spread, table};
+use crate::filter::{BenchFilter, installed, iptables_forward, nft_forward, other, traffic};
 use crate::host;
 use crate::live::{Then, Varies, sender};
 use crate::packet::{load_empty, program};
@@ -45,14 +45,14 @@ pub(crate) struct Forwarding {
     pub(crate) over_none: Spread,
 }
 
-struct Subject {
+struct ForwardFilter {
     name: String,
-    filter: Filter,
+    filter: BenchFilter,
     samples: Vec<f64>,
 }
 
 /// The host sides of two pods' veths, and the frame between the pods.
-struct Wire {
+struct VethPair {
     from: Local,
     to: Local,
     frame: Vec<u8>,
@@ -69,20 +69,20 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Found<Forwarding>> {
+) -> Result<MeasuredFigures<Forwarding>> {
     netpold_testbed::sweep();
-    let path = Wire::build()?;
-    let mut attacher = Attacher::new(&pins.join("links"), Mode::Tcx)?;
+    let path = VethPair::build()?;
+    let mut attacher = Attacher::new(&pins.join("links"), AttachMode::Tcx)?;
     let mut refused = Vec::new();
     let mut subjects = vec![
-        Subject::new("none", Filter::None),
-        Subject::new("empty TCX", Filter::Empty(load_empty()?)),
+        ForwardFilter::new("none", BenchFilter::None),
+        ForwardFilter::new("empty TCX", BenchFilter::Empty(load_empty()?)),
     ];
     for (number, size) in sizes.iter().enumerate() {
         progress(&format!("forwarding: compiling and writing {size}"));
         let world = path.world(*size, &pins.join(number.to_string()), buckets)?;
         let name = format!("netpold, {} pods, {} rules", size.pods, size.rules);
-        subjects.push(Subject::new(&name, Filter::Netpold(Box::new(world))));
+        subjects.push(ForwardFilter::new(&name, BenchFilter::Netpold(Box::new(world))));
     }
     for (tool, filters) in [("nft", path.nft(100)), ("iptables", path.iptables(100))] {
         if installed(tool) {
@@ -106,16 +106,16 @@ pub(crate) fn measure(
         over_none: Spread::over(&subject.samples, &none),
         filter: subject.name,
     });
-    Ok(Found { figures: figures.collect(), refused })
+    Ok(MeasuredFigures { figures: figures.collect(), refused })
 }
 
-impl Subject {
-    fn new(name: &str, filter: Filter) -> Self {
+impl ForwardFilter {
+    fn new(name: &str, filter: BenchFilter) -> Self {
         Self { name: name.to_owned(), filter, samples: Vec::new() }
     }
 }
 
-impl Wire {
+impl VethPair {
     fn build() -> Result<Self> {
         let pods = [Netns::create("bench-a")?, Netns::create("bench-b")?];
         for (pod, name) in pods.iter().zip(["a", "b"]) {
@@ -157,7 +157,7 @@ impl Wire {
 
     /// Tables with both pods under policy, as clients of each other, and with the flow established at both.
     fn world(&self, size: Size, pins: &Path, buckets: u32) -> Result<World> {
-        let cluster = Cluster::new(size, [self.from, self.to]);
+        let cluster = FlowCluster::new(size, [self.from, self.to]);
         let mut world = World::new(pins, cluster.changes(), buckets)?;
         let ends = |local: Local, port| (local.address(false), port).into();
         let (client, server) = (ends(self.from, CLIENT_PORT), ends(self.to, PORT));
@@ -206,7 +206,7 @@ impl Wire {
 
     /// One chain with conntrack (established first, as usual), and one without, with other rules before the matching
     /// one.
-    fn nft(&self, rules: u32) -> Vec<Subject> {
+    fn nft(&self, rules: u32) -> Vec<ForwardFilter> {
         let (from, to) = (self.from.address(false), self.to.address(false));
         let allow = format!("ip saddr {from} ip daddr {to} udp dport {PORT} accept");
         let others: String = (0..rules)
@@ -215,17 +215,17 @@ impl Wire {
         let tracked = nft_forward(&format!("ct state established,related accept\n{others}{allow}"));
         let linear = nft_forward(&format!("{others}{allow}"));
         let name = |what: &str| format!("nftables, {what}, {rules} rules");
-        vec![Subject::new(&name("conntrack"), tracked), Subject::new(&name("stateless"), linear)]
+        vec![ForwardFilter::new(&name("conntrack"), tracked), ForwardFilter::new(&name("stateless"), linear)]
     }
 
     /// A chain of rules after conntrack.
-    fn iptables(&self, rules: u32) -> Vec<Subject> {
+    fn iptables(&self, rules: u32) -> Vec<ForwardFilter> {
         let (from, to) = (self.from.address(false), self.to.address(false));
         let tracked = "-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT".to_owned();
         let others = (0..rules).map(|n| format!("-s {} -p udp --dport {PORT} -j ACCEPT", other(n)));
         let allow = format!("-s {from} -d {to} -p udp --dport {PORT} -j ACCEPT");
         let chain = iptables_forward(std::iter::once(tracked).chain(others).chain([allow]));
-        vec![Subject::new(&format!("iptables, conntrack, {rules} rules"), chain)]
+        vec![ForwardFilter::new(&format!("iptables, conntrack, {rules} rules"), chain)]
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn syn(to_mac: [u8; 6], from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -
 
 /// Offsets of the address and port of one end in a frame of [`tcp`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct End {
+pub(crate) struct EndOffsets {
     /// Byte offset of the address.
     pub(crate) address: i16,
     /// Length of the address.
@@ -55,7 +55,7 @@ pub(crate) struct End {
     pub(crate) port: i16,
 }
 
-impl End {
+impl EndOffsets {
     /// Offsets for the sender or the receiver of a frame.
     pub(crate) fn of(v6: bool, sender: bool) -> Self {
         let (before, length, header) = if v6 { (8, 16, 40) } else { (12, 4, 20) };
@@ -79,7 +79,7 @@ mod tests {
             let (from, to): (IpAddr, IpAddr) = (from.parse().unwrap(), to.parse().unwrap());
             let frame = tcp((from, 0x1234), (to, 80), SYN);
             for (sender, address, port) in [(true, from, 0x1234_u16), (false, to, 80)] {
-                let end = End::of(v6, sender);
+                let end = EndOffsets::of(v6, sender);
                 let bytes = match address {
                     IpAddr::V4(v4) => v4.octets().to_vec(),
                     IpAddr::V6(v6) => v6.octets().to_vec(),

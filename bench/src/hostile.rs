@@ -55,10 +55,10 @@ pub(crate) struct Hostile {
 }
 
 /// Builds objects of a size, edited or not.
-type Shape = fn(u32, bool) -> Vec<Change>;
+type ObjectShape = fn(u32, bool) -> Vec<Change>;
 
 /// Shapes by name.
-pub(crate) const SHAPES: [(&str, Shape); 5] = [
+pub(crate) const SHAPES: [(&str, ObjectShape); 5] = [
     ("rules with all but one address, and a port", blocks_but_one),
     ("rules with an address, and two ports", port_sets),
     ("rules with a label, and a port", labels),
@@ -78,12 +78,12 @@ pub(crate) fn measure(progress: &dyn Fn(&str)) -> Result<Vec<Hostile>> {
     Ok(all)
 }
 
-struct World {
+struct HostileWorld {
     compiler: Compiler,
     tables: MemoryTables,
 }
 
-impl World {
+impl HostileWorld {
     /// Milliseconds to take changes and put them into force.
     fn enforce(&mut self, changes: Vec<Change>) -> Result<f64> {
         let start = processor_time();
@@ -102,7 +102,7 @@ fn processor_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-fn one(shape: &'static str, objects: Shape, size: u32) -> Result<Hostile> {
+fn one(shape: &'static str, objects: ObjectShape, size: u32) -> Result<Hostile> {
     let capacity = Capacity {
         bitmaps: 1 << 15,
         row_blocks: 1 << 16,
@@ -113,7 +113,7 @@ fn one(shape: &'static str, objects: Shape, size: u32) -> Result<Hostile> {
         names: 1 << 14,
     };
     let options = Options { node: NODE.into(), capacity, ..Options::default() };
-    let mut world = World { compiler: Compiler::new(options), tables: MemoryTables::new() };
+    let mut world = HostileWorld { compiler: Compiler::new(options), tables: MemoryTables::new() };
     let mut changes = BESIDE.changes();
     changes.push(Change::Pod(local_pod(true)));
     let addresses = local_pod(true).addresses;

@@ -13,7 +13,7 @@ use crate::control::percentile;
 
 /// Results of one run of all loads.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sample {
+pub(crate) struct LoadResults {
     /// Gbit/s of one TCP stream.
     pub(crate) stream: f64,
     /// Microseconds from a one-byte request to its answer, over one connection; median.
@@ -27,7 +27,7 @@ pub(crate) struct Sample {
 }
 
 /// Servers in one namespace, clients in another.
-pub(crate) struct Load<'a> {
+pub(crate) struct TrafficLoad<'a> {
     client: &'a Netns,
     address: IpAddr,
     listener: TcpListener,
@@ -43,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Time without a datagram after which all have arrived.
 const QUIET: Duration = Duration::from_millis(20);
 
-impl<'a> Load<'a> {
+impl<'a> TrafficLoad<'a> {
     /// Listens on [`PORT`] of the server's address.
     ///
     /// # Errors
@@ -60,11 +60,11 @@ impl<'a> Load<'a> {
     ///
     /// # Errors
     /// A connection is not allowed or breaks.
-    pub(crate) fn run(&self, time: Duration) -> Result<Sample> {
+    pub(crate) fn run(&self, time: Duration) -> Result<LoadResults> {
         let stream = self.stream(time).context("TCP stream")?;
         let times = self.requests(time).context("TCP requests")?;
         ensure!(!times.is_empty(), "no request was answered");
-        Ok(Sample {
+        Ok(LoadResults {
             stream,
             request_p50: percentile(&times, 0.5),
             request_p99: percentile(&times, 0.99),

@@ -23,7 +23,7 @@ use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::node::{NodeTables, Plain};
 use serde::Serialize;
 
-use crate::cluster::{Cluster, Local, NODE, PORT, Size};
+use crate::cluster::{FlowCluster, Local, NODE, PORT, Size};
 use crate::figures::{say, table};
 use crate::frame::tcp;
 
@@ -60,7 +60,7 @@ pub(crate) struct CaseLookups {
 /// # Errors
 /// The cluster does not compile, or a verdict differs from the case's.
 pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> {
-    let cluster = Cluster::new(size, locals);
+    let cluster = FlowCluster::new(size, locals);
     let options = Options { node: NODE.into(), ..Options::default() };
     let capacity = options.capacity;
     let mut compiler = Compiler::new(options);
@@ -93,7 +93,7 @@ impl Counting<'_> {
     /// The cases of the packet part, in an order in which each finds the state that it needs.
     fn cases(
         &self,
-        cluster: &Cluster,
+        cluster: &FlowCluster,
         [isolated, open]: [Local; 2],
         v6: bool,
     ) -> Result<Vec<(&'static str, Lookups)>> {

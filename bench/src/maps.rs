@@ -15,7 +15,7 @@ use crate::world::World;
 
 /// Maps of one cluster.
 #[derive(Debug, Serialize)]
-pub(crate) struct Maps {
+pub(crate) struct MapSizes {
     /// Pods of the cluster, each with addresses of both families.
     pub(crate) pods: u32,
     /// Bytes by map name.
@@ -23,13 +23,13 @@ pub(crate) struct Maps {
 }
 
 /// Measures the maps of a cluster of this size.
-pub(crate) fn measure(scale: Scale, buckets: u32, pins: &Path) -> Result<Maps> {
+pub(crate) fn measure(scale: Scale, buckets: u32, pins: &Path) -> Result<MapSizes> {
     let before = map_memory("self")?;
     // The initial sizes of the agent.
     let _world = World::sized(pins, scale.changes(), buckets, Capacity::SMALL)?;
     let mut maps = map_memory("self")?;
     maps.retain(|id, _| !before.contains_key(id));
-    Ok(Maps { pods: scale.pods, bytes: by_name(&maps)? })
+    Ok(MapSizes { pods: scale.pods, bytes: by_name(&maps)? })
 }
 
 /// Bytes by map name, of maps by identifier.
@@ -51,7 +51,7 @@ pub(crate) fn by_name(maps: &BTreeMap<u32, u64>) -> Result<BTreeMap<String, u64>
 }
 
 /// Prints the table.
-pub(crate) fn print(sizes: &[Maps]) {
+pub(crate) fn print(sizes: &[MapSizes]) {
     if sizes.is_empty() {
         return;
     }

@@ -31,9 +31,9 @@ use watcher::Watcher;
 
 /// Results.
 #[derive(Debug, Serialize)]
-pub(crate) struct Observed {
+pub(crate) struct ObserveResults {
     /// Phases: no flood, a flood, an observed flood.
-    pub(crate) phases: Vec<Phase>,
+    pub(crate) phases: Vec<FloodPhase>,
     /// Events shown per second.
     pub(crate) events_per_second: f64,
     /// Percent of a core used by the command.
@@ -56,7 +56,7 @@ pub(crate) struct Observed {
 
 /// Load of the agent during one phase.
 #[derive(Debug, Serialize)]
-pub(crate) struct Phase {
+pub(crate) struct FloodPhase {
     pub(crate) name: String,
     /// Packets denied per second.
     pub(crate) denied_per_second: f64,
@@ -86,7 +86,7 @@ const MARKERS: u16 = 40_000;
 /// `XDP_PASS`
 const PASS: i32 = 2;
 
-struct Scene {
+struct FloodScene {
     cluster: Cluster,
     flooders: Vec<String>,
     /// Processors available to this process.
@@ -95,10 +95,10 @@ struct Scene {
 }
 
 /// Measures each phase for this time.
-pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Observed> {
+pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<ObserveResults> {
     netpold_testbed::sweep();
     progress("observe: a node with an agent");
-    let mut scene = Scene::new()?;
+    let mut scene = FloodScene::new()?;
     progress("observe: no flood");
     let mut phases = vec![scene.phase("no flood", time, |_| {
         thread::sleep(time);
@@ -133,7 +133,7 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Observe
         Some(at.saturating_duration_since(*sent).as_secs_f64() * 1e3)
     });
     let delays: Vec<f64> = delays.collect();
-    let observed = Observed {
+    let observed = ObserveResults {
         events_per_second: of_phase as f64 / time.as_secs_f64(),
         command_percent: percent(command, time),
         single: sent.len(),
@@ -145,13 +145,13 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Observe
         unattributed: seen.unattributed - before.1.unattributed,
         phases,
     };
-    for Phase { name, agent_percent, .. } in &observed.phases {
+    for FloodPhase { name, agent_percent, .. } in &observed.phases {
         ensure!(*agent_percent < AIM, "{name}: the agent used {agent_percent:.1} % of a core");
     }
     Ok(observed)
 }
 
-impl Scene {
+impl FloodScene {
     fn new() -> Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0)).context("cannot ask for processors")?;
         let is_ours = |processor: &usize| allowed.is_set(*processor).unwrap_or(false);
@@ -189,7 +189,7 @@ impl Scene {
         name: &str,
         time: Duration,
         happens: impl FnOnce(&mut Self) -> Result<()>,
-    ) -> Result<Phase> {
+    ) -> Result<FloodPhase> {
         let drops = agent::drops(self.agent())?;
         let (start, used) = (Instant::now(), processor_time(self.agent().pid())?);
         happens(self)?;
@@ -197,7 +197,7 @@ impl Scene {
         let used = processor_time(self.agent().pid())?.saturating_sub(used);
         let denied = agent::drops(self.agent())? - drops;
         ensure!(took < time * 2, "{name}: it took {took:?} and not {time:?}");
-        Ok(Phase {
+        Ok(FloodPhase {
             name: name.to_owned(),
             denied_per_second: denied as f64 / took.as_secs_f64(),
             agent_percent: percent(used, took),
@@ -312,14 +312,14 @@ fn percent(used: Duration, took: Duration) -> f64 {
 }
 
 /// Prints the table.
-pub(crate) fn print(observed: &Observed) {
+pub(crate) fn print(observed: &ObserveResults) {
     say("\nA denied flood that is watched");
     let rows = observed.phases.iter().map(|phase| {
         let millions = format!("{:.2}", phase.denied_per_second / 1e6);
         vec![phase.name.clone(), millions, format!("{:.1}", phase.agent_percent)]
     });
     table(&["", "million denied a second", "agent, % of a core"], rows);
-    let Observed { single, shown, shown_p50_ms, shown_max_ms, events, lost, .. } = observed;
+    let ObserveResults { single, shown, shown_p50_ms, shown_max_ms, events, lost, .. } = observed;
     say(&format!(
         "{:.0} events a second shown ({} without policy and rule), the command used {:.1} % of a core; of \
          {single} packets of another pod {shown} were shown, after {shown_p50_ms:.0} ms (p50), \

@@ -15,7 +15,7 @@ use aya::programs::SchedClassifier;
 use netpold_core::model::Direction;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, Local, PORT, Size};
+use crate::cluster::{FlowCluster, Local, PORT, Size};
 use crate::figures::{Spread, say, spread, table};
 use crate::frame::{ACK, SYN, echo, tcp};
 use crate::steer::Flows;
@@ -23,8 +23,8 @@ use crate::world::World;
 
 use between::Between;
 use floor::floor;
-use probe::{Place, Probe, Runnable, figures};
-use service::Service;
+use probe::{ProgramHook, PacketCase, Runnable, figures};
+use service::ServiceCases;
 use uplink::Uplink;
 
 /// Return values of a passing program (`TCX_NEXT`) and of a dropping one.
@@ -94,16 +94,16 @@ pub(crate) const MANY: &str = "random flows";
 pub(crate) const FEW: &str = "few flows";
 
 /// The cases of one address family in one cluster.
-struct Family {
+struct FamilyCases {
     v6: bool,
     allowed: Flows,
     denied: Flows,
-    probes: Vec<Probe>,
+    probes: Vec<PacketCase>,
 }
 
-impl Family {
+impl FamilyCases {
     fn new(
-        cluster: &Cluster,
+        cluster: &FlowCluster,
         locals: [Local; 2],
         programs: &Programs,
         flows: (u32, &'static str),
@@ -123,9 +123,9 @@ impl Family {
         };
         let direct =
             |program: &OwnedFd| -> Result<Runnable> { Ok(Runnable::Direct(program.try_clone()?)) };
-        let at = |local: Local| Place::Classifier(local.ifindex);
+        let at = |local: Local| ProgramHook::Classifier(local.ifindex);
         let probe = |name, addresses, program, frame, expected, baseline| {
-            Probe::new((name, addresses), program, at(isolated), frame, expected, baseline)
+            PacketCase::new((name, addresses), program, at(isolated), frame, expected, baseline)
         };
         let Programs { ingress, egress, empty, floors } = programs;
         let (a, d) = (&allowed, &denied);
@@ -195,20 +195,20 @@ impl Family {
 }
 
 /// A cluster of one size, ready to be measured.
-struct Subject {
+struct MeasuredCluster {
     size: Size,
     /// Number of runs per round.
     times: u32,
     world: World,
-    families: Vec<Family>,
+    families: Vec<FamilyCases>,
     /// XDP, local pods and Services, for each family; empty for few flows.
     uplinks: Vec<Uplink>,
     between: Vec<Between>,
-    services: Vec<Service>,
+    services: Vec<ServiceCases>,
 }
 
 /// Results of [`measure`].
-pub(crate) struct Found {
+pub(crate) struct PacketResults {
     /// Every case at every size.
     pub(crate) figures: Vec<PacketFigure>,
     /// Sizes that could not be measured, with the reason.
@@ -226,13 +226,13 @@ pub(crate) fn measure(
     locals: [Local; 2],
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Found> {
+) -> Result<PacketResults> {
     let empty = load_empty()?;
-    let mut found = Found { figures: Vec::new(), refused: Vec::new(), programs: Vec::new() };
+    let mut found = PacketResults { figures: Vec::new(), refused: Vec::new(), programs: Vec::new() };
     let mut subjects = Vec::new();
     for (number, size) in sizes.iter().enumerate() {
         progress(&format!("compiling and writing {size}"));
-        let cluster = Cluster::new(*size, locals);
+        let cluster = FlowCluster::new(*size, locals);
         let pins = pins.join(format!("packet{number}"));
         match World::new(&pins, cluster.changes(), buckets) {
             Ok(world) => {
@@ -254,28 +254,28 @@ pub(crate) fn measure(
     if let Some(subject) = subjects.first_mut() {
         found.programs = program_sizes(&mut subject.world)?;
     }
-    found.figures = subjects.iter().flat_map(Subject::figures).collect();
+    found.figures = subjects.iter().flat_map(MeasuredCluster::figures).collect();
     Ok(found)
 }
 
 /// The base size with few flows in a small table.
-fn few_flows(effort: Effort, locals: [Local; 2], pins: &Path, empty: &OwnedFd) -> Result<Subject> {
+fn few_flows(effort: Effort, locals: [Local; 2], pins: &Path, empty: &OwnedFd) -> Result<MeasuredCluster> {
     let (flows, times) = effort.few;
-    let cluster = Cluster::new(Size::BASE, locals);
+    let cluster = FlowCluster::new(Size::BASE, locals);
     let buckets = flows.next_power_of_two();
     let world = World::new(&pins.join("few"), cluster.changes(), buckets)?;
     let subject = subject(&cluster, Size::BASE, world, locals, empty, (flows, FEW))?;
-    Ok(Subject { times, ..subject })
+    Ok(MeasuredCluster { times, ..subject })
 }
 
 fn subject(
-    cluster: &Cluster,
+    cluster: &FlowCluster,
     size: Size,
     mut world: World,
     locals: [Local; 2],
     empty: &OwnedFd,
     flows: (u32, &'static str),
-) -> Result<Subject> {
+) -> Result<MeasuredCluster> {
     let programs = Programs {
         ingress: program(&mut world, Direction::Ingress)?,
         egress: program(&mut world, Direction::Egress)?,
@@ -284,17 +284,17 @@ fn subject(
     };
     let families = [false, true]
         .into_iter()
-        .map(|v6| Family::new(cluster, locals, &programs, flows, v6))
+        .map(|v6| FamilyCases::new(cluster, locals, &programs, flows, v6))
         .collect::<Result<_>>()?;
     let (uplinks, between, services) = (Vec::new(), Vec::new(), Vec::new());
-    Ok(Subject { size, times: 1, world, families, uplinks, between, services })
+    Ok(MeasuredCluster { size, times: 1, world, families, uplinks, between, services })
 }
 
-impl Subject {
+impl MeasuredCluster {
     /// Adds the cases of uplinks, of packets between local pods, and of Services.
     fn add(
         &mut self,
-        cluster: &Cluster,
+        cluster: &FlowCluster,
         locals: [Local; 2],
         empty: &OwnedFd,
         effort: Effort,
@@ -303,7 +303,7 @@ impl Subject {
         for v6 in [false, true] {
             self.uplinks.push(Uplink::new(cluster, isolated, &mut self.world, effort, v6)?);
             self.between.push(Between::new(cluster, locals, &mut self.world, empty, v6)?);
-            self.services.push(Service::new(isolated, &mut self.world, empty, v6)?);
+            self.services.push(ServiceCases::new(isolated, &mut self.world, empty, v6)?);
         }
         Ok(())
     }

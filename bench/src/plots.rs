@@ -124,7 +124,7 @@ pub(crate) fn draw(results: &Results, folder: &Path) -> Result<()> {
     let flood: Vec<_> =
         results.flood.iter().map(|f| (f.dropped_by.as_str(), f.total.min)).collect();
     bars(folder, "flood", "Denied flood: ns per packet on one core", &flood)?;
-    let wire = |figure: fn(&crate::wire::Wire) -> f64| -> Vec<Bar<'_>> {
+    let wire = |figure: fn(&crate::wire::WireFigure) -> f64| -> Vec<Bar<'_>> {
         results.wire.iter().map(|wire| (wire.filter.as_str(), figure(wire))).collect()
     };
     bars(folder, "stream", "One TCP stream: Gbit/s", &wire(|w| w.stream.best))?;

@@ -20,7 +20,7 @@ use netpold_engine::Engine;
 use netpold_engine::admin::{Admin, requests};
 use netpold_engine::events::DropLog;
 use netpold_engine::metrics::Metrics;
-use netpold_engine::observe::Observer;
+use netpold_engine::observe::ObserveServer;
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ use tokio::sync::watch;
 
 use crate::cluster::NODE;
 use crate::control::{Scale, milliseconds, percentile};
-use crate::engine::{Subject, Veths};
+use crate::engine::{MeasuredEngine, Veths};
 use crate::figures::{say, table};
 
 /// Questions of one kind, or of all kinds in turn, beside pod events.
@@ -76,7 +76,7 @@ pub(crate) fn measure(
     netpold_testbed::sweep();
     progress("questions: the agent's engine at real interfaces");
     let veths = Veths::new(scale.local)?;
-    let mut engine = Subject::new(scale, &veths, buckets, &pins.join("engine"))?.engine;
+    let mut engine = MeasuredEngine::new(scale, &veths, buckets, &pins.join("engine"))?.engine;
     engine.sweep();
     let (instruments, first) = (engine.instruments().clone(), engine.snapshot());
     let engine = Arc::new(Mutex::new(engine));
@@ -94,7 +94,7 @@ pub(crate) fn measure(
         source.clone(),
     );
     let resolve = |_: &[_], _: &_| (Vec::new(), 0);
-    let observer = Arc::new(Observer::new(NODE.to_owned(), lock(&drops).journal(), resolve));
+    let observer = Arc::new(ObserveServer::new(NODE.to_owned(), lock(&drops).journal(), resolve));
     let runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = { runtime }.worker_threads(2).enable_all().build()?;
     let _inside = runtime.enter();

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::control::{self, Control};
-use crate::engine::{self, Node};
+use crate::engine::{self, NodeResults};
 use crate::figures::{Spread, say, table};
 use crate::flapping::{self, Flapping};
 use crate::flood::{self, Flood};
@@ -11,14 +11,14 @@ use crate::forward::{self, Forwarding};
 use crate::host::Machine;
 use crate::hostile::{self, Hostile};
 use crate::lookups::{self, CaseLookups};
-use crate::maps::{self, Maps};
+use crate::maps::{self, MapSizes};
 use crate::names::{self, Names};
-use crate::observe::{self, Observed};
+use crate::observe::{self, ObserveResults};
 use crate::packet::{self, PacketFigure};
 use crate::questions::{self, Questioned};
 use crate::regression::{Figure, Figures};
 use crate::scale::{self, ApiLoad};
-use crate::wire::{self, Wire};
+use crate::wire::{self, WireFigure};
 
 /// Statistics of a loaded program.
 #[derive(Debug, Serialize)]
@@ -43,18 +43,18 @@ pub(crate) struct Results {
     /// Sizes that could not be installed.
     pub(crate) refused: Vec<String>,
     pub(crate) control: Vec<Control>,
-    pub(crate) node: Option<Node>,
+    pub(crate) node: Option<NodeResults>,
     /// Edits while another tenant flaps.
     pub(crate) flapping: Option<Flapping>,
     /// Pod events while clients ask on the control socket.
     pub(crate) questions: Vec<Questioned>,
     pub(crate) hostile: Vec<Hostile>,
-    pub(crate) maps: Vec<Maps>,
+    pub(crate) maps: Vec<MapSizes>,
     pub(crate) forwarding: Vec<Forwarding>,
     pub(crate) flood: Vec<Flood>,
     /// A flood with an observer.
-    pub(crate) observed: Option<Observed>,
-    pub(crate) wire: Vec<Wire>,
+    pub(crate) observed: Option<ObserveResults>,
+    pub(crate) wire: Vec<WireFigure>,
     /// Lookups of names.
     pub(crate) names: Option<Names>,
     /// Load on the API server per agent, by size of the cluster.

@@ -13,7 +13,7 @@ use netpold_dataplane::bpf::mmap::MappedArray;
 use netpold_dataplane::bpf::sys::program_array;
 
 use crate::bytecode::{Code, SCHED_CLS, XDP, memory};
-use crate::frame::End;
+use crate::frame::EndOffsets;
 
 /// `__sk_buff.data` and `data_end`.
 pub(crate) const CLASSIFIER_DATA: (i16, i16) = (76, 80);
@@ -77,12 +77,12 @@ impl Flows {
         data: (i16, i16),
     ) -> io::Result<Steered> {
         let array = program_array(target)?;
-        let program = self.code(&array, End::of(self.v6, sender), data).load(kind)?;
+        let program = self.code(&array, EndOffsets::of(self.v6, sender), data).load(kind)?;
         Ok(Steered { program, _array: array })
     }
 
     /// Register 6 is the context, 7 the packet, 1 the flow, 2 is scratch.
-    fn code(&self, array: &OwnedFd, end: End, data: (i16, i16)) -> Code {
+    fn code(&self, array: &OwnedFd, end: EndOffsets, data: (i16, i16)) -> Code {
         let count = self.count.cast_signed();
         let code = Code::default()
             .copy(6, 1)

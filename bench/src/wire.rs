@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use netpold_core::model::Direction;
-use netpold_dataplane::attach::{Attacher, Hook, Mode};
+use netpold_dataplane::attach::{Attacher, Hook, AttachMode};
 use netpold_testbed::Netns;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, Local, PORT, Size};
-use crate::figures::{Found, Rate, Spread, say, spread, table};
-use crate::filter::{Filter, installed, iptables_forward, nft_forward, other};
+use crate::cluster::{FlowCluster, Local, PORT, Size};
+use crate::figures::{MeasuredFigures, Rate, Spread, say, spread, table};
+use crate::filter::{BenchFilter, installed, iptables_forward, nft_forward, other};
 use crate::forward::mac_text;
 use crate::host;
-use crate::load::{Load, Sample};
+use crate::load::{TrafficLoad, LoadResults};
 use crate::packet::load_empty;
 use crate::world::World;
 
 /// Throughput and latency with one filter.
 #[derive(Debug, Serialize)]
-pub(crate) struct Wire {
+pub(crate) struct WireFigure {
     /// The filter.
     pub(crate) filter: String,
     /// Gbit/s of one TCP stream.
@@ -40,14 +40,14 @@ const CLOSED: u16 = PORT - 10;
 /// Numbers of rules of the other filters.
 const RULES: [u32; 4] = [1, 100, 1000, 10_000];
 
-struct Subject {
+struct WireFilter {
     name: String,
-    filter: Filter,
-    samples: Vec<Sample>,
+    filter: BenchFilter,
+    samples: Vec<LoadResults>,
 }
 
 /// The pods and their interfaces on the node.
-struct Pods {
+struct WirePods {
     netns: [Netns; 2],
     locals: [Local; 2],
 }
@@ -60,13 +60,13 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Found<Wire>> {
+) -> Result<MeasuredFigures<WireFigure>> {
     netpold_testbed::sweep();
-    let pods = Pods::build()?;
-    let mut attacher = Attacher::new(&pins.join("links"), Mode::Tcx)?;
+    let pods = WirePods::build()?;
+    let mut attacher = Attacher::new(&pins.join("links"), AttachMode::Tcx)?;
     let (mut subjects, refused) = subjects(sizes, &pods, buckets, pins, progress)?;
     let [client, server] = &pods.netns;
-    let load = Load::new(client, server, pods.locals[1].address(false))?;
+    let load = TrafficLoad::new(client, server, pods.locals[1].address(false))?;
     for round in 0..rounds {
         progress(&format!("wire: round {} of {rounds}", round + 1));
         for subject in &mut subjects {
@@ -77,41 +77,41 @@ pub(crate) fn measure(
             subject.samples.push(sample.with_context(|| subject.name.clone())?);
         }
     }
-    Ok(Found { figures: subjects.iter().map(Subject::figure).collect(), refused })
+    Ok(MeasuredFigures { figures: subjects.iter().map(WireFilter::figure).collect(), refused })
 }
 
 fn subjects(
     sizes: &[Size],
-    pods: &Pods,
+    pods: &WirePods,
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<(Vec<Subject>, Vec<String>)> {
+) -> Result<(Vec<WireFilter>, Vec<String>)> {
     let mut refused = Vec::new();
     let mut subjects = vec![
-        Subject::new("none", Filter::None),
-        Subject::new("empty TCX", Filter::Empty(load_empty()?)),
+        WireFilter::new("none", BenchFilter::None),
+        WireFilter::new("empty TCX", BenchFilter::Empty(load_empty()?)),
     ];
     for (number, size) in sizes.iter().enumerate() {
         progress(&format!("wire: compiling and writing {size}"));
-        let changes = Cluster::new(*size, pods.locals).changes();
+        let changes = FlowCluster::new(*size, pods.locals).changes();
         let world = World::new(&pins.join(number.to_string()), changes, buckets)?;
         let name = format!("netpold, {} pods, {} rules", size.pods, size.rules);
-        subjects.push(Subject::new(&name, Filter::Netpold(Box::new(world))));
+        subjects.push(WireFilter::new(&name, BenchFilter::Netpold(Box::new(world))));
     }
     if installed("nft") {
         subjects.extend(RULES.map(|rules| {
-            Subject::new(&format!("nftables, chain, {rules} rules"), pods.nft_chain(rules))
+            WireFilter::new(&format!("nftables, chain, {rules} rules"), pods.nft_chain(rules))
         }));
         let rules = RULES[3];
         let name = format!("nftables, verdict map, {rules} rules");
-        subjects.push(Subject::new(&name, pods.nft_map(rules)));
+        subjects.push(WireFilter::new(&name, pods.nft_map(rules)));
     } else {
         refused.push("wire with nft: it is not installed".into());
     }
     if installed("iptables") {
         subjects.extend(RULES.map(|rules| {
-            Subject::new(&format!("iptables, chain, {rules} rules"), pods.iptables(rules))
+            WireFilter::new(&format!("iptables, chain, {rules} rules"), pods.iptables(rules))
         }));
     } else {
         refused.push("wire with iptables: it is not installed".into());
@@ -119,22 +119,22 @@ fn subjects(
     Ok((subjects, refused))
 }
 
-impl Subject {
-    fn new(name: &str, filter: Filter) -> Self {
+impl WireFilter {
+    fn new(name: &str, filter: BenchFilter) -> Self {
         Self { name: name.to_owned(), filter, samples: Vec::new() }
     }
 
     /// Checks that the filter drops a closed port, or that no filter does.
-    fn check(&self, load: &Load<'_>) -> Result<()> {
-        let filters = !matches!(self.filter, Filter::None | Filter::Empty(_));
+    fn check(&self, load: &TrafficLoad<'_>) -> Result<()> {
+        let filters = !matches!(self.filter, BenchFilter::None | BenchFilter::Empty(_));
         let is_cut = load.is_cut(CLOSED)?;
         ensure!(is_cut == filters, "port {CLOSED} is cut: {is_cut}, which is wrong");
         Ok(())
     }
 
-    fn figure(&self) -> Wire {
-        let of = |field: fn(&Sample) -> f64| self.samples.iter().map(field).collect::<Vec<_>>();
-        Wire {
+    fn figure(&self) -> WireFigure {
+        let of = |field: fn(&LoadResults) -> f64| self.samples.iter().map(field).collect::<Vec<_>>();
+        WireFigure {
             filter: self.name.clone(),
             stream: Rate::of(&of(|s| s.stream)),
             request_p50: Spread::of(&of(|s| s.request_p50)),
@@ -145,7 +145,7 @@ impl Subject {
     }
 }
 
-impl Pods {
+impl WirePods {
     fn build() -> Result<Self> {
         let netns = [Netns::create("wire-a")?, Netns::create("wire-b")?];
         let mut indices = [0; 2];
@@ -180,7 +180,7 @@ impl Pods {
         self.locals.map(|local| local.address(false).to_string())
     }
 
-    fn nft_chain(&self, rules: u32) -> Filter {
+    fn nft_chain(&self, rules: u32) -> BenchFilter {
         let [from, to] = self.ends();
         let others: String = (0..rules)
             .map(|n| format!("ip saddr {} tcp dport {PORT} accept\n", other(n)))
@@ -192,11 +192,11 @@ impl Pods {
     }
 
     /// Filter of the same addresses in one verdict map, like the rules of kube-proxy.
-    fn nft_map(&self, rules: u32) -> Filter {
+    fn nft_map(&self, rules: u32) -> BenchFilter {
         let [from, _] = self.ends();
         let others: String =
             (0..rules).map(|n| format!("{} . {PORT} : accept, ", other(n))).collect();
-        Filter::Nft(
+        BenchFilter::Nft(
             "ip",
             format!(
                 "table ip bench {{\nmap clients {{\ntype ipv4_addr . inet_service : verdict\n\
@@ -207,7 +207,7 @@ impl Pods {
         )
     }
 
-    fn iptables(&self, rules: u32) -> Filter {
+    fn iptables(&self, rules: u32) -> BenchFilter {
         let [from, to] = self.ends();
         let tracked = "-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT".to_owned();
         let others = (0..rules).map(|n| format!("-s {} -p tcp --dport {PORT} -j ACCEPT", other(n)));
@@ -239,7 +239,7 @@ fn connect(pod: &Netns, number: u8, local: Local) -> Result<()> {
 }
 
 /// Prints the table.
-pub(crate) fn print(wires: &[Wire]) {
+pub(crate) fn print(wires: &[WireFigure]) {
     if wires.is_empty() {
         return;
     }

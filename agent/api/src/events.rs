@@ -8,7 +8,7 @@ pub const AUDIT: &str = "audit";
 /// Outcome of a packet or flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum TrafficVerdict {
     /// The packet was dropped.
     Deny,
     /// The flow passed, but audited policies would deny it.
@@ -31,7 +31,7 @@ pub struct LostEvents {
     pub unattributed: u64,
 }
 
-impl Outcome {
+impl TrafficVerdict {
     /// All outcomes.
     pub const ALL: [Self; 3] = [Self::Deny, Self::Audit, Self::Allow];
 

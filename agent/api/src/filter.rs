@@ -4,13 +4,13 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
-use netpold_core::cluster::Whose;
+use netpold_core::cluster::AddressOwner;
 use netpold_core::model::{Direction, Key};
 use netpold_core::pattern::{block, matches};
 use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};
 
-use crate::events::Outcome;
+use crate::events::TrafficVerdict;
 
 /// Most stars in a pattern: each makes the comparison slower.
 const STARS: usize = 2;
@@ -35,7 +35,7 @@ pub struct ObserveRequest {
 pub struct EventFilter {
     /// Verdicts; empty: all but those of new flows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub verdicts: Vec<Outcome>,
+    pub verdicts: Vec<TrafficVerdict>,
     /// Namespace of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
@@ -79,7 +79,7 @@ impl EventFilter {
     /// Returns whether the filter includes new flows.
     #[must_use]
     pub fn wants_flows(&self) -> bool {
-        self.verdicts.contains(&Outcome::Allow)
+        self.verdicts.contains(&TrafficVerdict::Allow)
     }
 }
 
@@ -148,11 +148,11 @@ impl NamePattern {
 impl PeerPattern {
     /// Returns whether the remote side is this one.
     #[must_use]
-    pub fn is_of(&self, remote: Option<IpAddr>, peer: Option<&Whose>) -> bool {
+    pub fn is_of(&self, remote: Option<IpAddr>, peer: Option<&AddressOwner>) -> bool {
         match (self, peer) {
             (Self::Block(block), _) => remote.is_some_and(|address| block.contains(&address)),
             (Self::Name(_), None) => false,
-            (Self::Name(name), Some(Whose::Pod(key))) => name.is_of(key),
+            (Self::Name(name), Some(AddressOwner::Pod(key))) => name.is_of(key),
             (Self::Name(name), Some(other)) => matches(&name.0, &other.to_string()),
         }
     }

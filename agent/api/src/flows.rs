@@ -26,7 +26,7 @@ pub struct FlowFilter {
 impl FlowFilter {
     /// Returns whether the filter selects the flows of a pod.
     #[must_use]
-    pub fn wants(&self, pod: &Key) -> bool {
+    pub fn selects(&self, pod: &Key) -> bool {
         self.namespace.as_ref().is_none_or(|namespace| *namespace == pod.namespace)
             && self.pod.as_ref().is_none_or(|name| *name == pod.name)
     }

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use netpold_core::cluster::Whose;
-use netpold_core::explain::{Nearest, RuleRef, TierRule};
+use netpold_core::cluster::AddressOwner;
+use netpold_core::explain::{Nearest, RuleRef, MatchedTierRule};
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};
 
-use crate::events::{LostEvents, Outcome};
+use crate::events::{LostEvents, TrafficVerdict};
 use crate::workload::WorkloadName;
 
 /// Path of a [`Request`](crate::filter::Request) for events.
@@ -20,7 +20,7 @@ pub const OBSERVE_REQUEST: &str = "/observe";
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum ObserveLine {
     /// Observed event.
-    Event(Box<Event>),
+    Event(Box<ObservedEvent>),
     /// Lost events.
     Lost {
         /// Name of the node.
@@ -33,13 +33,13 @@ pub enum ObserveLine {
 
 /// A dropped packet or a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
+pub struct ObservedEvent {
     /// Time at which the agent read the event, in RFC 3339 with milliseconds, UTC.
     pub time: String,
     /// Name of the node.
     pub node: String,
     /// Verdict.
-    pub verdict: Outcome,
+    pub verdict: TrafficVerdict,
     /// Reason: for a drop, as in the metrics; `audit` for an audited flow; for an allowed flow `allowed`, or `node` if
     /// the node itself began the flow.
     pub reason: String,
@@ -61,7 +61,7 @@ pub struct Event {
     pub local_port: u16,
     /// Owner of the remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peer: Option<Whose>,
+    pub peer: Option<AddressOwner>,
     /// Workload of the remote address, if the address belongs to a pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_workload: Option<WorkloadName>,
@@ -168,8 +168,8 @@ impl From<&RuleRef> for RuleName {
     }
 }
 
-impl From<&TierRule> for RuleName {
-    fn from(rule: &TierRule) -> Self {
+impl From<&MatchedTierRule> for RuleName {
+    fn from(rule: &MatchedTierRule) -> Self {
         let (policy, matches) = (PolicyName::of_tier(&rule.policy.policy), rule.matches.clone());
         Self { policy, index: rule.index, matches }
     }

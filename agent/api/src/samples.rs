@@ -1,22 +1,22 @@
 //! Samples for tests of other crates.
 
-use netpold_core::cluster::Whose;
+use netpold_core::cluster::AddressOwner;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 
-use crate::events::Outcome;
-use crate::observe::{Attribution, Event};
+use crate::events::TrafficVerdict;
+use crate::observe::{Attribution, ObservedEvent};
 
 /// Node of the samples.
 pub const NODE: &str = "n1";
 
 /// A drop with a number as its explanation.
 #[must_use]
-pub fn event(number: u32) -> Event {
-    Event {
+pub fn event(number: u32) -> ObservedEvent {
+    ObservedEvent {
         time: "2026-11-23T10:00:00.000Z".into(),
         node: NODE.into(),
-        verdict: Outcome::Deny,
+        verdict: TrafficVerdict::Deny,
         reason: "policy".into(),
         direction: Direction::Ingress,
         pod: Some(Key::new("shop", "db")),
@@ -24,7 +24,7 @@ pub fn event(number: u32) -> Event {
         interface: None,
         local: Some([10, 0, 0, 1].into()),
         local_port: 5432,
-        peer: Some(Whose::Pod(Key::new("shop", "web"))),
+        peer: Some(AddressOwner::Pod(Key::new("shop", "web"))),
         peer_workload: None,
         remote: Some([10, 0, 0, 2].into()),
         remote_port: 4000,

@@ -4,13 +4,13 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
-use netpold_core::cluster::Whose;
+use netpold_core::cluster::AddressOwner;
 use netpold_core::model::{Direction, Key};
 use netpold_core::pattern::block;
 use netpold_core::probe::{IpProtocol, Party};
 use serde::{Deserialize, Serialize};
 
-use crate::events::Outcome;
+use crate::events::TrafficVerdict;
 use crate::observe::Attribution;
 
 /// Path of a [`Request`] for a trace.
@@ -148,7 +148,7 @@ pub struct TracedPacket {
     pub local_port: u16,
     /// Owner of the remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peer: Option<Whose>,
+    pub peer: Option<AddressOwner>,
     /// Remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<IpAddr>,
@@ -157,7 +157,7 @@ pub struct TracedPacket {
     /// Length in bytes.
     pub length: u32,
     /// Whether the packet passed.
-    pub verdict: Outcome,
+    pub verdict: TrafficVerdict,
     /// Reason, as in the metrics.
     pub reason: String,
     /// Steps of the judgement, in order.

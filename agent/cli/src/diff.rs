@@ -62,7 +62,7 @@ const SHOWN: usize = 3;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// Senders and receivers.
-    pub parties: Vec<Party>,
+    pub parties: Vec<DiffParty>,
     /// Pairs of parties with a change, in the order of the parties.
     pub changes: Vec<ConnectivityChange>,
     /// Changes of isolation per workload, and the gaps of the comparison.
@@ -98,7 +98,7 @@ impl Difference {
 
 /// Side of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Party {
+pub enum DiffParty {
     /// Pods of a workload.
     Workload(ComparedWorkload),
     /// Node of the pod on the other side.
@@ -149,7 +149,7 @@ fn few(names: &[String]) -> String {
     format!("{} and {} more", names[..SHOWN].join(", "), names.len() - SHOWN)
 }
 
-impl fmt::Display for Party {
+impl fmt::Display for DiffParty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Workload(workload) => f.write_str(&workload.name),

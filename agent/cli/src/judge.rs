@@ -146,7 +146,7 @@ impl Judge {
         if answer.verdict == Verdict::Unknown && !depends {
             return (answer, false);
         }
-        let hypotheses = Hypotheses::of(&self.cluster, &self.details, &answer);
+        let hypotheses = Hypotheses::of_answer(&self.cluster, &self.details, &answer);
         if hypotheses.is_empty() {
             return (answer, depends);
         }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use netpold_cli::diff::{NamedPair, NamedPairs, Party, IsolationState, named_pairs};
+use netpold_cli::diff::{NamedPair, NamedPairs, DiffParty, IsolationState, named_pairs};
 use netpold_cli::offline::read_text;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::model::{Change, Key, Pod, Protocol};
@@ -32,7 +32,7 @@ impl World {
         let named = named_pairs(&cluster, &[], usize::MAX);
         let mut parties = HashMap::new();
         for (index, party) in named.parties.iter().enumerate() {
-            if let Party::Workload(workload) = party {
+            if let DiffParty::Workload(workload) = party {
                 parties.extend(workload.pods[1].iter().map(|pod| (pod.clone(), index)));
             }
         }

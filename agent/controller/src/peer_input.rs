@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use netpold_core::model::Change;
-use netpold_kube::Source;
+use netpold_kube::ObjectStream;
 use tokio::sync::{mpsc, watch};
 
 /// Capacity of the channel of batches.
@@ -27,19 +27,19 @@ pub(super) struct PeerInput {
 /// Returns a source with the same batches, and their copies. Nothing limits the number of copies in the channel, so that
 /// a slow writer of slices does not delay statuses.
 pub(super) fn copied(
-    source: Source,
+    source: ObjectStream,
     version: watch::Receiver<u64>,
-) -> (Source, mpsc::UnboundedReceiver<PeerInput>) {
+) -> (ObjectStream, mpsc::UnboundedReceiver<PeerInput>) {
     let (batches, again) = mpsc::channel(IN_FLIGHT);
     let (copies, copied) = mpsc::unbounded_channel();
     let status = source.status.clone();
     let partial = source.partial;
     tokio::spawn(copy(source, version, batches, copies));
-    (Source { batches: again, status, partial }, copied)
+    (ObjectStream { batches: again, status, partial }, copied)
 }
 
 async fn copy(
-    mut source: Source,
+    mut source: ObjectStream,
     mut version: watch::Receiver<u64>,
     batches: mpsc::Sender<netpold_kube::Batch>,
     copies: mpsc::UnboundedSender<PeerInput>,

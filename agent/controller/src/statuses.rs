@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use kube::Client;
 use netpold_api::crd::{NetworkPolicyStatus, NodePolicyStatus};
 use netpold_core::model::{Change, Key};
-use netpold_kube::Source;
+use netpold_kube::ObjectStream;
 use netpold_kube::pause::pause_until;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -37,7 +37,7 @@ const OBJECTS: usize = 64;
 /// Main loop of the controller.
 pub(super) struct Statuses {
     client: Client,
-    source: Source,
+    source: ObjectStream,
     leading: Leading,
     synced: watch::Sender<bool>,
     counters: Arc<Counters>,
@@ -52,7 +52,7 @@ pub(super) struct Statuses {
 impl Statuses {
     pub(super) fn new(
         client: Client,
-        source: Source,
+        source: ObjectStream,
         leading: Leading,
         counters: Arc<Counters>,
         heartbeat: Heartbeat,

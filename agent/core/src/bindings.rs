@@ -26,16 +26,16 @@ use std::sync::Arc;
 
 use crate::cluster::Cluster;
 use crate::model::{Bound, Change, Interface, Key, Owner, Pod, Standing, uid_hash};
-use claims::Claims;
-use veth::{Binding, Held, Proof, as_judged, is_mirrored};
+use claims::VethClaims;
+use veth::{Binding, HeldVeth, Proof, as_judged, is_mirrored};
 
-pub use problems::Problem;
+pub use problems::BindingProblem;
 pub use veth::{CniResult, Inherited, Veth, mirrored_uid};
 
 /// All veths and their pods.
 #[derive(Debug, Default)]
 pub struct Bindings {
-    claims: Claims,
+    claims: VethClaims,
     inherited: BTreeMap<u32, Inherited>,
     remembered: Vec<Arc<Pod>>,
     gone: Vec<u32>,
@@ -55,7 +55,7 @@ impl Bindings {
         self.stale = true;
         let before = self.claims.veths.remove(&veth.index);
         let same = before.filter(|held| held.veth.incarnation == veth.incarnation);
-        let mut held = same.unwrap_or_else(|| Held {
+        let mut held = same.unwrap_or_else(|| HeldVeth {
             first: Vec::new(),
             binding: None,
             station: self.inherited.get(&veth.index).and_then(|it| it.station),
@@ -201,7 +201,7 @@ impl Bindings {
     /// result names, else one with the pod's addresses inside, else the lowest index.
     fn separate(&mut self) {
         let mut own: BTreeMap<(Key, String), (u8, u32)> = BTreeMap::new();
-        let rank = |held: &Held, pod: &Pod| {
+        let rank = |held: &HeldVeth, pod: &Pod| {
             let has = |addresses: &[IpAddr]| pod.addresses.iter().any(|a| addresses.contains(a));
             let named = |a: &CniResult| a.is_of(pod) && a.interfaces.contains(&held.veth.name);
             match () {
@@ -228,7 +228,7 @@ impl Bindings {
 
     /// Problems of all bindings, as of the last [`Bindings::settle`].
     #[must_use]
-    pub fn problems(&self, cluster: &Cluster) -> Vec<Problem> {
+    pub fn problems(&self, cluster: &Cluster) -> Vec<BindingProblem> {
         problems::of_claims(&self.claims, cluster)
     }
 }

@@ -36,6 +36,6 @@ pub use pod_policies::PodPolicies;
 pub(crate) use pods::precedence;
 pub use pods::{is_subject, is_unaddressed};
 pub use pods_by_name::PodsByName;
-pub use second::Refusal;
+pub use second::ClaimRefusal;
 pub use state::Cluster;
-pub use whose::Whose;
+pub use whose::AddressOwner;

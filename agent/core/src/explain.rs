@@ -17,15 +17,15 @@ mod text;
 mod tiers;
 mod unaddressed;
 
-pub use allowing::{Allowed, Allowing, PodFlow, RuleIndex, accepted};
+pub use allowing::{AllowingRules, Allowing, PodFlow, RuleIndex, accepted};
 pub use answer::{
-    Backend, Cause, Explanation, Judgement, Nearest, Problem, RuleRef, Template, TierPolicy,
-    TierProblem, TierRule, Verdict,
+    ServiceBackend, Cause, Explanation, Judgement, Nearest, PolicyProblem, RuleRef, JudgedTemplate, TierPolicy,
+    TierProblem, MatchedTierRule, Verdict,
 };
 pub use blocks::Blocks;
 pub use by_name::{NameAnswer, NamePart, Within};
 pub use literal::PodAt;
-pub use resolved::Resolved;
+pub use resolved::ResolvedNames;
 pub use text::peer_text;
 
 use std::collections::BTreeSet;
@@ -38,14 +38,14 @@ use crate::model::{Direction, DomainName, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
-use services::{Translated, backends, frontends};
-use unaddressed::Side;
+use services::{ServiceTranslator, backends, frontends};
+use unaddressed::ProbeEnd;
 
 /// Evaluator of probes against a cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Explainer<'c> {
     cluster: &'c Cluster,
-    translated: Translated<'c>,
+    translated: ServiceTranslator<'c>,
     /// Address ranges of pods that have no address.
     ranges: &'c [IpNet],
 }
@@ -54,7 +54,7 @@ impl<'c> Explainer<'c> {
     /// Returns an explainer of this cluster.
     #[must_use]
     pub fn new(cluster: &'c Cluster) -> Self {
-        Self { cluster, translated: Translated { literal: Literal::new(cluster) }, ranges: &[] }
+        Self { cluster, translated: ServiceTranslator { literal: Literal::new(cluster) }, ranges: &[] }
     }
 
     /// Also judges pods without an address: by their labels and ports, and as if they had any address of these ranges.
@@ -66,7 +66,7 @@ impl<'c> Explainer<'c> {
 
     /// Matches domain names by the addresses that pods resolved. Without this call, a name matches no address.
     #[must_use]
-    pub fn with_resolved(mut self, resolved: &'c Resolved) -> Self {
+    pub fn with_resolved(mut self, resolved: &'c ResolvedNames) -> Self {
         self.translated.literal.resolved = Some(resolved);
         self
     }
@@ -98,7 +98,7 @@ impl<'c> Explainer<'c> {
         probe: &Probe,
         [from, to]: [PodAt<'c>; 2],
     ) -> (Verdict, Option<String>) {
-        let side = |(pod, address)| Side { pod, addresses: vec![address], places: Vec::new() };
+        let side = |(pod, address)| ProbeEnd { pod, addresses: vec![address], places: Vec::new() };
         let answer = self.explain_sides(probe, &side(from), &side(to), Detail::Verdict);
         (answer.verdict, answer.reason)
     }
@@ -124,7 +124,7 @@ impl<'c> Explainer<'c> {
                 if detail == Detail::Reasons {
                     answer.templates = [&from, &to]
                         .into_iter()
-                        .filter_map(|side| Template::of(side.pod?))
+                        .filter_map(|side| JudgedTemplate::of(side.pod?))
                         .collect();
                     answer.templates.dedup();
                 }
@@ -134,7 +134,7 @@ impl<'c> Explainer<'c> {
         }
     }
 
-    fn sides(&self, probe: &Probe) -> Result<(Side<'c>, Side<'c>), String> {
+    fn sides(&self, probe: &Probe) -> Result<(ProbeEnd<'c>, ProbeEnd<'c>), String> {
         let (mut from, mut to) = (self.side(&probe.from)?, self.side(&probe.to)?);
         unaddressed::give_places(self.cluster, self.ranges, &mut from, &mut to);
         let leads_to_pod = || to.addresses.iter().any(|a| self.translated.leads_to_pod(*a, probe));
@@ -144,10 +144,10 @@ impl<'c> Explainer<'c> {
         Ok((from, to))
     }
 
-    fn side(&self, party: &Party) -> Result<Side<'c>, String> {
+    fn side(&self, party: &Party) -> Result<ProbeEnd<'c>, String> {
         let key = match party {
             Party::Address(address) => {
-                return Ok(Side {
+                return Ok(ProbeEnd {
                     pod: self.cluster.owner(*address).map(|pod| &**pod),
                     addresses: vec![*address],
                     places: Vec::new(),
@@ -171,7 +171,7 @@ impl<'c> Explainer<'c> {
                     ));
                 }
                 let addresses = service.addresses.clone();
-                return Ok(Side { pod: None, addresses, places: Vec::new() });
+                return Ok(ProbeEnd { pod: None, addresses, places: Vec::new() });
             }
             Party::Pod(key) => key,
         };
@@ -186,15 +186,15 @@ impl<'c> Explainer<'c> {
             });
         }
         let addresses = pod.addresses.clone();
-        Ok(Side { pod: Some(&**pod), addresses, places: Vec::new() })
+        Ok(ProbeEnd { pod: Some(&**pod), addresses, places: Vec::new() })
     }
 
     /// Judges every pair of addresses of one family; differing verdicts give [`Verdict::Unknown`].
     fn explain_sides(
         &self,
         probe: &Probe,
-        from: &Side<'_>,
-        to: &Side<'_>,
+        from: &ProbeEnd<'_>,
+        to: &ProbeEnd<'_>,
         detail: Detail,
     ) -> Explanation {
         if !from.places.is_empty() || !to.places.is_empty() {
@@ -233,8 +233,8 @@ impl<'c> Explainer<'c> {
     fn explain_pair(
         &self,
         probe: &Probe,
-        from: &Side<'_>,
-        to: &Side<'_>,
+        from: &ProbeEnd<'_>,
+        to: &ProbeEnd<'_>,
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Explanation {

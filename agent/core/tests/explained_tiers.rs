@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use netpold_core::explain::{Cause, Explainer, Explanation, Resolved, Verdict};
+use netpold_core::explain::{Cause, Explainer, Explanation, ResolvedNames, Verdict};
 use netpold_core::model::{
     Action, Change, ClusterPolicy, ClusterRule, Direction, DomainName, Enforcement, Key,
     NamespacedPods, Node, Peer, Pod, PortMatch, PortRule, Protocol, Rule, Selector, Tier,
@@ -432,7 +432,7 @@ fn names_match_what_the_pod_resolved() {
         vec![about(Action::Accept, Some(peers.to_vec()), &[443]), about(Action::Deny, None, &[])];
     let names = tier((Tier::Admin, "names", 10), vec![], rules);
     let cluster = cluster().into_iter().chain([names]).collect();
-    let mut resolved = Resolved::default();
+    let mut resolved = ResolvedNames::default();
     let web = Key::new("shop", "web");
     let (left, found) = (Duration::from_secs(48), ip("192.0.2.7"));
     resolved.insert(&web, &name("*.example.com"), found, left);
@@ -473,7 +473,7 @@ fn names_on_trial_are_not_recorded() {
     let enforced = tier((Tier::Admin, "first", 5), vec![], accept);
     let trial = on_trial(rules(&["*.example.com", "known.example.org"]));
     let cluster = cluster().into_iter().chain([enforced, trial]).collect();
-    let (web, mut resolved) = (Key::new("shop", "web"), Resolved::default());
+    let (web, mut resolved) = (Key::new("shop", "web"), ResolvedNames::default());
     resolved.insert(&web, &name("known.example.org"), ip("192.0.2.8"), Duration::from_mins(1));
     let explainer = Explainer::new(&cluster).with_resolved(&resolved);
     let lines = |to: &str, port| {

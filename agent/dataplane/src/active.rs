@@ -14,8 +14,8 @@ use super::probing::{Probed, Shown};
 use super::settings::ActiveSettings;
 use super::shared_maps::SharedMaps;
 use super::tables::TableError;
-use crate::conntrack::{Pass, Sighting, Sweeper, Tracked};
-use crate::import_conntrack::{Imported, KernelFlow, Wanted, kernel_flows};
+use crate::conntrack::{Pass, Sighting, Sweeper, TrackedFlow};
+use crate::import_conntrack::{Imported, KernelFlow, ImportRequest, kernel_flows};
 
 /// The generation in force, if there is one.
 pub struct ActiveGeneration {
@@ -164,7 +164,7 @@ impl ActiveGeneration {
     ///
     /// # Errors
     /// The kernel's conntrack cannot be read, or the flow tables cannot be mapped.
-    pub fn import_conntrack(&self, wanted: &Wanted) -> Result<Imported, String> {
+    pub fn import_conntrack(&self, wanted: &ImportRequest) -> Result<Imported, String> {
         let (mut found, mut visited) = (Vec::new(), 0);
         let is_wanted = |flow: &KernelFlow| wanted.sides(flow, 0).next().is_some();
         let each = |flow| {
@@ -184,7 +184,7 @@ impl ActiveGeneration {
         for flow in &found {
             for side in wanted.sides(flow, now) {
                 let seen = tables.stamp(&side, flow.remaining, now);
-                let is_in = tables.import(&Tracked { seen, ..side }, now).is_ok();
+                let is_in = tables.import(&TrackedFlow { seen, ..side }, now).is_ok();
                 imported.flows += u64::from(is_in);
             }
         }

@@ -19,10 +19,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::bpffs::remove_if_there;
-use super::closing::Closing;
+use super::closing::HookCloser;
 use super::clsact::Clsact;
 use super::front::Relay;
-pub use super::hook::{Attached, Hook, Mode};
+pub use super::hook::{Attached, Hook, AttachMode};
 use crate::bpf::sys;
 
 /// Part of the pin name of a link that runs in front of another; without a dot, which bpffs refuses.
@@ -50,14 +50,14 @@ impl AttachError {
 /// Attaches, replaces, finds and detaches programs. The pins and filters are its state.
 #[derive(Debug)]
 pub struct Attacher {
-    backend: Backend,
-    closing: Closing,
+    backend: AttachBackend,
+    closing: HookCloser,
     /// Random: process identifiers are alike in containers.
     process: u64,
 }
 
 #[derive(Debug)]
-enum Backend {
+enum AttachBackend {
     Tcx {
         links: PathBuf,
         /// Links that are kept open, so that they stay if their pins are removed.
@@ -72,31 +72,31 @@ impl Attacher {
     ///
     /// # Errors
     /// The directory or a netlink socket cannot be made.
-    pub fn new(links: &Path, mode: Mode) -> Result<Self, AttachError> {
+    pub fn new(links: &Path, mode: AttachMode) -> Result<Self, AttachError> {
         let failed = |operation, cause| AttachError {
             operation,
             subject: links.display().to_string(),
             cause,
         };
         let backend = match mode {
-            Mode::Tcx => {
+            AttachMode::Tcx => {
                 fs::create_dir_all(links)
                     .map_err(|e| failed("creating the directory of links", e))?;
                 detach_all(links, |name| name.ends_with(FIRST))
                     .map_err(|e| failed("detaching links of an agent that ended", e))?;
-                Backend::Tcx { links: links.to_owned(), held: BTreeMap::new() }
+                AttachBackend::Tcx { links: links.to_owned(), held: BTreeMap::new() }
             }
-            Mode::Clsact => {
-                Backend::Clsact(Clsact::open().map_err(|e| failed("opening netlink", e))?)
+            AttachMode::Clsact => {
+                AttachBackend::Clsact(Clsact::open().map_err(|e| failed("opening netlink", e))?)
             }
         };
         let process = RandomState::new().hash_one(());
-        Ok(Self { backend, closing: Closing::new(links.to_owned(), mode), process })
+        Ok(Self { backend, closing: HookCloser::new(links.to_owned(), mode), process })
     }
 
     /// Handle for a guard, which closes interfaces before this attacher attaches to them.
     #[must_use]
-    pub fn closing(&self) -> &Closing {
+    pub fn closing(&self) -> &HookCloser {
         &self.closing
     }
 
@@ -108,12 +108,12 @@ impl Attacher {
     pub fn leave(&mut self, hook: Hook) -> Result<(), AttachError> {
         self.take(hook);
         let is_closed = match &self.backend {
-            Backend::Tcx { links, .. } => open(&links.join(hook.file_name()))
+            AttachBackend::Tcx { links, .. } => open(&links.join(hook.file_name()))
                 .ok()
                 .flatten()
                 .and_then(|link| sys::tcx_info(link.as_fd()).ok())
                 .is_some_and(|info| self.is_closed(info.program)),
-            Backend::Clsact(_) => false,
+            AttachBackend::Clsact(_) => false,
         };
         // A barrier there is of a new interface: the guard lowers it.
         let left = if is_closed { Ok(()) } else { self.remove(hook) };
@@ -140,7 +140,7 @@ impl Attacher {
     /// Takes a hook from the guard, with the link if the guard has closed it.
     fn take(&mut self, hook: Hook) {
         let unpinned = self.closing.claims.take(hook);
-        if let (Some(link), Backend::Tcx { held, .. }) = (unpinned, &mut self.backend) {
+        if let (Some(link), AttachBackend::Tcx { held, .. }) = (unpinned, &mut self.backend) {
             held.entry(hook).or_insert(link);
         }
     }
@@ -168,10 +168,10 @@ impl Attacher {
 
     /// How it attaches.
     #[must_use]
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> AttachMode {
         match self.backend {
-            Backend::Tcx { .. } => Mode::Tcx,
-            Backend::Clsact(_) => Mode::Clsact,
+            AttachBackend::Tcx { .. } => AttachMode::Tcx,
+            AttachBackend::Clsact(_) => AttachMode::Clsact,
         }
     }
 
@@ -183,12 +183,12 @@ impl Attacher {
     pub fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
         self.take(hook);
         let attached = match &mut self.backend {
-            Backend::Tcx { links, held } => attach_tcx(links, held, program, hook),
-            Backend::Clsact(clsact) => clsact.attach(program, hook),
+            AttachBackend::Tcx { links, held } => attach_tcx(links, held, program, hook),
+            AttachBackend::Clsact(clsact) => clsact.attach(program, hook),
         };
         // Without a pin it judges, too.
         let is_held =
-            matches!(&self.backend, Backend::Tcx { held, .. } if held.contains_key(&hook));
+            matches!(&self.backend, AttachBackend::Tcx { held, .. } if held.contains_key(&hook));
         if attached.is_ok() || is_held {
             self.closing.claims.record_attached(hook);
             self.closing.barriers.lower(hook);
@@ -209,8 +209,8 @@ impl Attacher {
     pub fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
         self.take(hook);
         match &mut self.backend {
-            Backend::Tcx { links, held } => put_first_tcx(links, held, program, hook),
-            Backend::Clsact(clsact) => clsact.put_first(program, hook),
+            AttachBackend::Tcx { links, held } => put_first_tcx(links, held, program, hook),
+            AttachBackend::Clsact(clsact) => clsact.put_first(program, hook),
         }
         .map_err(at("moving to the front", hook))
     }
@@ -239,7 +239,7 @@ impl Attacher {
     pub fn promote(&mut self, hook: Hook) -> Result<(), AttachError> {
         self.take(hook);
         let watcher = self.watcher(hook);
-        let (Backend::Tcx { links, held }, Some(watcher)) = (&mut self.backend, watcher) else {
+        let (AttachBackend::Tcx { links, held }, Some(watcher)) = (&mut self.backend, watcher) else {
             return Ok(());
         };
         let path = links.join(hook.file_name());
@@ -252,7 +252,7 @@ impl Attacher {
 
     /// Where a link is pinned that this process runs in front of another; `None` below clsact.
     fn watcher(&self, hook: Hook) -> Option<PathBuf> {
-        let Backend::Tcx { links, .. } = &self.backend else { return None };
+        let AttachBackend::Tcx { links, .. } = &self.backend else { return None };
         Some(links.join(format!("{}{WATCHING}{:016x}", hook.file_name(), self.process)))
     }
 
@@ -261,7 +261,7 @@ impl Attacher {
     /// # Errors
     /// The pins cannot be listed or removed.
     pub fn stop_watching(&self) -> io::Result<()> {
-        let Backend::Tcx { links, .. } = &self.backend else { return Ok(()) };
+        let AttachBackend::Tcx { links, .. } = &self.backend else { return Ok(()) };
         detach_all(links, |name| name.contains(WATCHING))
     }
 
@@ -279,12 +279,12 @@ impl Attacher {
     /// Removes netpold's program from a claimed hook; a barrier stays.
     fn remove(&mut self, hook: Hook) -> Result<(), AttachError> {
         match &mut self.backend {
-            Backend::Tcx { links, held } => {
+            AttachBackend::Tcx { links, held } => {
                 detach_tcx(&links.join(hook.file_name())).and_then(|()| {
                     held.remove(&hook).map_or(Ok(()), |link| sys::link_detach(link.as_fd()))
                 })
             }
-            Backend::Clsact(clsact) => clsact.detach(hook),
+            AttachBackend::Clsact(clsact) => clsact.detach(hook),
         }
         .map_err(at("detaching", hook))
     }
@@ -296,8 +296,8 @@ impl Attacher {
     pub fn attached(&mut self) -> Result<Vec<Attached>, AttachError> {
         self.closing.lower_overdue();
         let mut attached = match &mut self.backend {
-            Backend::Tcx { links, held } => list_tcx(links, held, &self.closing),
-            Backend::Clsact(clsact) => clsact.attached(),
+            AttachBackend::Tcx { links, held } => list_tcx(links, held, &self.closing),
+            AttachBackend::Clsact(clsact) => clsact.attached(),
         }
         .map_err(|cause| AttachError {
             operation: "listing attachments",
@@ -433,7 +433,7 @@ fn detach_all(links: &Path, is_one: impl Fn(&str) -> bool) -> io::Result<()> {
 fn list_tcx(
     links: &Path,
     held: &mut BTreeMap<Hook, OwnedFd>,
-    closing: &Closing,
+    closing: &HookCloser,
 ) -> io::Result<Vec<Attached>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(links)? {

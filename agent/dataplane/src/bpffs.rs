@@ -156,7 +156,7 @@ impl PinRoot {
     /// Whether an agent is running on a pin root.
     #[must_use]
     pub fn is_busy(root: &Path) -> bool {
-        Shared::lock(root).is_ok_and(|free| free.is_none())
+        SharedPinLock::lock(root).is_ok_and(|free| free.is_none())
     }
 
     /// Whether maps are pinned, so an agent enforced policy here before.
@@ -377,9 +377,9 @@ fn lock_from_standby(root: &Path) -> Result<Flock<File>, BpffsError> {
 
 /// Shared lock on a pin root, which keeps agents from opening it.
 #[derive(Debug)]
-pub struct Shared(#[expect(dead_code, reason = "held for its lock")] Flock<File>);
+pub struct SharedPinLock(#[expect(dead_code, reason = "held for its lock")] Flock<File>);
 
-impl Shared {
+impl SharedPinLock {
     /// Locks a pin root against agents; `None` if one runs.
     ///
     /// # Errors

@@ -112,7 +112,7 @@ fn tidy(mut words: [u32; BRIDGES]) -> [u32; BRIDGES] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::role::Link;
+    use super::super::role::DeviceLink;
     use super::*;
 
     fn bridge(ports: &[u32], isolated: bool) -> Bridge {
@@ -130,24 +130,24 @@ mod tests {
         bridges.known = [(2, bridge(&[5, 6], true)), (3, bridge(&[7], false))].into();
         assert!(complete(&bridges).is_empty());
         bridges.attached(5, Role::Pod(1));
-        bridges.attached(6, Role::Device(Link::Ethernet));
-        bridges.attached(7, Role::Device(Link::EthernetTunnel));
+        bridges.attached(6, Role::Device(DeviceLink::Ethernet));
+        bridges.attached(7, Role::Device(DeviceLink::EthernetTunnel));
         assert_eq!(complete(&bridges), [3], "an uplink proves nothing by itself");
         let waits = |port, role| bridges.waits_for(port, role, &first([3, 2]));
-        assert!(waits(6, Role::Device(Link::Port)), "so its program comes first");
-        assert!(!waits(6, Role::Device(Link::Ethernet)), "which leaves no proof");
-        assert!(!waits(7, Role::Device(Link::Port)), "it has one");
+        assert!(waits(6, Role::Device(DeviceLink::Port)), "so its program comes first");
+        assert!(!waits(6, Role::Device(DeviceLink::Ethernet)), "which leaves no proof");
+        assert!(!waits(7, Role::Device(DeviceLink::Port)), "it has one");
         assert!(!waits(9, Role::Pod(1)), "no port");
         assert!(!bridges.waits_for(6, Role::Pod(1), &first([3])), "nothing is demanded yet");
-        bridges.attached(6, Role::Device(Link::Port));
+        bridges.attached(6, Role::Device(DeviceLink::Port));
         assert_eq!(complete(&bridges), [2 | BRIDGE_ISOLATED, 3]);
         bridges.known.insert(2, bridge(&[5, 6, 8], true));
         assert_eq!(complete(&bridges), [3], "a port that has just come");
-        bridges.attached(8, Role::Device(Link::Veth));
+        bridges.attached(8, Role::Device(DeviceLink::Veth));
         bridges.attached(8, Role::Pod(2));
         assert_eq!(complete(&bridges).len(), 2);
         bridges.detached(5);
-        bridges.attached(7, Role::Device(Link::Ethernet));
+        bridges.attached(7, Role::Device(DeviceLink::Ethernet));
         assert!(complete(&bridges).is_empty());
     }
 
@@ -167,7 +167,7 @@ mod tests {
         let open = first([isolated | BRIDGE_OPEN, 3]);
         assert_eq!(bridges.kept(&both), open);
         assert_eq!(bridges.demanded(&open), (open, vec![]), "until the port has its program");
-        bridges.attached(7, Role::Device(Link::Veth));
+        bridges.attached(7, Role::Device(DeviceLink::Veth));
         assert_eq!(bridges.demanded(&open), (both, vec![]));
         bridges.known.remove(&2);
         let second = first([BRIDGE_GONE, 3]);

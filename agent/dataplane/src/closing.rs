@@ -19,7 +19,7 @@ use super::barrier::Barriers;
 use super::bpffs::remove_if_there;
 use super::clsact::Clsact;
 use super::front;
-use super::hook::{Hook, Mode};
+use super::hook::{Hook, AttachMode};
 use crate::bpf::sys;
 
 /// Pin name of the closing program, in the folder of the links.
@@ -72,24 +72,24 @@ impl AsFd for Closed {
 
 /// Claims on hooks by guards and by the engine.
 #[derive(Debug, Default)]
-pub struct Claims {
-    state: Mutex<State>,
+pub struct HookClaims {
+    state: Mutex<ClaimState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ClaimState {
     /// Hooks that a guard is closing now.
     closing: BTreeSet<Hook>,
     /// Hooks that the engine has claimed; guards do not touch them.
-    taken: BTreeMap<Hook, Taken>,
+    taken: BTreeMap<Hook, EngineClaim>,
     /// Links that could not be pinned.
     unpinned: BTreeMap<Hook, OwnedFd>,
 }
 
 /// State of a hook that the engine has claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
+enum EngineClaim {
     /// The engine is attaching or detaching.
     Held,
     /// The engine's program is attached.
@@ -99,26 +99,26 @@ enum Taken {
     Wanted,
 }
 
-impl Claims {
+impl HookClaims {
     /// Claims a hook for the engine: waits until no guard is closing it, and keeps guards away from then on. Returns a
     /// guard's link that could not be pinned.
     pub(super) fn take(&self, hook: Hook) -> Option<OwnedFd> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_closing = |state: &mut State| state.closing.contains(&hook);
+        let is_closing = |state: &mut ClaimState| state.closing.contains(&hook);
         let waited = self.changed.wait_while(state, is_closing);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        state.taken.entry(hook).or_insert(Taken::Held);
+        state.taken.entry(hook).or_insert(EngineClaim::Held);
         state.unpinned.remove(&hook)
     }
 
     /// Releases a hook for guards. Returns whether a guard tried to close the hook meanwhile.
     fn release(&self, hook: Hook) -> bool {
-        lock(&self.state).taken.remove(&hook) == Some(Taken::Wanted)
+        lock(&self.state).taken.remove(&hook) == Some(EngineClaim::Wanted)
     }
 
     /// Records that the engine's program is attached, so that no guard needs to close the hook.
     pub(super) fn record_attached(&self, hook: Hook) {
-        lock(&self.state).taken.insert(hook, Taken::Judged);
+        lock(&self.state).taken.insert(hook, EngineClaim::Judged);
     }
 
     /// Calls `act` unless the engine has claimed the hook. The engine cannot claim the hook during the call.
@@ -138,8 +138,8 @@ impl Claims {
     fn begin(&self, hook: Hook, is_new: bool) -> bool {
         let mut state = lock(&self.state);
         if let Some(taken) = state.taken.get_mut(&hook) {
-            if is_new && *taken == Taken::Held {
-                *taken = Taken::Wanted;
+            if is_new && *taken == EngineClaim::Held {
+                *taken = EngineClaim::Wanted;
             }
             return false;
         }
@@ -167,23 +167,23 @@ impl Claims {
 
 /// Closes hooks.
 #[derive(Clone, Debug)]
-pub struct Closing {
+pub struct HookCloser {
     /// Folder of the links' pins.
     links: PathBuf,
     /// Mode of attachment.
-    mode: Mode,
+    mode: AttachMode,
     /// The program, once it is loaded.
     program: Arc<OnceLock<Closed>>,
     /// Claims, shared with the engine's attacher.
-    pub(super) claims: Arc<Claims>,
+    pub(super) claims: Arc<HookClaims>,
     /// Barriers, which go once a program is attached.
     pub(super) barriers: Arc<Barriers>,
 }
 
-impl Closing {
+impl HookCloser {
     /// Closing for the pin root with this folder of links, in the network namespace of the calling thread.
     #[must_use]
-    pub fn new(links: PathBuf, mode: Mode) -> Self {
+    pub fn new(links: PathBuf, mode: AttachMode) -> Self {
         let barriers = Arc::new(Barriers::find());
         Self { links, mode, program: Arc::default(), claims: Arc::default(), barriers }
     }
@@ -243,7 +243,7 @@ impl Closing {
     /// clsact only new interfaces get barriers: a query for the filters of any other interface waits for the RTNL lock,
     /// as [`Closing::close`] does.
     pub fn bar(&self, ifindex: u32, is_new: bool) {
-        if self.mode == Mode::Clsact && !is_new {
+        if self.mode == AttachMode::Clsact && !is_new {
             return;
         }
         // Packets to the pod come before those that it sends.
@@ -289,8 +289,8 @@ impl Closing {
             return;
         }
         let closed = match self.mode {
-            Mode::Tcx => self.close_tcx(hook),
-            Mode::Clsact => self.close_clsact(hook).map(|()| None),
+            AttachMode::Tcx => self.close_tcx(hook),
+            AttachMode::Clsact => self.close_clsact(hook).map(|()| None),
         };
         if closed.is_ok() {
             self.barriers.lower(hook);

@@ -14,7 +14,7 @@ use netpold_core::model::Direction;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 
 use super::hook::{Attached, Hook};
-use crate::netlink::{Connection, Message, attributes, word};
+use crate::netlink::{NetlinkConnection, NetlinkMessage, attributes, word};
 
 /// Priority before all filters with a default priority.
 const PRIORITY: u16 = 1;
@@ -32,11 +32,11 @@ const TCA_BPF_ID: u16 = 11;
 
 /// Netlink connection that manages filters.
 #[derive(Debug)]
-pub(super) struct Clsact(Connection);
+pub(super) struct Clsact(NetlinkConnection);
 
 impl Clsact {
     pub(super) fn open() -> io::Result<Self> {
-        Connection::open().map(Self)
+        NetlinkConnection::open().map(Self)
     }
 
     /// Adds or replaces netpold's filter. Without `NLM_F_EXCL`, the kernel replaces a filter with the same handle in
@@ -138,7 +138,7 @@ impl Clsact {
 
     /// Whether netpold's filter is attached at a hook.
     pub(super) fn is_attached(&mut self, hook: Hook) -> io::Result<bool> {
-        match self.filters(hook, Filter::read) {
+        match self.filters(hook, ClsactFilter::read) {
             // No qdisc for filters.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
             filters => filters.map(|filters| filters.iter().any(|filter| filter.is(HANDLE))),
@@ -160,7 +160,7 @@ impl Clsact {
     }
 
     /// Results of `each` for all hooks below a clsact qdisc, with their filters.
-    fn found<T>(&mut self, each: impl Fn(Hook, &[Filter]) -> Option<T>) -> io::Result<Vec<T>> {
+    fn found<T>(&mut self, each: impl Fn(Hook, &[ClsactFilter]) -> Option<T>) -> io::Result<Vec<T>> {
         let all = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
         let interfaces = self.0.dump(&all, |message| {
             let clsact = message
@@ -172,7 +172,7 @@ impl Clsact {
         for ifindex in interfaces {
             for direction in Direction::BOTH {
                 let hook = Hook { ifindex, direction };
-                found.extend(each(hook, &self.filters(hook, Filter::read)?));
+                found.extend(each(hook, &self.filters(hook, ClsactFilter::read)?));
             }
         }
         Ok(found)
@@ -181,7 +181,7 @@ impl Clsact {
     fn filters<T>(
         &mut self,
         hook: Hook,
-        each: impl Fn(Message<'_>) -> Option<T>,
+        each: impl Fn(NetlinkMessage<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
         let mut message = filter(hook, 0)?;
         message.header.handle = TcHandle::UNSPEC;
@@ -200,16 +200,16 @@ impl Clsact {
 }
 
 /// A filter of the first chain, which every packet passes, in the order of the list.
-struct Filter {
+struct ClsactFilter {
     handle: u32,
     priority: u32,
     /// Identifier of its program; 0: none.
     program: u32,
 }
 
-impl Filter {
+impl ClsactFilter {
     /// Parses a filter; `None` in a chain other than the first, which packets reach by another filter only.
-    fn read(message: Message<'_>) -> Option<Self> {
+    fn read(message: NetlinkMessage<'_>) -> Option<Self> {
         let attribute = |wanted| {
             message.attributes(TC_HEADER).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
         };

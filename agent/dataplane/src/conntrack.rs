@@ -26,8 +26,8 @@ use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
 use serde::Serialize;
 
-pub use self::entry::Place;
-pub use self::import::{FlowKey, Tracked};
+pub use self::entry::BucketState;
+pub use self::import::{FlowKey, TrackedFlow};
 pub use self::sighting::{FlowTuple, Sighting};
 pub use self::size::Buckets;
 use crate::bpf::mmap::{MappedArray, MmapError};

@@ -4,7 +4,7 @@
 //! in use, the next generation has larger tables, and [`super::flow_migration`] migrates the flows. Tables never
 //! shrink.
 
-use super::attach::Mode;
+use super::attach::AttachMode;
 use super::generation::FlowTables;
 use crate::conntrack::{Buckets, Occupancy};
 
@@ -18,10 +18,10 @@ pub(super) struct FlowGrowth {
 
 impl FlowGrowth {
     /// With clsact, a migration may drop packets for some milliseconds, so the tables start at their full size.
-    pub(super) fn new(buckets: Buckets, mode: Mode) -> Self {
+    pub(super) fn new(buckets: Buckets, mode: AttachMode) -> Self {
         let buckets = match mode {
-            Mode::Tcx => buckets,
-            Mode::Clsact => Buckets::fixed(buckets.most),
+            AttachMode::Tcx => buckets,
+            AttachMode::Clsact => Buckets::fixed(buckets.most),
         };
         Self { buckets, crowded: false }
     }
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn tables_grow_once_a_quarter_of_one_is_in_use() {
         for (v4, v6, due) in [(16, 16, false), (17, 0, true), (0, 17, true)] {
-            let mut growth = FlowGrowth::new(BUCKETS, Mode::Tcx);
+            let mut growth = FlowGrowth::new(BUCKETS, AttachMode::Tcx);
             assert_eq!(growth.next(16), FlowTables::Pinned(16));
             growth.record_occupancy(found(v4, v6));
             assert_eq!(growth.is_due(16), due, "{v4} {v6}");
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn occupancy_is_needed_only_while_undecided() {
-        let mut growth = FlowGrowth::new(BUCKETS, Mode::Tcx);
+        let mut growth = FlowGrowth::new(BUCKETS, AttachMode::Tcx);
         assert!(!growth.needs_occupancy(64), "the largest tables cannot grow");
         assert!(growth.needs_occupancy(16));
         growth.record_occupancy(found(17, 0));
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn tables_with_clsact_start_large() {
-        let mut growth = FlowGrowth::new(BUCKETS, Mode::Clsact);
+        let mut growth = FlowGrowth::new(BUCKETS, AttachMode::Clsact);
         assert_eq!(growth.first(), FlowTables::Pinned(64));
         growth.record_occupancy(found(64, 0));
         assert!(!growth.is_due(64));

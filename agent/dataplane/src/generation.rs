@@ -28,7 +28,7 @@ use super::names::{self, DOUBTED_PODS, LEARNED, Resolution};
 use super::namespace;
 use super::other_layout;
 use super::role::Program;
-use super::shared_maps::{self, Globals, Maps, SharedMaps};
+use super::shared_maps::{self, Globals, MapsByName, SharedMaps};
 use super::tables::Tables;
 use super::xdp::XdpProgram;
 use super::{connection, features, kernel_types};
@@ -190,7 +190,7 @@ pub struct Generation {
     tables: Tables,
     flow_tables: FlowTables,
     /// All maps of the object.
-    maps: Maps,
+    maps: MapsByName,
     /// The pinned maps, by pin name.
     pinned: Vec<(&'static str, OwnedFd)>,
     /// Numbers of the endpoints for which the former programs read DNS messages; `None` once the programs of this

@@ -47,14 +47,14 @@ impl Hook {
 
 /// Mode of attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum AttachMode {
     /// Links at the TCX hooks.
     Tcx,
     /// Filters below a clsact qdisc.
     Clsact,
 }
 
-impl Mode {
+impl AttachMode {
     /// The best mode of this kernel, probed instead of derived from its version.
     #[must_use]
     pub fn probe() -> Self {
@@ -66,7 +66,7 @@ impl Mode {
     }
 }
 
-impl std::fmt::Display for Mode {
+impl std::fmt::Display for AttachMode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Tcx => "tcx",

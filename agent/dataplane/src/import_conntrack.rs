@@ -25,11 +25,11 @@ use netpold_ebpf::layout::{
 use netpold_ebpf::packet::icmp;
 use netpold_ebpf::packet::protocol::{SCTP, TCP, UDP, is_to_server};
 
-use crate::conntrack::{FlowKey, Tracked};
+use crate::conntrack::{FlowKey, TrackedFlow};
 
 /// One direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Tuple {
+struct ConntrackTuple {
     source: IpAddr,
     destination: IpAddr,
     protocol: u8,
@@ -52,11 +52,11 @@ struct PartialTuple {
 
 impl PartialTuple {
     /// Completes the tuple; `None` if an address is missing.
-    fn whole(self, protocol: u8) -> Option<Tuple> {
+    fn whole(self, protocol: u8) -> Option<ConntrackTuple> {
         let Self { source_port, destination_port, message, .. } = self;
         let (source, destination) = (self.source?, self.destination?);
         let destination_port = message.map_or(destination_port, |it| icmp::kind(protocol, it));
-        Some(Tuple { source, destination, protocol, source_port, destination_port })
+        Some(ConntrackTuple { source, destination, protocol, source_port, destination_port })
     }
 }
 
@@ -64,9 +64,9 @@ impl PartialTuple {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelFlow {
     /// Tuple of the initiator's packets.
-    original: Tuple,
+    original: ConntrackTuple,
     /// Tuple of the responder's packets.
-    reply: Tuple,
+    reply: ConntrackTuple,
     /// State of the flow as `CT_*` flags.
     flags: u16,
     /// Seconds until the kernel's entry expires without further packets; `None` if the flow is offloaded.
@@ -81,8 +81,8 @@ impl KernelFlow {
     #[must_use]
     pub fn sent_on(&self) -> Option<(u8, [[SocketAddr; 2]; 2])> {
         let Self { original, reply, .. } = self;
-        let source = |it: &Tuple| SocketAddr::new(it.source, it.source_port);
-        let destination = |it: &Tuple| SocketAddr::new(it.destination, it.destination_port);
+        let source = |it: &ConntrackTuple| SocketAddr::new(it.source, it.source_port);
+        let destination = |it: &ConntrackTuple| SocketAddr::new(it.destination, it.destination_port);
         let sent = [source(original), destination(original)];
         let on = [destination(reply), source(reply)];
         let has_ports = IpProtocol(original.protocol).has_ports();
@@ -92,7 +92,7 @@ impl KernelFlow {
 
 /// Endpoints with flows to import.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct ImportRequest {
     /// Endpoint numbers by pod address.
     pub endpoints: BTreeMap<IpAddr, u32>,
     /// The node's own addresses.
@@ -118,18 +118,18 @@ impl Imported {
     }
 }
 
-impl Wanted {
+impl ImportRequest {
     /// Returns the conntrack entries for a flow of the kernel, one for each endpoint that is a side of the flow.
-    pub fn sides(&self, flow: &KernelFlow, now: u32) -> impl Iterator<Item = Tracked> {
+    pub fn sides(&self, flow: &KernelFlow, now: u32) -> impl Iterator<Item = TrackedFlow> {
         let node = if self.own.contains(&flow.original.source) { CT_NODE } else { 0 };
         let mut sides = [(flow.original, CT_EGRESS), (flow.reply, CT_INGRESS | node)];
         if flow.seen_from_start != Some(true) {
             sides = sides.map(|(tuple, _)| (tuple, began_by_ports(&tuple)));
         }
         let flags = flow.flags;
-        let side = move |(tuple, began): (Tuple, u16)| {
+        let side = move |(tuple, began): (ConntrackTuple, u16)| {
             let key = key(*self.endpoints.get(&tuple.source)?, &tuple)?;
-            Some(Tracked { key, flags: flags | began, seen: now })
+            Some(TrackedFlow { key, flags: flags | began, seen: now })
         };
         sides.into_iter().filter_map(side)
     }
@@ -137,7 +137,7 @@ impl Wanted {
 
 /// Returns the direction in which a flow began, from the view of the tuple's source and by the ports: `CT_EGRESS`,
 /// `CT_INGRESS`, or 0 if unclear.
-fn began_by_ports(tuple: &Tuple) -> u16 {
+fn began_by_ports(tuple: &ConntrackTuple) -> u16 {
     let (own, other) = (tuple.source_port, tuple.destination_port);
     match () {
         () if is_to_server(own, other) => CT_EGRESS,
@@ -147,7 +147,7 @@ fn began_by_ports(tuple: &Tuple) -> u16 {
 }
 
 /// Returns the key of the flow at the endpoint that is the tuple's source.
-fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
+fn key(endpoint: u32, tuple: &ConntrackTuple) -> Option<FlowKey> {
     let (local_port, remote_port) = (tuple.source_port, tuple.destination_port);
     let protocol = u32::from(tuple.protocol);
     Some(match tuple.destination {
@@ -203,8 +203,8 @@ pub fn kernel_flows(
 /// An entry of the kernel's conntrack, of a live or ended flow.
 #[derive(Debug)]
 struct ConntrackEntry {
-    original: Tuple,
-    reply: Tuple,
+    original: ConntrackTuple,
+    reply: ConntrackTuple,
     remaining: Option<u32>,
     /// `enum tcp_conntrack`; 0 for other protocols.
     tcp_state: u8,
@@ -258,10 +258,10 @@ impl ConntrackEntry {
 mod tests {
     use super::*;
 
-    fn tuple(source: &str, destination: &str, ports: (u16, u16)) -> Tuple {
+    fn tuple(source: &str, destination: &str, ports: (u16, u16)) -> ConntrackTuple {
         let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
         let (source_port, destination_port) = ports;
-        Tuple { source, destination, protocol: TCP, source_port, destination_port }
+        ConntrackTuple { source, destination, protocol: TCP, source_port, destination_port }
     }
 
     /// A client reaches a server through a Service's address.
@@ -274,7 +274,7 @@ mod tests {
             remaining: None,
             seen_from_start: Some(true),
         };
-        let wanted = Wanted {
+        let wanted = ImportRequest {
             endpoints: BTreeMap::from([
                 ("10.0.0.1".parse().unwrap(), 1),
                 ("10.0.0.2".parse().unwrap(), 2),
@@ -285,13 +285,13 @@ mod tests {
             let remote = u32::from_be_bytes(remote);
             FlowKey::V4(Ct4Key { endpoint, remote, local_port, remote_port, protocol: 6 })
         };
-        let sides: Vec<Tracked> = wanted.sides(&flow, 7).collect();
+        let sides: Vec<TrackedFlow> = wanted.sides(&flow, 7).collect();
         let flags = [CT_REPLIED | CT_EGRESS, CT_REPLIED | CT_INGRESS];
         assert_eq!(
             sides,
             [
-                Tracked { key: key(1, [10, 96, 0, 1], 4000, 80), flags: flags[0], seen: 7 },
-                Tracked { key: key(2, [10, 0, 0, 1], 8080, 4000), flags: flags[1], seen: 7 },
+                TrackedFlow { key: key(1, [10, 96, 0, 1], 4000, 80), flags: flags[0], seen: 7 },
+                TrackedFlow { key: key(2, [10, 0, 0, 1], 8080, 4000), flags: flags[1], seen: 7 },
             ]
         );
     }
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn ports_show_the_initiator_of_a_flow_that_was_picked_up() {
         let (server, client) = ("10.0.0.2", "10.0.0.1");
-        let wanted = Wanted {
+        let wanted = ImportRequest {
             endpoints: BTreeMap::from([(server.parse().unwrap(), 2)]),
             own: BTreeSet::new(),
         };

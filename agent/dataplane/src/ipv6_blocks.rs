@@ -18,7 +18,7 @@ use netpold_ebpf::layout::{BLOCKS6_NODES, ClassId};
 use super::maps::{TableError, array, at};
 use super::quiescence::wait_for_programs;
 use crate::bpf::mmap::MappedArray;
-use nodes::{NAME, Nodes, Word};
+use nodes::{NAME, TreeNodes, Word};
 use tree::{NEEDED, Paint, paint};
 
 /// Number of nodes for this many prefixes, in any arrangement. Each prefix begins at most two intervals, and one
@@ -30,35 +30,35 @@ pub fn nodes_for(prefixes: u32) -> u32 {
 }
 
 /// A prefix: its bits, with zeros behind its length, and its length.
-type Key = (u128, u8);
+type PrefixKey = (u128, u8);
 
-fn key(net: Ipv6Net) -> Key {
+fn key(net: Ipv6Net) -> PrefixKey {
     (net.network().to_bits(), net.prefix_len())
 }
 
 /// All prefixes of the tree.
 #[derive(Debug)]
 struct Prefixes {
-    classes: BTreeMap<Key, ClassId>,
+    classes: BTreeMap<PrefixKey, ClassId>,
     /// Number of prefixes of each length.
     lengths: Box<[u32; 129]>,
 }
 
 impl Prefixes {
-    fn insert(&mut self, key: Key, class: ClassId) {
+    fn insert(&mut self, key: PrefixKey, class: ClassId) {
         if self.classes.insert(key, class).is_none() {
             self.lengths[usize::from(key.1)] += 1;
         }
     }
 
-    fn remove(&mut self, key: Key) {
+    fn remove(&mut self, key: PrefixKey) {
         if self.classes.remove(&key).is_some() {
             self.lengths[usize::from(key.1)] -= 1;
         }
     }
 
     /// Word of the longest prefix that contains another one.
-    fn around(&self, (bits, len): Key) -> Word {
+    fn around(&self, (bits, len): PrefixKey) -> Word {
         let lengths = (0..len).rev().filter(|len| self.lengths[usize::from(*len)] > 0);
         let mut words = lengths.filter_map(|len| {
             let mask = u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
@@ -72,7 +72,7 @@ impl Prefixes {
 /// The tree of IPv6 blocks.
 #[derive(Debug)]
 pub struct Ipv6Blocks {
-    nodes: Nodes,
+    nodes: TreeNodes,
     root: Word,
     prefixes: Prefixes,
 }
@@ -90,7 +90,7 @@ impl Ipv6Blocks {
     fn of(map: &MapData, wait: fn()) -> Result<Self, TableError> {
         let map = MappedArray::new(map).map_err(at(NAME))?;
         let prefixes = Prefixes { classes: BTreeMap::new(), lengths: Box::new([0; 129]) };
-        Ok(Self { nodes: Nodes::new(map, wait), root: Word::default(), prefixes })
+        Ok(Self { nodes: TreeNodes::new(map, wait), root: Word::default(), prefixes })
     }
 
     /// [`netpold_ebpf::layout::Settings::ipv6_blocks_root`] for this tree, to be written before the next operation.

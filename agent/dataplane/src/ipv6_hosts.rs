@@ -27,7 +27,7 @@ const MOST: usize = 2;
 
 /// Error: neither bucket of an address's entry has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct HostsFull;
 
 /// The table of IPv6 addresses.
 #[derive(Debug)]
@@ -58,12 +58,12 @@ pub const fn filter_for(buckets: u32) -> u32 {
 
 /// Place of an entry: bucket, and offset in it.
 #[derive(Clone, Copy)]
-struct Place {
+struct EntryPosition {
     bucket: u32,
     offset: usize,
 }
 
-impl Place {
+impl EntryPosition {
     const fn new(bucket: u32, way: usize) -> Self {
         Self { bucket, offset: way * size_of::<Hosts6Entry>() }
     }
@@ -142,7 +142,7 @@ impl Ipv6Hosts {
         settings: &Settings,
         address: Ipv6Addr,
         class: ClassId,
-    ) -> Result<Result<(), Full>, TableError> {
+    ) -> Result<Result<(), HostsFull>, TableError> {
         self.write(settings, address, class).map_err(at(NAME))
     }
 
@@ -261,11 +261,11 @@ impl Ipv6Hosts {
     }
 
     /// Entry of an address's group, and its state.
-    fn find(&self, places: Places, address: Ipv6Addr) -> Result<Option<(Place, u64)>, MmapError> {
+    fn find(&self, places: Places, address: Ipv6Addr) -> Result<Option<(EntryPosition, u64)>, MmapError> {
         let wanted = hosts6::group(words(address));
         for bucket in places.buckets {
             for way in 0..HOST6_WAYS {
-                let place = Place::new(bucket, way);
+                let place = EntryPosition::new(bucket, way);
                 let state = self.map.load_u64(bucket, place.state())?;
                 let half = |half| self.map.load_u64(bucket, place.address(half));
                 if !hosts6::is_free(state) && [half(0)?, half(1)?] == wanted {
@@ -281,7 +281,7 @@ impl Ipv6Hosts {
         settings: &Settings,
         address: Ipv6Addr,
         class: ClassId,
-    ) -> Result<Result<(), Full>, MmapError> {
+    ) -> Result<Result<(), HostsFull>, MmapError> {
         let member = hosts6::member(words(address));
         let places = Places::new(settings, words(address));
         if let Some((place, state)) = self.find(places, address)? {
@@ -290,7 +290,7 @@ impl Ipv6Hosts {
             return self.map.store_u64(place.bucket, place.state(), state).map(Ok);
         }
         let Some((place, state)) = self.room(places.buckets)? else {
-            return Ok(Err(Full));
+            return Ok(Err(HostsFull));
         };
         let [first, _] = places.buckets;
         if place.bucket != first {
@@ -307,19 +307,19 @@ impl Ipv6Hosts {
     }
 
     /// Writes the class of one address of an entry, by one store.
-    fn set_class(&self, place: Place, member: usize, class: ClassId) -> Result<(), MmapError> {
+    fn set_class(&self, place: EntryPosition, member: usize, class: ClassId) -> Result<(), MmapError> {
         let (offset, shift) = place.class(member);
         let others = self.map.load_u64(place.bucket, offset)? & !(u64::from(ClassId::MAX) << shift);
         self.map.store_u64(place.bucket, offset, others | u64::from(class) << shift)
     }
 
     /// A free entry and its state: in the first bucket if most of it is free, else in the emptier one.
-    fn room(&self, buckets: [u32; 2]) -> Result<Option<(Place, u64)>, MmapError> {
-        let mut best: Option<(usize, Place, u64)> = None;
+    fn room(&self, buckets: [u32; 2]) -> Result<Option<(EntryPosition, u64)>, MmapError> {
+        let mut best: Option<(usize, EntryPosition, u64)> = None;
         for bucket in buckets {
             let mut free = Vec::new();
             for way in 0..HOST6_WAYS {
-                let place = Place::new(bucket, way);
+                let place = EntryPosition::new(bucket, way);
                 let state = self.map.load_u64(bucket, place.state())?;
                 if hosts6::is_free(state) {
                     free.push((place, state));

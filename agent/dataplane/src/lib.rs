@@ -65,7 +65,7 @@ use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 
 use active::ActiveGeneration;
-use attach::{Attacher, Hook, Mode};
+use attach::{Attacher, Hook, AttachMode};
 use bpffs::PinRoot;
 use bridges::Bridge;
 use flow_growth::FlowGrowth;
@@ -77,9 +77,9 @@ pub use probing::Shown;
 use recipe::Recipe;
 use role::{Program, Role, Roles};
 use settings::ActiveSettings;
-use tc_hooks::{Problems, TcHooks};
+use tc_hooks::{InterfaceProblems, TcHooks};
 use traced::TracedPrograms;
-use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
+use uplink_xdp::{UplinkXdp, DesiredXdp as WantedUplinks};
 
 use crate::conntrack::Buckets;
 
@@ -245,7 +245,7 @@ impl Dataplane {
             }
         };
         self.active.settings.write(settings, fresh)?;
-        if self.migration.is_pending() && self.hooks.mode() == Mode::Tcx {
+        if self.migration.is_pending() && self.hooks.mode() == AttachMode::Tcx {
             fresh.watch_only(true)?;
         }
         Ok(())
@@ -297,9 +297,9 @@ impl Dataplane {
     /// Attaches the current generation's programs to exactly these interfaces: replaces programs of a former generation
     /// or of another role, attaches missing programs, and detaches from all other interfaces. Has no effect before the
     /// first generation.
-    pub fn attach(&mut self, wanted: &Roles) -> Problems {
+    pub fn attach(&mut self, wanted: &Roles) -> InterfaceProblems {
         let Self { active, hooks, migration, .. } = self;
-        let Some((generation, settings)) = active.parts() else { return Problems::new() };
+        let Some((generation, settings)) = active.parts() else { return InterfaceProblems::new() };
         migration.begin(wanted, hooks.attacher(), settings, generation);
         hooks.bridges_lose_ports(wanted);
         settings.demand_no_more(hooks.bridges(), generation);
@@ -327,9 +327,9 @@ impl Dataplane {
 
     /// Attaches the current generation's programs to these interfaces, and keeps all other attachments, see
     /// [`Dataplane::attach`].
-    pub fn attach_new(&mut self, wanted: &Roles) -> Problems {
+    pub fn attach_new(&mut self, wanted: &Roles) -> InterfaceProblems {
         let Self { active, hooks, .. } = self;
-        let Some((generation, settings)) = active.parts() else { return Problems::new() };
+        let Some((generation, settings)) = active.parts() else { return InterfaceProblems::new() };
         let mut problems = attach_roles(wanted, hooks, settings, generation);
         problems.extend(settings.demand_of_bridges(hooks.bridges(), hooks.mode(), generation));
         self.pod_xdp.reconcile(&hooks.pods(), generation, false);
@@ -419,7 +419,7 @@ fn attach_roles(
     hooks: &mut TcHooks,
     settings: &mut ActiveSettings,
     generation: &mut Generation,
-) -> Problems {
+) -> InterfaceProblems {
     // New ports of bridges first: until each port has a program, a packet without the proof may not be forged. Until
     // then exits keep the programs of the former generation.
     let demanded = settings.bridges();

@@ -15,7 +15,7 @@ use super::maps::TableError;
 
 /// Endpoint slots by address, of one family.
 #[derive(Debug)]
-struct Family<K: Pod + Ord> {
+struct SlotsByAddress<K: Pod + Ord> {
     name: &'static str,
     map: HashMap<MapData, K, u32>,
     /// Addresses by slot.
@@ -26,14 +26,14 @@ struct Family<K: Pod + Ord> {
 /// Endpoint slots by address.
 #[derive(Debug)]
 pub(super) struct LocalEndpoints {
-    four: Family<u32>,
-    six: Family<[u8; 16]>,
+    four: SlotsByAddress<u32>,
+    six: SlotsByAddress<[u8; 16]>,
 }
 
 impl LocalEndpoints {
     /// Takes the tables out of a loaded object.
     pub(super) fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
-        Ok(Self { four: Family::open(bpf, "LOCALS4")?, six: Family::open(bpf, "LOCALS6")? })
+        Ok(Self { four: SlotsByAddress::open(bpf, "LOCALS4")?, six: SlotsByAddress::open(bpf, "LOCALS6")? })
     }
 
     /// Applies an operation on an endpoint slot.
@@ -52,7 +52,7 @@ impl LocalEndpoints {
     }
 }
 
-impl<K: Pod + Ord> Family<K> {
+impl<K: Pod + Ord> SlotsByAddress<K> {
     fn open(bpf: &mut Ebpf, name: &'static str) -> Result<Self, TableError> {
         let map = HashMap::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
             .map_err(|cause| TableError::Map { name, cause })?;

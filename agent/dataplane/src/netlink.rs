@@ -30,14 +30,14 @@ const DUMP_ATTEMPTS: u32 = 8;
 
 /// One message of a response or event, without the netlink header.
 #[derive(Clone, Copy, Debug)]
-pub struct Message<'a> {
+pub struct NetlinkMessage<'a> {
     /// `RTM_*`
     pub kind: u16,
     /// Fixed header and attributes.
     pub payload: &'a [u8],
 }
 
-impl<'a> Message<'a> {
+impl<'a> NetlinkMessage<'a> {
     /// Returns the 32 bits at `offset`, in host byte order.
     #[must_use]
     pub fn word(&self, offset: usize) -> Option<u32> {
@@ -67,13 +67,13 @@ pub fn word(bytes: &[u8]) -> Option<u32> {
 
 /// Connection for requests and their responses.
 #[derive(Debug)]
-pub struct Connection {
+pub struct NetlinkConnection {
     socket: Socket,
     sequence: u32,
     buffer: Vec<u8>,
 }
 
-impl Connection {
+impl NetlinkConnection {
     /// Opens a connection to the network namespace of the calling thread.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl Connection {
         &mut self,
         message: RouteNetlinkMessage,
         flags: u16,
-        mut each: impl FnMut(Message<'_>),
+        mut each: impl FnMut(NetlinkMessage<'_>),
     ) -> io::Result<()> {
         self.send(message, NLM_F_REQUEST | NLM_F_ACK | flags)?;
         self.answers(&mut each).map(drop)
@@ -108,7 +108,7 @@ impl Connection {
     pub fn dump<T>(
         &mut self,
         message: &RouteNetlinkMessage,
-        mut item: impl FnMut(Message<'_>) -> Option<T>,
+        mut item: impl FnMut(NetlinkMessage<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
         for _ in 0..DUMP_ATTEMPTS {
             let mut items = Vec::new();
@@ -133,7 +133,7 @@ impl Connection {
     }
 
     /// Calls `each` for every response to the last request. Returns whether the dump is consistent.
-    fn answers(&mut self, each: &mut dyn FnMut(Message<'_>)) -> io::Result<bool> {
+    fn answers(&mut self, each: &mut dyn FnMut(NetlinkMessage<'_>)) -> io::Result<bool> {
         let mut consistent = true;
         loop {
             self.buffer.clear();
@@ -162,7 +162,7 @@ pub fn ask_netfilter(
     kind: u16,
     flags: u16,
     (family, attributes): (u8, &[u8]),
-    mut each: impl FnMut(Message<'_>),
+    mut each: impl FnMut(NetlinkMessage<'_>),
 ) -> io::Result<()> {
     exchange(&netfilter_message(kind, flags, (family, 0), attributes), 1, &mut each)
 }
@@ -192,7 +192,7 @@ pub(crate) fn change_netfilter(subsystem: u8, changes: &[NetfilterChange]) -> io
 fn exchange(
     request: &[u8],
     mut acknowledgements: usize,
-    each: &mut dyn FnMut(Message<'_>),
+    each: &mut dyn FnMut(NetlinkMessage<'_>),
 ) -> io::Result<()> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
@@ -247,7 +247,7 @@ struct Header {
 }
 
 /// Returns the error in an acknowledgement or at the end of a dump: a negative errno, or 0.
-fn status(message: Message<'_>) -> io::Result<()> {
+fn status(message: NetlinkMessage<'_>) -> io::Result<()> {
     match message.word(0).map(u32::cast_signed) {
         Some(code) if code < 0 => Err(io::Error::from_raw_os_error(-code)),
         _ => Ok(()),
@@ -255,11 +255,11 @@ fn status(message: Message<'_>) -> io::Result<()> {
 }
 
 /// Splits received bytes into messages.
-fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, Message<'_>)> {
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, NetlinkMessage<'_>)> {
     std::iter::from_fn(move || {
         let buffer = NetlinkBuffer::new_checked(bytes).ok()?;
         let header = Header { sequence: buffer.sequence_number(), flags: buffer.flags() };
-        let message = Message { kind: buffer.message_type(), payload: buffer.payload() };
+        let message = NetlinkMessage { kind: buffer.message_type(), payload: buffer.payload() };
         let length = (buffer.length() as usize).next_multiple_of(4);
         bytes = bytes.get(length..).unwrap_or_default();
         Some((header, message))
@@ -268,14 +268,14 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, Message<'_>)> {
 
 /// Receiver of events.
 #[derive(Debug)]
-pub struct Listener {
+pub struct NetlinkListener {
     socket: Socket,
     buffer: Vec<u8>,
 }
 
 /// Result of one attempt to receive.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Received {
+pub enum ReceivedMessages {
     /// Messages were received.
     Messages,
     /// No message is waiting.
@@ -284,7 +284,7 @@ pub enum Received {
     Overrun,
 }
 
-impl Listener {
+impl NetlinkListener {
     /// Subscribes to multicast groups (`RTNLGRP_*`) of the calling thread's network namespace; with `all_namespaces`
     /// also to those of the namespaces with an identifier in it (`CAP_NET_BROADCAST`).
     ///
@@ -314,14 +314,14 @@ impl Listener {
     /// The socket's error.
     pub fn receive(
         &mut self,
-        mut each: impl FnMut(Option<i32>, Message<'_>),
-    ) -> io::Result<Received> {
+        mut each: impl FnMut(Option<i32>, NetlinkMessage<'_>),
+    ) -> io::Result<ReceivedMessages> {
         let (length, namespace) = match self.receive_raw() {
             Ok(received) => received,
             Err(error) => {
                 return match error.raw_os_error() {
-                    Some(libc::EAGAIN | libc::EINTR) => Ok(Received::Nothing),
-                    Some(libc::ENOBUFS) => Ok(Received::Overrun),
+                    Some(libc::EAGAIN | libc::EINTR) => Ok(ReceivedMessages::Nothing),
+                    Some(libc::ENOBUFS) => Ok(ReceivedMessages::Overrun),
                     _ => Err(error),
                 };
             }
@@ -329,7 +329,7 @@ impl Listener {
         for (_, message) in messages(&self.buffer[..length.min(BUFFER)]) {
             each(namespace, message);
         }
-        Ok(Received::Messages)
+        Ok(ReceivedMessages::Messages)
     }
 
     fn receive_raw(&mut self) -> io::Result<(usize, Option<i32>)> {
@@ -351,7 +351,7 @@ impl Listener {
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for NetlinkListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

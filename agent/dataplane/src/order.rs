@@ -17,12 +17,12 @@ const MOVES: u32 = 3;
 
 /// Foreign programs in front of netpold's.
 #[derive(Debug, Default)]
-pub(super) struct Order {
+pub(super) struct ForeignPrograms {
     moves: BTreeMap<Hook, u32>,
     problems: BTreeMap<Hook, String>,
 }
 
-impl Order {
+impl ForeignPrograms {
     /// Moves netpold's programs in front of foreign programs. Returns the hooks.
     ///
     /// # Errors

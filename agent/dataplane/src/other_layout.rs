@@ -12,11 +12,11 @@ use netpold_ebpf::layout::{Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint};
 use std::os::fd::AsFd;
 
 pub(super) use description::Description;
-use description::{FLAGS, Missing, Place, VALID_FLAGS};
+use description::{FLAGS, MissingName, FieldPosition, VALID_FLAGS};
 
 use crate::bpf::mmap::{MappedArray, MmapError};
 use crate::bpf::sys;
-use crate::conntrack::{FlowKey, Tracked};
+use crate::conntrack::{FlowKey, TrackedFlow};
 use crate::names::LEARNED;
 
 /// Pin name of the description.
@@ -43,34 +43,34 @@ pub(super) enum OtherLayoutError {
     },
     /// The description lacks a name.
     #[error(transparent)]
-    Missing(#[from] Missing),
+    Missing(#[from] MissingName),
 }
 
 /// The tables of another layout version, or of another size.
 #[derive(Debug)]
 pub(super) struct OtherLayout {
     description: Description,
-    endpoints: Words,
-    four: Words,
-    six: Words,
+    endpoints: MapWords,
+    four: MapWords,
+    six: MapWords,
     /// Resolved addresses, if they have this version's form.
-    resolved: Option<Words>,
+    resolved: Option<MapWords>,
     /// The settings, if they are described.
-    settings: Option<Words>,
+    settings: Option<MapWords>,
 }
 
 /// An array map as 64-bit words.
 #[derive(Debug)]
-struct Words(MappedArray<u64>);
+struct MapWords(MappedArray<u64>);
 
 impl OtherLayout {
     /// Opens the tables pinned in a version's directory.
     pub(super) fn open(directory: &Path) -> Result<Self, OtherLayoutError> {
-        let records = MappedArray::<description::Record>::new(&pin(directory, DESCRIPTION)?)
+        let records = MappedArray::<description::PinnedRecord>::new(&pin(directory, DESCRIPTION)?)
             .map_err(mapped(directory, DESCRIPTION))?;
         let records = (0..records.elements()).filter_map(|index| records.read(index).ok());
         let description = Description::from_records(records);
-        let words = |name| Words::open(directory, name);
+        let words = |name| MapWords::open(directory, name);
         let described = |name| description.find(name).is_some();
         Ok(Self {
             endpoints: words("ENDPOINTS")?,
@@ -123,11 +123,11 @@ impl OtherLayout {
 
     /// Words of the table of resolved addresses; none if they have another form.
     pub(super) fn resolved(&self) -> &[AtomicU64] {
-        self.resolved.as_ref().map(Words::all).unwrap_or_default()
+        self.resolved.as_ref().map(MapWords::all).unwrap_or_default()
     }
 
     /// Calls `each` with every flow. A flow that is being written may be left out.
-    pub(super) fn flows(&self, mut each: impl FnMut(Tracked)) -> Result<(), OtherLayoutError> {
+    pub(super) fn flows(&self, mut each: impl FnMut(TrackedFlow)) -> Result<(), OtherLayoutError> {
         self.ways(
             &self.four,
             "way4",
@@ -161,10 +161,10 @@ impl OtherLayout {
 
     fn ways(
         &self,
-        table: &Words,
+        table: &MapWords,
         name: &'static str,
         key: impl Fn(&KeyPlaces, &[AtomicU64], usize) -> FlowKey,
-        each: &mut impl FnMut(Tracked),
+        each: &mut impl FnMut(TrackedFlow),
     ) -> Result<(), OtherLayoutError> {
         let way = self.description.place(name)?;
         let places = KeyPlaces::new(&self.description, name)?;
@@ -177,14 +177,14 @@ impl OtherLayout {
             let key = key(&places, words, at);
             let again = words[(at + way.at) / 8].load(Ordering::Acquire);
             if again == word {
-                each(Tracked { key, flags, seen });
+                each(TrackedFlow { key, flags, seen });
             }
         }
         Ok(())
     }
 }
 
-impl Words {
+impl MapWords {
     fn open(directory: &Path, name: &str) -> Result<Self, OtherLayoutError> {
         let map = pin(directory, name)?;
         let failed = |cause| OtherLayoutError::Pin { path: directory.join(name), cause };
@@ -202,15 +202,15 @@ impl Words {
 
 /// Places of the key's fields in a way.
 struct KeyPlaces {
-    endpoint: Place,
-    remote: Place,
-    local_port: Place,
-    remote_port: Place,
-    protocol: Place,
+    endpoint: FieldPosition,
+    remote: FieldPosition,
+    local_port: FieldPosition,
+    remote_port: FieldPosition,
+    protocol: FieldPosition,
 }
 
 impl KeyPlaces {
-    fn new(description: &Description, way: &str) -> Result<Self, Missing> {
+    fn new(description: &Description, way: &str) -> Result<Self, MissingName> {
         let place = |field: &str| description.place(&format!("{way}.{field}"));
         Ok(Self {
             endpoint: place("endpoint")?,
@@ -232,7 +232,7 @@ struct ControlPlaces {
 }
 
 impl ControlPlaces {
-    fn new(description: &Description) -> Result<Self, Missing> {
+    fn new(description: &Description) -> Result<Self, MissingName> {
         let bit = |name: &str| description.place(name).map(|place| 1 << place.at);
         let [valid, busy] = VALID_FLAGS;
         // Flags that only one of the versions has are left out.
@@ -253,7 +253,7 @@ impl ControlPlaces {
 }
 
 /// Bytes of a field; zero outside the table.
-fn bytes<const N: usize>(words: &[AtomicU64], base: usize, place: Place) -> [u8; N] {
+fn bytes<const N: usize>(words: &[AtomicU64], base: usize, place: FieldPosition) -> [u8; N] {
     let mut bytes = [0; N];
     for (offset, byte) in bytes.iter_mut().enumerate().take(place.width) {
         let at = base + place.at + offset;
@@ -264,7 +264,7 @@ fn bytes<const N: usize>(words: &[AtomicU64], base: usize, place: Place) -> [u8;
 }
 
 /// Value of a field of up to eight bytes; tables are little-endian.
-fn number(words: &[AtomicU64], base: usize, place: Place) -> u64 {
+fn number(words: &[AtomicU64], base: usize, place: FieldPosition) -> u64 {
     u64::from_le_bytes(bytes(words, base, place))
 }
 
@@ -281,9 +281,9 @@ fn mapped(directory: &Path, name: &str) -> impl FnOnce(MmapError) -> OtherLayout
 /// A map with this version's description.
 pub(super) fn describe() -> io::Result<std::os::fd::OwnedFd> {
     let records = Description::own().to_records();
-    let size = size_of::<description::Record>() as u32;
+    let size = size_of::<description::PinnedRecord>() as u32;
     let map = sys::array(size, records.len() as u32, sys::BPF_F_MMAPABLE)?;
-    let memory = MappedArray::<description::Record>::from_fd(map.as_fd(), records.len() as u32)
+    let memory = MappedArray::<description::PinnedRecord>::from_fd(map.as_fd(), records.len() as u32)
         .map_err(io::Error::other)?;
     for (index, record) in (0..).zip(&records) {
         memory.write_element(index, record).map_err(io::Error::other)?;

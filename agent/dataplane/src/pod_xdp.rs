@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use nix::net::if_::if_indextoname;
 
 use super::generation::Generation;
-use super::xdp::{Kind, Links, Mode, XdpProgram};
+use super::xdp::{XdpDevices, Links, XdpMode, XdpProgram};
 
 /// Most interfaces that a problem names.
 const NAMED: usize = 5;
@@ -19,7 +19,7 @@ pub struct PodXdp {
     links: Links,
     wanted: bool,
     /// Endpoints with the current generation's program, by interface, and its mode.
-    attached: BTreeMap<u32, (u32, Mode)>,
+    attached: BTreeMap<u32, (u32, XdpMode)>,
     /// Endpoints where the attachment failed, by interface, and the cause.
     failed: BTreeMap<u32, (u32, String)>,
     /// Interfaces that lost the program to another process, until it runs there again.
@@ -36,7 +36,7 @@ impl PodXdp {
     /// State without attachments. `links` is a directory on a bpffs.
     pub(super) fn new(links: PathBuf, wanted: bool) -> Self {
         Self {
-            links: Links::new(links, Kind::Pod),
+            links: Links::new(links, XdpDevices::Pod),
             wanted,
             attached: BTreeMap::new(),
             failed: BTreeMap::new(),
@@ -61,7 +61,7 @@ impl PodXdp {
 
     /// Mode in which XDP runs in front of a pod's hook, if it does.
     #[must_use]
-    pub fn mode(&self, ifindex: u32) -> Option<Mode> {
+    pub fn mode(&self, ifindex: u32) -> Option<XdpMode> {
         self.attached.get(&ifindex).map(|(_, mode)| *mode)
     }
 
@@ -142,7 +142,7 @@ impl PodXdp {
 
     /// Records the interfaces where the program no longer runs.
     fn forget_lost(&mut self, program: u32) {
-        let runs = |index: u32, mode: Mode| self.links.runs(index, mode, program);
+        let runs = |index: u32, mode: XdpMode| self.links.runs(index, mode, program);
         let lost = self.attached.iter().filter(|(index, (_, mode))| !runs(**index, *mode));
         self.lost.extend(lost.map(|(index, _)| *index));
         self.attached.retain(|index, _| !self.lost.contains(index));
@@ -168,7 +168,7 @@ impl PodXdp {
                 names(&at)
             )
         });
-        let generic = self.attached.iter().filter(|(_, (_, mode))| *mode == Mode::Generic);
+        let generic = self.attached.iter().filter(|(_, (_, mode))| *mode == XdpMode::Generic);
         let generic: Vec<u32> = generic.map(|(index, _)| *index).collect();
         let generic = (!generic.is_empty()).then(|| {
             format!(

@@ -8,7 +8,7 @@ use netpold_ebpf::reason::{Reason, counter};
 use super::generation::Generation;
 use super::role::Program;
 use crate::bpf::test_run::{Run, run};
-use crate::conntrack::{FlowKey, Place, Sweeper};
+use crate::conntrack::{FlowKey, BucketState, Sweeper};
 
 /// Actions on a denied packet: `TCX_DROP` (`TC_ACT_SHOT`), and `TCX_REDIRECT` (`TC_ACT_REDIRECT`) of its answer.
 const DENIED: [u32; 2] = [2, 7];
@@ -49,11 +49,11 @@ impl Probed {
     ) -> Result<bool, String> {
         let flow = shown.flow.as_ref().zip(tables);
         let place = flow.map(|(key, tables)| tables.place(key));
-        if place == Some(Place::Full) {
+        if place == Some(BucketState::Full) {
             return Err("no room in the flow table for the flow of a probe".to_owned());
         }
         let passes = !DENIED.contains(&answer(shown, generation)?);
-        if let Some((key, tables)) = flow.filter(|_| place == Some(Place::Free)) {
+        if let Some((key, tables)) = flow.filter(|_| place == Some(BucketState::Free)) {
             tables.remove(key);
         }
         if !passes {

@@ -28,7 +28,7 @@ const PROCESSORS: &str = "/sys/devices/system/cpu";
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
 /// Receiver of a visit's result: whether it succeeded.
-type Order = SyncSender<bool>;
+type VisitOrder = SyncSender<bool>;
 
 /// Returns once every program that ran before the call has ended.
 pub(super) fn wait_for_programs() {
@@ -53,7 +53,7 @@ pub fn grace_period() {
 
 /// Runs a thread on each processor; `false`: that failed, or is not finished in time.
 fn visit_from_a_thread() -> bool {
-    static VISITOR: OnceLock<Option<SyncSender<Order>>> = OnceLock::new();
+    static VISITOR: OnceLock<Option<SyncSender<VisitOrder>>> = OnceLock::new();
     let Some(visitor) = VISITOR.get_or_init(|| proves_something().then(visitor).flatten()) else {
         return false;
     };
@@ -63,13 +63,13 @@ fn visit_from_a_thread() -> bool {
 }
 
 /// Starts a thread that visits the processors on request.
-fn visitor() -> Option<SyncSender<Order>> {
+fn visitor() -> Option<SyncSender<VisitOrder>> {
     let (orders, ordered) = sync_channel(1);
     let visit = move || serve(&ordered);
     std::thread::Builder::new().name("quiescence".into()).spawn(visit).ok().map(|_| orders)
 }
 
-fn serve(orders: &Receiver<Order>) {
+fn serve(orders: &Receiver<VisitOrder>) {
     priority::raise("updates wait longer for packets in flight");
     let everywhere = sched_getaffinity(THIS_THREAD);
     while let Ok(done) = orders.recv() {
@@ -147,7 +147,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::attach::{Attacher, Hook, Mode};
+    use crate::attach::{Attacher, Hook, AttachMode};
     use crate::bpf::mmap::MappedArray;
     use crate::bpf::{sys, test_objects};
     use netpold_core::model::Direction;
@@ -188,7 +188,7 @@ mod tests {
                 let up =
                     std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
                 assert!(up.unwrap().success());
-                let mut attacher = Attacher::new(pins.path(), Mode::Clsact).unwrap();
+                let mut attacher = Attacher::new(pins.path(), AttachMode::Clsact).unwrap();
                 let hook = Hook { ifindex: 1, direction: Direction::Egress };
                 attacher.attach(program.as_fd(), hook).unwrap();
                 let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

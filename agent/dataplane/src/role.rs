@@ -13,7 +13,7 @@ pub enum Role {
     /// Host side of a pod's veth, with the number of its endpoint, because an interface index may be reused.
     Pod(u32),
     /// Another device, at which the packets of pods to Services are judged again as they leave.
-    Device(Link),
+    Device(DeviceLink),
     /// Host side of a pod's veth for which the endpoint table has no room, or of a pod that is not known yet: every
     /// packet is dropped.
     Closed,
@@ -23,7 +23,7 @@ pub enum Role {
 
 /// Link type of a device: the first header of its packets, and the origin of incoming ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Link {
+pub enum DeviceLink {
     /// An Ethernet header.
     Ethernet,
     /// The IP header, as with tunnels and `WireGuard`.
@@ -41,7 +41,7 @@ pub enum Link {
     Bridge,
 }
 
-impl Link {
+impl DeviceLink {
     /// Link type of the device without a program for incoming packets.
     #[must_use]
     pub const fn of_exit(self) -> Self {
@@ -117,17 +117,17 @@ impl Role {
         match (self, direction) {
             (Self::Pod(_), Direction::Ingress) => Some(Program::Ingress),
             (Self::Pod(_), Direction::Egress) => Some(Program::Egress),
-            (Self::Device(Link::Ip | Link::IpTunnel), Direction::Ingress) => Some(Program::NodeIp),
+            (Self::Device(DeviceLink::Ip | DeviceLink::IpTunnel), Direction::Ingress) => Some(Program::NodeIp),
             // A bridge hands all outgoing packets to its ports.
-            (Self::Device(Link::Bridge), Direction::Ingress)
-            | (Self::Device(Link::Ethernet | Link::Ip), Direction::Egress)
+            (Self::Device(DeviceLink::Bridge), Direction::Ingress)
+            | (Self::Device(DeviceLink::Ethernet | DeviceLink::Ip), Direction::Egress)
             | (Self::Closed | Self::Unjudged, _) => None,
             (Self::Device(_), Direction::Ingress) => Some(Program::Node),
-            (Self::Device(Link::Veth | Link::Port), Direction::Egress) => Some(Program::Unmark),
-            (Self::Device(Link::EthernetTunnel | Link::IpTunnel), Direction::Egress) => {
+            (Self::Device(DeviceLink::Veth | DeviceLink::Port), Direction::Egress) => Some(Program::Unmark),
+            (Self::Device(DeviceLink::EthernetTunnel | DeviceLink::IpTunnel), Direction::Egress) => {
                 Some(Program::Tunnel)
             }
-            (Self::Device(Link::Bridge), Direction::Egress) => Some(Program::Bridge),
+            (Self::Device(DeviceLink::Bridge), Direction::Egress) => Some(Program::Bridge),
         }
     }
 

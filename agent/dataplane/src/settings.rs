@@ -12,7 +12,7 @@ use netpold_ebpf::layout::{
     Settings, WITNESS_SHIFT, WITNESSES, device_place,
 };
 
-use super::attach::Mode;
+use super::attach::AttachMode;
 use super::bridges::Bridges;
 use super::generation::{Generation, GenerationError};
 use super::namespace;
@@ -230,13 +230,13 @@ impl ActiveSettings {
     pub(super) fn demand_of_bridges(
         &mut self,
         bridges: &Bridges,
-        mode: Mode,
+        mode: AttachMode,
         generation: &mut Generation,
     ) -> Vec<(u32, String)> {
         let (words, left) = bridges.demanded(&self.bridges());
         if words != self.bridges() {
             // Earlier packets are still on their way. With TCX, attaching a link has taken long enough.
-            if mode == Mode::Clsact {
+            if mode == AttachMode::Clsact {
                 grace_period();
             }
             self.demand(words, generation);

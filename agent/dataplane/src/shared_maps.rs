@@ -10,12 +10,12 @@ use aya::{Ebpf, EbpfLoader};
 use super::checksum::ChecksumFields;
 
 /// Maps by name, without those of the object's constants.
-pub(super) type Maps = BTreeMap<String, OwnedFd>;
+pub(super) type MapsByName = BTreeMap<String, OwnedFd>;
 
 /// Maps and constants of a generation for its traced programs.
 #[derive(Debug)]
 pub struct SharedMaps {
-    pub(super) maps: Maps,
+    pub(super) maps: MapsByName,
     pub(super) globals: Globals,
     /// Identifier of the program for pod ingress, which identifies the generation.
     pub(super) generation: u32,
@@ -42,7 +42,7 @@ impl Globals {
 }
 
 /// All maps of a loaded object, without those of its constants.
-pub(super) fn maps(bpf: &Ebpf) -> io::Result<Maps> {
+pub(super) fn maps(bpf: &Ebpf) -> io::Result<MapsByName> {
     let own = |(name, _): &(&str, &Map)| !name.starts_with(".rodata");
     let copy = |(name, map): (&str, &Map)| {
         let data =

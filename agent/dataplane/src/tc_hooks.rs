@@ -5,17 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use netpold_core::model::Direction;
 use netpold_ebpf::layout::BRIDGES;
 
-use super::attach::{AttachError, Attacher, Hook, Mode};
+use super::attach::{AttachError, Attacher, Hook, AttachMode};
 use super::bpffs::PinRoot;
 use super::bridges::{Bridge, Bridges};
 use super::gate::Gate;
 use super::generation::{Generation, GenerationError};
-use super::order::Order;
+use super::order::ForeignPrograms;
 use super::role::{Program, Role, Roles};
 use super::traced::TracedPrograms;
 
 /// Problems by interface; index 0 stands for all of them.
-pub type Problems = BTreeMap<u32, String>;
+pub type InterfaceProblems = BTreeMap<u32, String>;
 
 /// Programs at TC hooks, and their state.
 pub struct TcHooks {
@@ -24,7 +24,7 @@ pub struct TcHooks {
     attached: Roles,
     /// Whether the attachments of an earlier agent were checked.
     swept: bool,
-    order: Order,
+    order: ForeignPrograms,
     gate: Gate,
     bridges: Bridges,
     /// Identifiers of the traced programs that run in place of ordinary ones.
@@ -38,7 +38,7 @@ impl TcHooks {
             attacher,
             attached: Roles::new(),
             swept: false,
-            order: Order::default(),
+            order: ForeignPrograms::default(),
             gate: Gate::find(),
             bridges: Bridges::default(),
             traced: BTreeMap::new(),
@@ -47,7 +47,7 @@ impl TcHooks {
 
     /// Mode of attachment.
     #[must_use]
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> AttachMode {
         self.attacher.mode()
     }
 
@@ -120,8 +120,8 @@ impl TcHooks {
         &mut self,
         wanted: impl IntoIterator<Item = (&'a u32, &'a Role)>,
         generation: &Generation,
-    ) -> Problems {
-        let mut problems = Problems::new();
+    ) -> InterfaceProblems {
+        let mut problems = InterfaceProblems::new();
         for (&ifindex, &role) in wanted {
             if self.attached.get(&ifindex) == Some(&role) {
                 continue;

@@ -22,7 +22,7 @@ use netpold_ebpf::trace::{TraceFilter, TraceRecord};
 
 use super::generation::GenerationError;
 use super::role::Program;
-use super::shared_maps::{Maps, SharedMaps, data};
+use super::shared_maps::{MapsByName, SharedMaps, data};
 use crate::object::{ObjectMissing, TRACED_OBJECT, object};
 
 /// Maps that only the traced programs have.
@@ -32,9 +32,9 @@ const LINES: u32 = 1 << 20;
 
 /// Lines that the programs log, in the order of the verdicts.
 #[derive(Clone, Debug, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
+struct LogLines(Arc<Mutex<Vec<String>>>);
 
-impl Log for Lines {
+impl Log for LogLines {
     fn enabled(&self, _metadata: &Metadata<'_>) -> bool {
         true
     }
@@ -50,8 +50,8 @@ impl Log for Lines {
 /// Loaded traced programs; [`super::Dataplane::trace`] attaches them.
 pub struct TracedPrograms {
     bpf: Ebpf,
-    logger: EbpfLogger<Lines>,
-    lines: Lines,
+    logger: EbpfLogger<LogLines>,
+    lines: LogLines,
     /// Generation of the maps, as in [`SharedMaps`].
     pub(super) generation: u32,
 }
@@ -84,7 +84,7 @@ impl TracedPrograms {
             let program: &mut SchedClassifier = program.try_into().map_err(failed)?;
             program.load().map_err(failed)?;
         }
-        let lines = Lines::default();
+        let lines = LogLines::default();
         let logger = EbpfLogger::init_with_logger(&mut bpf, lines.clone()).map_err(traced)?;
         Ok(Self { bpf, logger, lines, generation: shared.generation })
     }
@@ -147,7 +147,7 @@ fn write(bpf: &mut Ebpf, filter: &TraceFilter) -> Result<(), String> {
 }
 
 /// Replaces the descriptors of an object's maps by those of maps with the same names.
-fn share(bpf: &Ebpf, maps: &Maps) -> Result<(), GenerationError> {
+fn share(bpf: &Ebpf, maps: &MapsByName) -> Result<(), GenerationError> {
     let known = |name: &str| name.starts_with(".rodata") || OWN.contains(&name);
     if let Some((name, _)) = bpf.maps().find(|(name, _)| !known(name) && !maps.contains_key(*name))
     {

@@ -11,11 +11,11 @@ use netpold_ebpf::xdp::uplink::Scope;
 use nix::net::if_::if_nameindex;
 
 use super::generation::Generation;
-use super::xdp::{Kind, Links, Mode, XdpProgram};
+use super::xdp::{XdpDevices, Links, XdpMode, XdpProgram};
 
 /// Devices that get the program, and its scope.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct DesiredXdp {
     /// Names of devices; `*` stands for any characters.
     pub names: Vec<String>,
     /// Scope of the dropped packets.
@@ -24,29 +24,29 @@ pub struct Wanted {
 
 /// A device with netpold's program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Uplink {
+pub struct XdpUplink {
     /// Name of the device.
     pub name: String,
     /// Mode of the program.
-    pub mode: Mode,
+    pub mode: XdpMode,
 }
 
 /// XDP programs at the uplinks.
 #[derive(Debug)]
 pub struct UplinkXdp {
     links: Links,
-    wanted: Option<Wanted>,
+    wanted: Option<DesiredXdp>,
     /// Devices with the current generation's program, by index.
-    attached: BTreeMap<u32, Uplink>,
+    attached: BTreeMap<u32, XdpUplink>,
     problems: Vec<String>,
     stale: bool,
 }
 
 impl UplinkXdp {
     /// State without attachments. `links` is a directory on a bpffs.
-    pub(super) fn new(links: PathBuf, wanted: Option<Wanted>) -> Self {
+    pub(super) fn new(links: PathBuf, wanted: Option<DesiredXdp>) -> Self {
         Self {
-            links: Links::new(links, Kind::Uplink),
+            links: Links::new(links, XdpDevices::Uplink),
             wanted,
             attached: BTreeMap::new(),
             problems: Vec::new(),
@@ -55,7 +55,7 @@ impl UplinkXdp {
     }
 
     /// Devices with the program.
-    pub fn attached(&self) -> impl Iterator<Item = &Uplink> {
+    pub fn attached(&self) -> impl Iterator<Item = &XdpUplink> {
         self.attached.values()
     }
 
@@ -126,20 +126,20 @@ impl UplinkXdp {
             if let Some(uplink) = &had
                 && self.links.runs(index, uplink.mode, id)
             {
-                self.attached.insert(index, Uplink { name, mode: uplink.mode });
+                self.attached.insert(index, XdpUplink { name, mode: uplink.mode });
                 continue;
             }
             match self.links.attach(program, index) {
                 Ok(mode) => {
                     restored += u64::from(had.is_some());
-                    self.attached.insert(index, Uplink { name, mode });
+                    self.attached.insert(index, XdpUplink { name, mode });
                 }
                 Err(error) => self.problems.push(format!(
                     "--xdp-uplink {name}: {error}; TC programs judge these packets instead"
                 )),
             }
         }
-        let generic = self.attached.values().filter(|uplink| uplink.mode == Mode::Generic);
+        let generic = self.attached.values().filter(|uplink| uplink.mode == XdpMode::Generic);
         self.problems.extend(generic.map(|uplink| {
             format!(
                 "--xdp-uplink {}: its driver has no native XDP; generic XDP drops after the packet's skb was \

@@ -17,14 +17,14 @@ const BPF_LINK_TYPE_XDP: u32 = 6;
 
 /// Mode of an XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum XdpMode {
     /// In the device's driver, before the kernel allocates an skb.
     Native,
     /// In the network stack, for drivers without XDP: after the skb is allocated, so slower.
     Generic,
 }
 
-impl Mode {
+impl XdpMode {
     const ALL: [Self; 2] = [Self::Native, Self::Generic];
 
     /// `XDP_FLAGS_DRV_MODE` or `XDP_FLAGS_SKB_MODE`.
@@ -36,7 +36,7 @@ impl Mode {
     }
 }
 
-impl std::fmt::Display for Mode {
+impl std::fmt::Display for XdpMode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Native => "native",
@@ -68,14 +68,14 @@ impl XdpProgram {
 
 /// Kind of the devices of a set of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum XdpDevices {
     /// Uplinks of the node.
     Uplink,
     /// Host sides of pods' veths.
     Pod,
 }
 
-impl Kind {
+impl XdpDevices {
     const fn name(self) -> &'static str {
         match self {
             Self::Uplink => "uplink",
@@ -88,12 +88,12 @@ impl Kind {
 #[derive(Debug)]
 pub(super) struct Links {
     directory: PathBuf,
-    kind: Kind,
+    kind: XdpDevices,
 }
 
 impl Links {
     /// Links of a kind that are pinned in a directory on a bpffs.
-    pub(super) fn new(directory: PathBuf, kind: Kind) -> Self {
+    pub(super) fn new(directory: PathBuf, kind: XdpDevices) -> Self {
         Self { directory, kind }
     }
 
@@ -102,8 +102,8 @@ impl Links {
     /// # Errors
     /// The kernel refuses both modes or the pin; then no program of netpold runs at the device. Or a former link cannot
     /// be read or detached; then its program stays.
-    pub(super) fn attach(&self, program: BorrowedFd<'_>, index: u32) -> io::Result<Mode> {
-        for mode in Mode::ALL {
+    pub(super) fn attach(&self, program: BorrowedFd<'_>, index: u32) -> io::Result<XdpMode> {
+        for mode in XdpMode::ALL {
             let path = self.pin(index, mode);
             let Ok(link) = sys::obj_get(&path) else { continue };
             let at = sys::link_info(link.as_fd(), BPF_LINK_TYPE_XDP)?;
@@ -112,11 +112,11 @@ impl Links {
             }
             detach(&path)?;
         }
-        let native = sys::link_create(program, index, BPF_XDP, Mode::Native.flags());
+        let native = sys::link_create(program, index, BPF_XDP, XdpMode::Native.flags());
         let (link, mode) = match native {
-            Ok(link) => (link, Mode::Native),
-            Err(native) => match sys::link_create(program, index, BPF_XDP, Mode::Generic.flags()) {
-                Ok(link) => (link, Mode::Generic),
+            Ok(link) => (link, XdpMode::Native),
+            Err(native) => match sys::link_create(program, index, BPF_XDP, XdpMode::Generic.flags()) {
+                Ok(link) => (link, XdpMode::Generic),
                 // If another program is attached, both modes fail with the same error.
                 Err(_) => return Err(native),
             },
@@ -126,14 +126,14 @@ impl Links {
     }
 
     /// Whether a device's link is pinned and runs a program, given by its identifier.
-    pub(super) fn runs(&self, index: u32, mode: Mode, program: u32) -> bool {
+    pub(super) fn runs(&self, index: u32, mode: XdpMode, program: u32) -> bool {
         let link = sys::obj_get(&self.pin(index, mode));
         let at = link.and_then(|link| sys::link_info(link.as_fd(), BPF_LINK_TYPE_XDP));
         at.is_ok_and(|at| (at.ifindex, at.program) == (index, program))
     }
 
     /// Detaches all links except those with the wanted mode of their device; returns the failures.
-    pub(super) fn retain(&self, wanted: impl Fn(u32) -> Option<Mode>) -> Vec<String> {
+    pub(super) fn retain(&self, wanted: impl Fn(u32) -> Option<XdpMode>) -> Vec<String> {
         let unwanted =
             self.pins().into_iter().filter(|(_, index, mode)| wanted(*index) != Some(*mode));
         let failed = unwanted.filter_map(|(path, ..)| {
@@ -143,18 +143,18 @@ impl Links {
         failed.collect()
     }
 
-    fn pin(&self, index: u32, mode: Mode) -> PathBuf {
+    fn pin(&self, index: u32, mode: XdpMode) -> PathBuf {
         self.directory.join(format!("{index}-{}-{mode}", self.kind.name()))
     }
 
     /// Existing pins, with the index and the mode in their names.
-    fn pins(&self) -> Vec<(PathBuf, u32, Mode)> {
+    fn pins(&self) -> Vec<(PathBuf, u32, XdpMode)> {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let parse = |path: PathBuf| {
             let name = path.file_name()?.to_str()?;
             let (index, rest) = name.split_once('-')?;
             let mode = rest.strip_prefix(self.kind.name())?.strip_prefix('-')?;
-            let mode = Mode::ALL.into_iter().find(|known| known.to_string() == mode)?;
+            let mode = XdpMode::ALL.into_iter().find(|known| known.to_string() == mode)?;
             let index = index.parse().ok()?;
             Some((path, index, mode))
         };
@@ -174,7 +174,7 @@ fn detach(path: &Path) -> io::Result<()> {
 /// The first link that cannot be detached; later links are not tried.
 pub fn detach_all(directory: &Path) -> io::Result<Vec<u32>> {
     let mut detached = Vec::new();
-    for kind in [Kind::Uplink, Kind::Pod] {
+    for kind in [XdpDevices::Uplink, XdpDevices::Pod] {
         for (path, index, _) in Links::new(directory.to_owned(), kind).pins() {
             detach(&path)?;
             detached.push(index);

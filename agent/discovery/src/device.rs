@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use netpold_dataplane::role::Link;
+use netpold_dataplane::role::DeviceLink;
 
 /// Link kinds (`IFLA_INFO_KIND`) without own enforcement: packets pass them on the way to another device, which
 /// enforces, or they lead nowhere.
@@ -40,7 +40,7 @@ pub struct Device {
     /// Interface name.
     pub name: String,
     /// First header of the device's packets; `None`: unsupported hardware type.
-    pub link: Option<Link>,
+    pub link: Option<DeviceLink>,
     /// Whether packets leave the node through this device. Otherwise they only pass it and leave through another.
     pub is_exit: bool,
     /// Whether the underlying link is in another namespace (`IFLA_LINK_NETNSID`): a macvlan, VLAN or tunnel that
@@ -54,11 +54,11 @@ impl Device {
         let is_exit = hardware_type != LOOPBACK && !PASSED_ON.contains(&kind);
         let (unpacks, is_pair) = (TUNNELS.contains(&kind), NAMESPACES.contains(&kind));
         let link = match hardware_type {
-            ETHERNET if unpacks => Some(Link::EthernetTunnel),
-            ETHERNET if is_pair => Some(Link::Veth),
-            ETHERNET => Some(Link::Ethernet),
-            other if WITHOUT_HEADER.contains(&other) && unpacks => Some(Link::IpTunnel),
-            other if WITHOUT_HEADER.contains(&other) => Some(Link::Ip),
+            ETHERNET if unpacks => Some(DeviceLink::EthernetTunnel),
+            ETHERNET if is_pair => Some(DeviceLink::Veth),
+            ETHERNET => Some(DeviceLink::Ethernet),
+            other if WITHOUT_HEADER.contains(&other) && unpacks => Some(DeviceLink::IpTunnel),
+            other if WITHOUT_HEADER.contains(&other) => Some(DeviceLink::Ip),
             _ => None,
         };
         Self { name, link, is_exit, leads_away }
@@ -132,17 +132,17 @@ mod tests {
             device(kind, hardware_type).filter(|device| device.is_exit).map(|device| device.link)
         };
         for kind in ["", "bond", "vlan", "macvlan", "tun"] {
-            assert_eq!(link(kind, 1), Some(Some(Link::Ethernet)), "{kind}");
+            assert_eq!(link(kind, 1), Some(Some(DeviceLink::Ethernet)), "{kind}");
         }
         for kind in ["vxlan", "geneve", "gretap"] {
-            assert_eq!(link(kind, 1), Some(Some(Link::EthernetTunnel)), "{kind}");
+            assert_eq!(link(kind, 1), Some(Some(DeviceLink::EthernetTunnel)), "{kind}");
         }
-        assert_eq!(link("netkit", 1), Some(Some(Link::Veth)), "as a veth, another namespace's");
-        assert_eq!(link("wireguard", 0xfffe), Some(Some(Link::Ip)), "a pod has no key of it");
+        assert_eq!(link("netkit", 1), Some(Some(DeviceLink::Veth)), "as a veth, another namespace's");
+        assert_eq!(link("wireguard", 0xfffe), Some(Some(DeviceLink::Ip)), "a pod has no key of it");
         for (kind, hardware_type) in
             [("ipip", 768), ("sit", 776), ("gre", 778), ("ip6tnl", 769), ("vxlan", 0xfffe)]
         {
-            assert_eq!(link(kind, hardware_type), Some(Some(Link::IpTunnel)), "{kind}");
+            assert_eq!(link(kind, hardware_type), Some(Some(DeviceLink::IpTunnel)), "{kind}");
         }
         for (kind, hardware_type) in
             [("", 772), ("bridge", 1), ("dummy", 1), ("ifb", 1), ("vrf", 1)]

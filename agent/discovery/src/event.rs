@@ -9,7 +9,7 @@ use crate::device::Device;
 
 /// Event of discovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum DiscoveryEvent {
     /// A veth with its peer in another network namespace appeared or changed. The first event, when the link appears,
     /// may lack the addresses of the peer; a later event has them.
     Veth(Veth),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::device::{Device, LinkTable};
-use crate::event::Event;
+use crate::event::DiscoveryEvent;
 use crate::message::LinkEvent;
 use crate::table::VethTable;
 
@@ -59,11 +59,11 @@ impl Inventory {
     }
 
     /// Returns the differences to the last reported state, and stores the current state as reported.
-    pub(super) fn differences(&mut self) -> Vec<Event> {
+    pub(super) fn differences(&mut self) -> Vec<DiscoveryEvent> {
         let mut events = self.veths.differences();
         let inner = self.veths.inner().map(|(index, name)| (index, Device::inner(name.to_owned())));
-        events.extend(self.devices.difference_with(inner.collect()).map(Event::Devices));
-        events.extend(self.ports.difference().map(Event::Ports));
+        events.extend(self.devices.difference_with(inner.collect()).map(DiscoveryEvent::Devices));
+        events.extend(self.ports.difference().map(DiscoveryEvent::Ports));
         events
     }
 }
@@ -88,10 +88,10 @@ mod tests {
         let mut told: [Option<Vec<u32>>; 3] = [None, None, None];
         for event in inventory.differences() {
             match event {
-                Event::Veth(veth) => told[0].get_or_insert_default().push(veth.index),
-                Event::Devices(devices) => told[1] = Some(devices.into_keys().collect()),
-                Event::Ports(ports) => told[2] = Some(ports.into_keys().collect()),
-                Event::VethGone(_) | Event::OwnAddresses(_) | Event::InSync => {}
+                DiscoveryEvent::Veth(veth) => told[0].get_or_insert_default().push(veth.index),
+                DiscoveryEvent::Devices(devices) => told[1] = Some(devices.into_keys().collect()),
+                DiscoveryEvent::Ports(ports) => told[2] = Some(ports.into_keys().collect()),
+                DiscoveryEvent::VethGone(_) | DiscoveryEvent::OwnAddresses(_) | DiscoveryEvent::InSync => {}
             }
         }
         told

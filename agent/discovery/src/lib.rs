@@ -34,11 +34,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use netpold_dataplane::netlink::{Connection, Listener};
+use netpold_dataplane::netlink::{NetlinkConnection, NetlinkListener};
 use tokio::sync::mpsc;
 
 pub use device::Device;
-pub use event::Event;
+pub use event::DiscoveryEvent;
 use listening::Listening;
 use worker::Worker;
 pub use worker::{DiscoveryCounters, SERVICE_DEVICE};
@@ -50,14 +50,14 @@ const ADDRESS_GROUPS: [u32; 2] = [5, 9];
 
 /// Parameters of discovery.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct DiscoverySettings {
     /// Interval of full listings.
     pub rescan: Duration,
     /// Receive buffer of each event socket, in bytes.
     pub receive_buffer: usize,
 }
 
-impl Default for Settings {
+impl Default for DiscoverySettings {
     fn default() -> Self {
         Self { rescan: Duration::from_secs(5), receive_buffer: 4 << 20 }
     }
@@ -86,17 +86,17 @@ impl Discovery {
     ///
     /// # Errors
     /// A netlink socket or the thread cannot be created.
-    pub fn start(settings: Settings, events: mpsc::Sender<Event>) -> Result<Self, DiscoveryError> {
+    pub fn start(settings: DiscoverySettings, events: mpsc::Sender<DiscoveryEvent>) -> Result<Self, DiscoveryError> {
         let failed = |operation| move |cause| DiscoveryError { operation, cause };
         let buffer = settings.receive_buffer;
         let (stop, stopped) = UnixStream::pair().map_err(failed("creating a socket pair"))?;
         let counters = Arc::new(DiscoveryCounters::default());
-        let links = Listener::open(&OWN_GROUPS, false, buffer)
+        let links = NetlinkListener::open(&OWN_GROUPS, false, buffer)
             .map_err(failed("listening to link and route events"))?;
-        let addresses = Listener::open(&ADDRESS_GROUPS, true, buffer)
+        let addresses = NetlinkListener::open(&ADDRESS_GROUPS, true, buffer)
             .map_err(failed("listening to address events of all namespaces"))?;
         let listening = Listening::new(links, addresses, stopped);
-        let requests = Connection::open().map_err(failed("opening a netlink socket"))?;
+        let requests = NetlinkConnection::open().map_err(failed("opening a netlink socket"))?;
         let worker =
             Worker::new(requests, listening, settings.rescan, Arc::clone(&counters), events);
         let thread = std::thread::Builder::new()

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use netpold_dataplane::netlink::{Listener, Message, Received};
+use netpold_dataplane::netlink::{NetlinkListener, NetlinkMessage, ReceivedMessages};
 
 /// Maximum number of events taken from a socket in a row. With this many address events, a namespace causes them as
 /// fast as they are read: the address socket rests for [`BREATH`], and later events end in one overrun.
@@ -16,8 +16,8 @@ const BREATH: Duration = Duration::from_millis(20);
 
 /// Event sockets of discovery.
 pub(super) struct Listening {
-    links: Listener,
-    addresses: Listener,
+    links: NetlinkListener,
+    addresses: NetlinkListener,
     /// End of the socket pair that is closed to stop discovery.
     stopped: UnixStream,
     /// Whether the last read of address events reached [`AT_ONCE`].
@@ -27,19 +27,19 @@ pub(super) struct Listening {
 impl Listening {
     /// Combines the sockets for link and route events of the agent's namespace, for address events of all, and for the
     /// stop.
-    pub(super) fn new(links: Listener, addresses: Listener, stopped: UnixStream) -> Self {
+    pub(super) fn new(links: NetlinkListener, addresses: NetlinkListener, stopped: UnixStream) -> Self {
         Self { links, addresses, stopped, storm: false }
     }
 
     /// Receives link and route events. Returns whether events were lost.
-    pub(super) fn links(&mut self, mut each: impl FnMut(Message<'_>)) -> io::Result<bool> {
+    pub(super) fn links(&mut self, mut each: impl FnMut(NetlinkMessage<'_>)) -> io::Result<bool> {
         drain(&mut self.links, |_, message| each(message))
     }
 
     /// Receives address events with the identifier of their namespace. Returns whether events were lost.
     pub(super) fn addresses(
         &mut self,
-        mut each: impl FnMut(Option<i32>, Message<'_>),
+        mut each: impl FnMut(Option<i32>, NetlinkMessage<'_>),
     ) -> io::Result<bool> {
         let mut events = 0;
         let lost = drain(&mut self.addresses, |namespace, message| {
@@ -70,15 +70,15 @@ impl Listening {
 
 /// Receives until the socket is empty, at most [`AT_ONCE`] times. Returns whether events were lost.
 fn drain(
-    listener: &mut Listener,
-    mut each: impl FnMut(Option<i32>, Message<'_>),
+    listener: &mut NetlinkListener,
+    mut each: impl FnMut(Option<i32>, NetlinkMessage<'_>),
 ) -> io::Result<bool> {
     let mut lost = false;
     for _ in 0..AT_ONCE {
         match listener.receive(&mut each)? {
-            Received::Messages => {}
-            Received::Overrun => lost = true,
-            Received::Nothing => break,
+            ReceivedMessages::Messages => {}
+            ReceivedMessages::Overrun => lost = true,
+            ReceivedMessages::Nothing => break,
         }
     }
     Ok(lost)

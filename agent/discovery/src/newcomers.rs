@@ -16,9 +16,9 @@ use std::thread::JoinHandle;
 
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
-use netpold_dataplane::closing::Closing;
+use netpold_dataplane::closing::HookCloser;
 use netpold_dataplane::hook::Hook;
-use netpold_dataplane::netlink::{Connection, Listener, Received};
+use netpold_dataplane::netlink::{NetlinkConnection, NetlinkListener, ReceivedMessages};
 use netpold_dataplane::priority;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -45,7 +45,7 @@ type ClosingJob<T> = (Hook, bool, T);
 /// Threads that close veths. Each closing comes with a value that is dropped after it.
 #[derive(Debug)]
 pub struct Closers<T> {
-    closing: Closing,
+    closing: HookCloser,
     hooks: Sender<ClosingJob<T>>,
 }
 
@@ -54,7 +54,7 @@ impl<T: Clone + Send + 'static> Closers<T> {
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn start(closing: Closing) -> io::Result<Self> {
+    pub fn start(closing: HookCloser) -> io::Result<Self> {
         let (hooks, received) = channel();
         let received = Arc::new(Mutex::new(received));
         for _ in 0..THREADS {
@@ -102,7 +102,7 @@ pub enum VethChange {
 /// veths: at the start, and after missed events.
 #[derive(Debug)]
 pub struct VethWatcher {
-    listener: Listener,
+    listener: NetlinkListener,
     known: ReportedVeths,
     /// Whether events may be missing, so that the veths have to be listed.
     incomplete: bool,
@@ -117,7 +117,7 @@ impl VethWatcher {
     pub fn open() -> io::Result<Self> {
         // The first listing finds the interfaces that appear between these two.
         let existing = interfaces()?;
-        let listener = Listener::open(&LINKS, false, RECEIVE_BUFFER)?;
+        let listener = NetlinkListener::open(&LINKS, false, RECEIVE_BUFFER)?;
         let known = ReportedVeths { known: existing.clone(), existing, since: BTreeMap::new() };
         Ok(Self { listener, known, incomplete: true, listing: None })
     }
@@ -139,9 +139,9 @@ impl VethWatcher {
                 event.into_iter().flatten().for_each(&mut each);
             });
             match received {
-                Ok(Received::Messages) => {}
-                Ok(Received::Overrun) => self.incomplete = true,
-                Ok(Received::Nothing) => break,
+                Ok(ReceivedMessages::Messages) => {}
+                Ok(ReceivedMessages::Overrun) => self.incomplete = true,
+                Ok(ReceivedMessages::Nothing) => break,
                 Err(error) => {
                     tracing::warn!(%error, "cannot read link events; listing interfaces instead");
                     self.incomplete = true;
@@ -262,7 +262,7 @@ fn interfaces() -> io::Result<BTreeSet<u32>> {
 /// # Errors
 /// A netlink socket cannot be opened, or the request fails.
 pub fn outside() -> io::Result<BTreeSet<u32>> {
-    let found = Connection::open()?.dump(&links_request(None), outside_veth)?;
+    let found = NetlinkConnection::open()?.dump(&links_request(None), outside_veth)?;
     Ok(found.into_iter().filter_map(OutsideVeth::index).collect())
 }
 
@@ -279,7 +279,7 @@ impl NewcomerGuard {
     ///
     /// # Errors
     /// A thread cannot be created.
-    pub fn start(closing: Closing, mut veths: VethWatcher, all: bool) -> io::Result<Self> {
+    pub fn start(closing: HookCloser, mut veths: VethWatcher, all: bool) -> io::Result<Self> {
         // Loads the program before the first veth needs it, and pins it once no new veth is missed.
         if let Err(error) = closing.program() {
             tracing::warn!(%error, "cannot close new interfaces; will retry at each new interface");

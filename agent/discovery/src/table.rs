@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use netpold_core::bindings;
 
-use crate::event::Event;
+use crate::event::DiscoveryEvent;
 
 /// Delays before an interface without an address is queried again, in milliseconds.
 const ASK_AGAIN: [u64; 11] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1000];
@@ -308,7 +308,7 @@ impl VethTable {
     }
 
     /// Returns the differences to the last reported state, and stores the current state as reported.
-    pub(super) fn differences(&mut self) -> Vec<Event> {
+    pub(super) fn differences(&mut self) -> Vec<DiscoveryEvent> {
         let mut routed: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
         for (to, by) in &self.routes {
             routed.entry(*by).or_default().push(*to);
@@ -321,8 +321,8 @@ impl VethTable {
         let now: BTreeMap<u32, bindings::Veth> = now.collect();
         let gone = self.told.keys().filter(|index| !now.contains_key(index));
         let new = now.iter().filter(|(index, new)| self.told.get(index) != Some(new));
-        let gone = gone.map(|index| Event::VethGone(*index));
-        let differences = gone.chain(new.map(|(_, veth)| Event::Veth(veth.clone()))).collect();
+        let gone = gone.map(|index| DiscoveryEvent::VethGone(*index));
+        let differences = gone.chain(new.map(|(_, veth)| DiscoveryEvent::Veth(veth.clone()))).collect();
         self.told = now;
         differences
     }
@@ -403,7 +403,7 @@ mod tests {
 
     fn told(table: &mut VethTable) -> bindings::Veth {
         match &table.differences()[..] {
-            [Event::Veth(veth)] => veth.clone(),
+            [DiscoveryEvent::Veth(veth)] => veth.clone(),
             events => panic!("{events:?}"),
         }
     }
@@ -421,7 +421,7 @@ mod tests {
         table.addresses_unknown(7, now);
         assert_eq!(table.differences(), []);
         table.links_are(vec![], false);
-        assert_eq!(table.differences(), [Event::VethGone(7)]);
+        assert_eq!(table.differences(), [DiscoveryEvent::VethGone(7)]);
         assert_eq!(table.differences(), []);
     }
 
@@ -470,7 +470,7 @@ mod tests {
         table.link_is(veth(7, 8, Some(3)));
         assert_eq!(told(&mut table).index, 7);
         table.link_is(veth(7, 8, None));
-        assert_eq!(table.differences(), [Event::VethGone(7)]);
+        assert_eq!(table.differences(), [DiscoveryEvent::VethGone(7)]);
     }
 
     #[test]
@@ -487,9 +487,9 @@ mod tests {
     #[test]
     fn routes_to_single_addresses_are_told() {
         let route = |to: &str, by, there| HostRoute { to: to.parse().unwrap(), by, there };
-        let routed = |events: Vec<Event>| {
+        let routed = |events: Vec<DiscoveryEvent>| {
             let veths = events.into_iter().filter_map(|event| {
-                let Event::Veth(veth) = event else { return None };
+                let DiscoveryEvent::Veth(veth) = event else { return None };
                 Some((veth.index, veth.routed.len()))
             });
             veths.collect::<Vec<_>>()

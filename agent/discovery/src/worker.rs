@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use netlink_packet_route::AddressFamily;
-use netpold_dataplane::netlink::{Connection, Message};
+use netpold_dataplane::netlink::{NetlinkConnection, NetlinkMessage};
 use nix::net::if_::if_nametoindex;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-use crate::event::Event;
+use crate::event::DiscoveryEvent;
 use crate::inventory::Inventory;
 use crate::listening::Listening;
 use crate::message::{
@@ -58,7 +58,7 @@ enum ListingResult {
 
 /// State of the thread.
 pub(super) struct Worker {
-    requests: Connection,
+    requests: NetlinkConnection,
     listening: Listening,
     inventory: Inventory,
     /// Last reported addresses of the node.
@@ -68,17 +68,17 @@ pub(super) struct Worker {
     /// Interval of full listings.
     rescan: Duration,
     counters: Arc<DiscoveryCounters>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<DiscoveryEvent>,
 }
 
 impl Worker {
     /// Creates a worker without any known interface.
     pub(super) fn new(
-        requests: Connection,
+        requests: NetlinkConnection,
         listening: Listening,
         rescan: Duration,
         counters: Arc<DiscoveryCounters>,
-        events: mpsc::Sender<Event>,
+        events: mpsc::Sender<DiscoveryEvent>,
     ) -> Self {
         let inventory = Inventory::default();
         Self {
@@ -113,7 +113,7 @@ impl Worker {
                 // Receivers of InSync treat an interface without a known address as one without a pod.
                 if !synced && own_known && scan == ListingResult::Complete {
                     synced = true;
-                    self.send(Event::InSync)?;
+                    self.send(DiscoveryEvent::InSync)?;
                 } else if !synced && !std::mem::replace(&mut waiting, true) {
                     warn!(
                         "cannot read the peers of some interfaces; enforcement does not change until they are read"
@@ -195,7 +195,7 @@ impl Worker {
                 addresses.dedup();
                 if self.own.as_ref() != Some(&addresses) {
                     self.own = Some(addresses.clone());
-                    self.send(Event::OwnAddresses(addresses))?;
+                    self.send(DiscoveryEvent::OwnAddresses(addresses))?;
                 }
                 Ok(true)
             }
@@ -323,12 +323,12 @@ impl Worker {
         self.inventory.differences().into_iter().try_for_each(|event| self.send(event))
     }
 
-    fn send(&self, event: Event) -> Result<(), Stop> {
+    fn send(&self, event: DiscoveryEvent) -> Result<(), Stop> {
         self.events.blocking_send(event).map_err(|_| Stop)
     }
 }
 
 /// Parses a link message, and returns the bridge if the link is a port.
-fn link(message: Message<'_>) -> Option<(LinkEvent, Option<u32>)> {
+fn link(message: NetlinkMessage<'_>) -> Option<(LinkEvent, Option<u32>)> {
     link_event(message).map(|link| (link, bridge(message)))
 }

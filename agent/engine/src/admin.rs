@@ -31,7 +31,7 @@ use tracing::debug;
 use netpold_api::socket::PATIENCE;
 
 use crate::engine::Engine;
-use crate::lines::{Lines, line};
+use crate::lines::{LineSender, line};
 use crate::questions::Questions;
 
 pub use requests::requests;
@@ -61,7 +61,7 @@ pub enum AdminError {
 }
 
 /// Refusal of a request, with the reason.
-type Refusal = (StatusCode, String);
+type RequestRefusal = (StatusCode, String);
 
 /// Route to one JSON document. `answer` runs on a thread that may block, for example on the engine.
 pub fn answer<Q, A>(answer: impl Fn(Q) -> A + Clone + Send + Sync + 'static) -> MethodRouter
@@ -100,13 +100,13 @@ pub fn shared<A: Serialize + 'static>(
         });
         let next = next.await.map_err(io::Error::other).flatten();
         let next = next.map_err(refused(StatusCode::INTERNAL_SERVER_ERROR))?;
-        Result::<_, Refusal>::Ok((JSON, last.insert(next).1.clone()))
+        Result::<_, RequestRefusal>::Ok((JSON, last.insert(next).1.clone()))
     })
 }
 
 /// Route to a stream of JSON lines. `begin` refuses, or returns the future that sends the lines.
 pub fn stream<Q, B, S>(
-    begin: impl Fn(Q, Lines) -> B + Clone + Send + Sync + 'static,
+    begin: impl Fn(Q, LineSender) -> B + Clone + Send + Sync + 'static,
 ) -> MethodRouter
 where
     Q: DeserializeOwned + Send + 'static,
@@ -114,7 +114,7 @@ where
     S: Future<Output = io::Result<()>> + Send + 'static,
 {
     any(async move |body: Body| {
-        let (lines, receiver) = Lines::new();
+        let (lines, receiver) = LineSender::new();
         let sent = begin(read(body).await?, lines).await.map_err(refused(StatusCode::CONFLICT))?;
         tokio::spawn(async move {
             if let Err(error) = sent.await {
@@ -124,16 +124,16 @@ where
         let texts = unfold(receiver, async |mut receiver| {
             receiver.recv().await.map(|text| (io::Result::Ok(text), receiver))
         });
-        Result::<_, Refusal>::Ok((JSON, Body::from_stream(texts)))
+        Result::<_, RequestRefusal>::Ok((JSON, Body::from_stream(texts)))
     })
 }
 
-fn refused<E: ToString>(status: StatusCode) -> impl Fn(E) -> Refusal {
+fn refused<E: ToString>(status: StatusCode) -> impl Fn(E) -> RequestRefusal {
     move |error| (status, error.to_string())
 }
 
 /// Reads a request's body; an empty one is `null`.
-async fn read<Q: DeserializeOwned>(body: Body) -> Result<Q, Refusal> {
+async fn read<Q: DeserializeOwned>(body: Body) -> Result<Q, RequestRefusal> {
     let body = timeout(PATIENCE, to_bytes(body, REQUEST_MAX)).await;
     let body = body.map_err(refused(StatusCode::REQUEST_TIMEOUT))?;
     let body = body.map_err(refused(StatusCode::PAYLOAD_TOO_LARGE))?;
@@ -255,7 +255,7 @@ mod tests {
     }
 
     fn router() -> Router {
-        let lines = stream(async |number: u8, lines: Lines| match number {
+        let lines = stream(async |number: u8, lines: LineSender| match number {
             0 => Err("none wanted".to_owned()),
             _ => Ok(async move {
                 for number in 0..number {

@@ -11,21 +11,21 @@ mod series;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use netpold_api::events::{AUDIT, Outcome};
-use netpold_api::observe::Event;
+use netpold_api::events::{AUDIT, TrafficVerdict};
+use netpold_api::observe::ObservedEvent;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
 
-pub use series::Labels;
+pub use series::SeriesLabels;
 use series::Series;
 
 use crate::events::UnreportedFlows;
 
 /// Events with one common total.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Kind {
+pub struct EventKind {
     /// Outcome.
-    pub outcome: Outcome,
+    pub outcome: TrafficVerdict,
     /// Direction of a drop; flows have a common total of both directions.
     pub direction: Option<Direction>,
     /// Reason, as in [`Event::reason`].
@@ -33,28 +33,28 @@ pub struct Kind {
 }
 
 /// Numbers of all packets or flows by kind, reported or not.
-pub type Totals = BTreeMap<Kind, u64>;
+pub type Totals = BTreeMap<EventKind, u64>;
 
-impl Kind {
-    fn of(event: &Event) -> Self {
+impl EventKind {
+    fn of(event: &ObservedEvent) -> Self {
         match event.verdict {
-            Outcome::Deny => Self {
-                outcome: Outcome::Deny,
+            TrafficVerdict::Deny => Self {
+                outcome: TrafficVerdict::Deny,
                 direction: Some(event.direction),
                 reason: event.reason.clone(),
             },
-            Outcome::Audit => Self::audited(),
-            Outcome::Allow => Self::allowed(),
+            TrafficVerdict::Audit => Self::audited(),
+            TrafficVerdict::Allow => Self::allowed(),
         }
     }
 
     fn audited() -> Self {
-        Self { outcome: Outcome::Audit, direction: None, reason: AUDIT.to_owned() }
+        Self { outcome: TrafficVerdict::Audit, direction: None, reason: AUDIT.to_owned() }
     }
 
     fn allowed() -> Self {
         let reason = Reason::Allowed.as_str().to_owned();
-        Self { outcome: Outcome::Allow, direction: None, reason }
+        Self { outcome: TrafficVerdict::Allow, direction: None, reason }
     }
 }
 
@@ -65,9 +65,9 @@ pub fn totals(dropped: &[(Direction, Reason, u64)], flows: UnreportedFlows) -> T
     let dropped = dropped.iter().filter(|(_, reason, _)| *reason != Reason::Flooded);
     let dropped = dropped.map(|(direction, reason, packets)| {
         let (direction, reason) = (Some(*direction), reason.as_str().to_owned());
-        (Kind { outcome: Outcome::Deny, direction, reason }, *packets)
+        (EventKind { outcome: TrafficVerdict::Deny, direction, reason }, *packets)
     });
-    dropped.chain([(Kind::audited(), flows.audited), (Kind::allowed(), flows.opened)]).collect()
+    dropped.chain([(EventKind::audited(), flows.audited), (EventKind::allowed(), flows.opened)]).collect()
 }
 
 /// Numbers of one kind.
@@ -87,12 +87,12 @@ struct Tally {
 
 /// Numbers since the agent's start.
 #[derive(Debug)]
-pub struct Denied {
+pub struct DeniedCounters {
     series: Series,
-    tallies: BTreeMap<Kind, Tally>,
+    tallies: BTreeMap<EventKind, Tally>,
 }
 
-impl Denied {
+impl DeniedCounters {
     /// Creates counters with at most `most` series.
     #[must_use]
     pub fn new(most: usize) -> Self {
@@ -106,24 +106,24 @@ impl Denied {
     }
 
     /// Counts events.
-    pub fn count(&mut self, events: &[Event], now: Instant) {
+    pub fn count(&mut self, events: &[ObservedEvent], now: Instant) {
         for event in events {
-            let tally = self.tallies.entry(Kind::of(event)).or_default();
+            let tally = self.tallies.entry(EventKind::of(event)).or_default();
             tally.reported += 1;
-            if event.verdict == Outcome::Allow {
+            if event.verdict == TrafficVerdict::Allow {
                 continue;
             }
-            let Some(labels) = Labels::of(event) else {
+            let Some(labels) = SeriesLabels::of(event) else {
                 tally.unnamed += 1;
                 continue;
             };
             if let Some((displaced, value)) = self.series.count(labels, now) {
                 let direction = Some(displaced.direction);
                 let kind = match displaced.outcome {
-                    Outcome::Deny => {
-                        Kind { outcome: Outcome::Deny, direction, reason: displaced.reason }
+                    TrafficVerdict::Deny => {
+                        EventKind { outcome: TrafficVerdict::Deny, direction, reason: displaced.reason }
                     }
-                    Outcome::Audit | Outcome::Allow => Kind::audited(),
+                    TrafficVerdict::Audit | TrafficVerdict::Allow => EventKind::audited(),
                 };
                 self.tallies.entry(kind).or_default().unnamed += value;
             }
@@ -132,7 +132,7 @@ impl Denied {
 
     /// Takes new totals. Returns the packets and flows that were not reported, by kind, as of the call before: their
     /// events have arrived since then, if there are any. Call after all events that were there at the call before.
-    pub fn settle(&mut self, totals: Totals) -> Vec<(Kind, u64)> {
+    pub fn settle(&mut self, totals: Totals) -> Vec<(EventKind, u64)> {
         let mut news = Vec::new();
         for (kind, total) in totals {
             let tally = self.tallies.entry(kind.clone()).or_default();
@@ -148,13 +148,13 @@ impl Denied {
     }
 
     /// Returns the series with a workload.
-    pub fn named(&self) -> impl Iterator<Item = (&Labels, u64)> {
+    pub fn named(&self) -> impl Iterator<Item = (&SeriesLabels, u64)> {
         self.series.iter()
     }
 
     /// Returns the numbers of denied packets and audited flows without a series of their own, by kind.
-    pub fn others(&self) -> impl Iterator<Item = (&Kind, u64)> {
-        let denied = self.tallies.iter().filter(|(kind, _)| kind.outcome != Outcome::Allow);
+    pub fn others(&self) -> impl Iterator<Item = (&EventKind, u64)> {
+        let denied = self.tallies.iter().filter(|(kind, _)| kind.outcome != TrafficVerdict::Allow);
         denied.map(|(kind, tally)| (kind, tally.unreported + tally.unnamed))
     }
 }
@@ -166,9 +166,9 @@ mod tests {
 
     use super::*;
 
-    fn event_of(workload: &str) -> Event {
+    fn event_of(workload: &str) -> ObservedEvent {
         let workload = Some(WorkloadName { kind: "Deployment".into(), name: workload.into() });
-        Event { workload, ..event(0) }
+        ObservedEvent { workload, ..event(0) }
     }
 
     fn packets(policy: u64) -> Totals {
@@ -179,7 +179,7 @@ mod tests {
         totals(&dropped, UnreportedFlows { audited: policy / 10, opened: 0 })
     }
 
-    fn sum(denied: &Denied, outcome: Outcome) -> u64 {
+    fn sum(denied: &DeniedCounters, outcome: TrafficVerdict) -> u64 {
         let named = denied.named().filter(|(labels, _)| labels.outcome == outcome);
         let others = denied.others().filter(|(kind, _)| kind.outcome == outcome);
         named.map(|(_, n)| n).sum::<u64>() + others.map(|(_, n)| n).sum::<u64>()
@@ -187,11 +187,11 @@ mod tests {
 
     #[test]
     fn the_sum_is_the_kernels_number_and_never_falls() {
-        let (mut denied, now) = (Denied::new(2), Instant::now());
+        let (mut denied, now) = (DeniedCounters::new(2), Instant::now());
         denied.begin(packets(100));
         let mut last = 0;
-        let mut reach = |denied: &Denied, at_least| {
-            let sum = sum(denied, Outcome::Deny);
+        let mut reach = |denied: &DeniedCounters, at_least| {
+            let sum = sum(denied, TrafficVerdict::Deny);
             assert!(sum >= last.max(at_least), "{sum}");
             last = sum;
         };
@@ -205,22 +205,22 @@ mod tests {
         reach(&denied, 50);
         // More series than places, and a pod without a name.
         denied.count(&["a", "b", "c"].map(event_of), now);
-        denied.count(&[Event { pod: None, ..event_of("web") }], now);
+        denied.count(&[ObservedEvent { pod: None, ..event_of("web") }], now);
         reach(&denied, 54);
         denied.settle(packets(154));
         assert_eq!(denied.settle(packets(154)), []);
-        assert_eq!((sum(&denied, Outcome::Deny), denied.named().count()), (54, 2));
-        assert_eq!(sum(&denied, Outcome::Audit), 5);
+        assert_eq!((sum(&denied, TrafficVerdict::Deny), denied.named().count()), (54, 2));
+        assert_eq!(sum(&denied, TrafficVerdict::Audit), 5);
     }
 
     #[test]
     fn audited_flows_have_series_of_their_own() {
-        let mut denied = Denied::new(10);
+        let mut denied = DeniedCounters::new(10);
         denied.begin(packets(0));
-        let audited = Event { verdict: Outcome::Audit, reason: AUDIT.into(), ..event_of("web") };
-        let allowed = Event { verdict: Outcome::Allow, ..event_of("web") };
+        let audited = ObservedEvent { verdict: TrafficVerdict::Audit, reason: AUDIT.into(), ..event_of("web") };
+        let allowed = ObservedEvent { verdict: TrafficVerdict::Allow, ..event_of("web") };
         denied.count(&[audited, event_of("web"), allowed], Instant::now());
         let outcomes: Vec<_> = denied.named().map(|(labels, n)| (labels.outcome, n)).collect();
-        assert_eq!(outcomes, [(Outcome::Deny, 1), (Outcome::Audit, 1)]);
+        assert_eq!(outcomes, [(TrafficVerdict::Deny, 1), (TrafficVerdict::Audit, 1)]);
     }
 }

@@ -38,7 +38,7 @@ use netpold_dataplane::attach::Hook;
 use netpold_dataplane::conntrack::Pass;
 use netpold_dataplane::generation::GenerationError;
 use netpold_dataplane::tables::TableError;
-use netpold_discovery::{Event, newcomers};
+use netpold_discovery::{DiscoveryEvent, newcomers};
 use nix::net::if_::if_indextoname;
 
 use health::Health;
@@ -47,7 +47,7 @@ use interference::Interference;
 use reconciler::Reconciler;
 
 use crate::events::{Dropped, DropLogLine};
-use crate::rule_use::{News, Round, RuleUse};
+use crate::rule_use::{NewFlows, Round, RuleUse};
 
 pub use denials::denials;
 pub use enforcement::{Enforcement, PodEnforcement, PolicyEnforcement};
@@ -130,28 +130,28 @@ impl Engine {
     }
 
     /// Ingests an event of discovery; the next [`Engine::step`] binds interfaces to pods.
-    pub fn discovered(&mut self, event: Event) {
+    pub fn discovered(&mut self, event: DiscoveryEvent) {
         match event {
-            Event::Veth(veth) => {
+            DiscoveryEvent::Veth(veth) => {
                 self.interfaces.veth_is(&veth, Instant::now());
                 self.bindings.veth_is(veth);
             }
-            Event::VethGone(index) => {
+            DiscoveryEvent::VethGone(index) => {
                 self.interfaces.veth_gone(index);
                 self.bindings.veth_gone(index);
             }
-            Event::OwnAddresses(addresses) => self.ingest(Change::OwnAddresses(addresses)),
-            Event::Devices(devices) => {
+            DiscoveryEvent::OwnAddresses(addresses) => self.ingest(Change::OwnAddresses(addresses)),
+            DiscoveryEvent::Devices(devices) => {
                 self.interfaces.devices_are(devices);
                 // The programs refuse packets of a new device until the dataplane lists it.
                 self.tell_devices();
             }
-            Event::Ports(ports) => {
+            DiscoveryEvent::Ports(ports) => {
                 self.interfaces.ports_are(ports);
                 // An update does not wait for a new port: its packets lack the proof until its program is attached.
                 self.tell_bridges();
             }
-            Event::InSync => self.interfaces.in_sync(),
+            DiscoveryEvent::InSync => self.interfaces.in_sync(),
         }
     }
 
@@ -219,7 +219,7 @@ impl Engine {
     /// once everything is enforced.
     ///
     /// Returns new flows, and denials of audited policies.
-    pub fn sweep(&mut self) -> News {
+    pub fn sweep(&mut self) -> NewFlows {
         let endpoints = self.is_settled().then(|| self.reconciler.compiler.endpoint_numbers());
         if let Some(endpoints) = &endpoints {
             self.reconciler.sweep_resolved(endpoints);

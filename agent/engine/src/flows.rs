@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_dataplane::conntrack::{FlowTuple, Sighting, Sweeper};
-use netpold_dataplane::import_conntrack::{KernelFlow, Wanted, kernel_flows};
+use netpold_dataplane::import_conntrack::{KernelFlow, ImportRequest, kernel_flows};
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::flow::cached_verdict::CachedVerdict;
 use netpold_ebpf::flow::control::Control;
@@ -39,14 +39,14 @@ pub struct FlowReader {
     /// Pods by endpoint number.
     pub(crate) pods: BTreeMap<u32, LocalPod>,
     /// Pods without entries in netpold's flow table.
-    pub(crate) untracked: Wanted,
+    pub(crate) untracked: ImportRequest,
 }
 
 impl FlowReader {
     /// Reads a page.
     #[must_use]
     pub fn page(&self, request: &FlowsRequest) -> FlowPage {
-        let mut taken = Taken::default();
+        let mut taken = PageContent::default();
         let (mut next, mut problem) = (None, None);
         if request.kernel {
             taken.limit = request.limit.min(KERNEL_PAGE) as usize;
@@ -63,18 +63,18 @@ impl FlowReader {
         };
         let others = std::mem::take(&mut taken.others);
         let left_out = others.into_iter().filter_map(count).collect();
-        let Taken { flows, translated, .. } = taken;
+        let PageContent { flows, translated, .. } = taken;
         FlowPage { node: self.node.clone(), flows, left_out, next, problem, translated }
     }
 
     /// Reads netpold's flow table; returns the way at which the next page starts.
-    fn read_table(&self, request: &FlowsRequest, taken: &mut Taken) -> Option<u32> {
+    fn read_table(&self, request: &FlowsRequest, taken: &mut PageContent) -> Option<u32> {
         let (tables, now, _) = &self.tables;
         let mut next = None;
         tables.walk(*now, request.from, |at| {
             let Some((tuple, pod)) = at.tuple().and_then(|tuple| {
                 let pod = self.pods.get(&tuple.endpoint)?;
-                request.filter.wants(&pod.key).then_some((tuple, pod))
+                request.filter.selects(&pod.key).then_some((tuple, pod))
             }) else {
                 return ControlFlow::Continue(());
             };
@@ -92,9 +92,9 @@ impl FlowReader {
         next
     }
 
-    fn read_kernel(&self, filter: &FlowFilter, taken: &mut Taken) -> Result<(), String> {
+    fn read_kernel(&self, filter: &FlowFilter, taken: &mut PageContent) -> Result<(), String> {
         let (_, now, _) = &self.tables;
-        let tracked = self.pods.iter().filter(|(_, pod)| filter.wants(&pod.key));
+        let tracked = self.pods.iter().filter(|(_, pod)| filter.selects(&pod.key));
         let tracked: BTreeSet<IpAddr> =
             tracked.flat_map(|(_, pod)| pod.addresses.iter().copied()).collect();
         let is_wanted = |flow: &KernelFlow| self.untracked.sides(flow, *now).next().is_some();
@@ -108,7 +108,7 @@ impl FlowReader {
             for side in self.untracked.sides(&flow_of_kernel, *now) {
                 let tuple = FlowTuple::from(side.key);
                 let Some(pod) = self.pods.get(&tuple.endpoint) else { continue };
-                if filter.wants(&pod.key) {
+                if filter.selects(&pod.key) {
                     let control = Control::new(*now, 0, side.flags);
                     taken.take(tuple.endpoint, || ListedFlow {
                         kernel: true,
@@ -118,7 +118,7 @@ impl FlowReader {
             }
         });
         read.map_err(|error| {
-            let pods = self.pods.values().filter(|pod| filter.wants(&pod.key));
+            let pods = self.pods.values().filter(|pod| filter.selects(&pod.key));
             let of = |pod: &&LocalPod| {
                 pod.addresses.iter().any(|at| self.untracked.endpoints.contains_key(at))
             };
@@ -154,14 +154,14 @@ fn sent_on(flow: &KernelFlow) -> Option<SentOn> {
 
 /// Content of a page.
 #[derive(Default)]
-struct Taken {
+struct PageContent {
     limit: usize,
     flows: Vec<ListedFlow>,
     others: BTreeMap<u32, u64>,
     translated: Vec<SentOn>,
 }
 
-impl Taken {
+impl PageContent {
     fn is_full(&self) -> bool {
         self.flows.len() >= self.limit
     }

@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_mins(1);
 
 /// A kind of saved records.
 #[derive(Clone, Copy, Debug)]
-pub struct Records {
+pub struct RecordKind {
     /// Suffix of the file name, after the name of the last good state.
     pub suffix: &'static str,
     /// Subject of the records, for the log.
@@ -33,7 +33,7 @@ pub struct Records {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Document<T> {
+struct RecordFile<T> {
     format: u32,
     node: String,
     #[serde(flatten)]
@@ -41,7 +41,7 @@ struct Document<T> {
 }
 
 /// Path of the records, from the path of the last good state (`--state`).
-fn path(state: &Path, records: Records) -> PathBuf {
+fn path(state: &Path, records: RecordKind) -> PathBuf {
     let mut name = state.as_os_str().to_owned();
     name.push(records.suffix);
     name.into()
@@ -49,7 +49,7 @@ fn path(state: &Path, records: Records) -> PathBuf {
 
 /// Reads the records of an earlier agent of this node. A damaged file is logged and counts as missing.
 #[must_use]
-pub fn read<T: DeserializeOwned>(state: &Path, records: Records, node: &str) -> Option<T> {
+pub fn read<T: DeserializeOwned>(state: &Path, records: RecordKind, node: &str) -> Option<T> {
     let (path, subject) = (path(state, records), records.subject);
     match read_file(&path) {
         Ok(document) if document.format == FORMAT && document.node == node => Some(document.saved),
@@ -67,7 +67,7 @@ pub fn read<T: DeserializeOwned>(state: &Path, records: Records, node: &str) -> 
     }
 }
 
-fn read_file<T: DeserializeOwned>(path: &Path) -> io::Result<Document<T>> {
+fn read_file<T: DeserializeOwned>(path: &Path) -> io::Result<RecordFile<T>> {
     let mut bytes = Vec::new();
     let file = BufReader::new(File::open(path)?);
     GzDecoder::new(file).take(MAX_BYTES).read_to_end(&mut bytes)?;
@@ -78,7 +78,7 @@ fn write<T: Serialize>(path: &Path, node: &str, saved: &T) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(directory)?;
     let mut file = NamedTempFile::new_in(directory)?;
-    let document = Document { format: FORMAT, node: node.to_owned(), saved };
+    let document = RecordFile { format: FORMAT, node: node.to_owned(), saved };
     let mut packed = GzEncoder::new(BufWriter::new(&mut file), Compression::fast());
     serde_json::to_writer(&mut packed, &document)?;
     packed.finish()?.flush()?;
@@ -89,18 +89,18 @@ fn write<T: Serialize>(path: &Path, node: &str, saved: &T) -> io::Result<()> {
 
 /// Writes records from time to time, in the background.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct RecordKeeper {
     path: PathBuf,
-    records: Records,
+    records: RecordKind,
     node: String,
     not_before: Instant,
     writing: Option<JoinHandle<()>>,
 }
 
-impl Keeper {
+impl RecordKeeper {
     /// Creates a keeper; `state` is the path of the last good state.
     #[must_use]
-    pub fn new(state: &Path, records: Records, node: String) -> Self {
+    pub fn new(state: &Path, records: RecordKind, node: String) -> Self {
         let not_before = Instant::now() + PAUSE;
         Self { path: path(state, records), records, node, not_before, writing: None }
     }
@@ -129,7 +129,7 @@ impl Keeper {
     }
 }
 
-fn keep<T: Serialize>(path: &Path, records: Records, node: &str, saved: &T) {
+fn keep<T: Serialize>(path: &Path, records: RecordKind, node: &str, saved: &T) {
     if let Err(error) = write(path, node, saved) {
         let (path, subject) = (path.display(), records.subject);
         tracing::warn!(%error, "cannot write {path}; {subject} of the next agent start empty");
@@ -140,7 +140,7 @@ fn keep<T: Serialize>(path: &Path, records: Records, node: &str, saved: &T) {
 mod tests {
     use super::*;
 
-    const RECORDS: Records = Records { suffix: ".test", subject: "tests" };
+    const RECORDS: RecordKind = RecordKind { suffix: ".test", subject: "tests" };
 
     #[test]
     fn records_are_read_back_and_damaged_files_are_not() {

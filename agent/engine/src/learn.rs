@@ -6,12 +6,12 @@ mod shares;
 use netpold_api::learn::{LearnAnswer, PeerAddress};
 use serde::{Deserialize, Serialize};
 
-pub use recorder::{Met, Recorder};
+pub use recorder::{FlowSighting, Recorder};
 
 use crate::kept;
 
 /// File of the records.
-pub const FILE: kept::Records = kept::Records { suffix: ".flows", subject: "recorded flows" };
+pub const FILE: kept::RecordKind = kept::RecordKind { suffix: ".flows", subject: "recorded flows" };
 
 /// Content of the file of records: one field per kind, since the file itself names its node.
 #[derive(Debug, Serialize, Deserialize)]

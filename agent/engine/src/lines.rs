@@ -7,9 +7,9 @@ use tokio::sync::mpsc;
 
 /// Sending side of a stream.
 #[derive(Debug)]
-pub struct Lines(mpsc::Sender<Vec<u8>>);
+pub struct LineSender(mpsc::Sender<Vec<u8>>);
 
-impl Lines {
+impl LineSender {
     /// Creates a stream; the receiver yields each text in turn.
     #[must_use]
     pub fn new() -> (Self, mpsc::Receiver<Vec<u8>>) {

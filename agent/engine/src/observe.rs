@@ -6,10 +6,10 @@ mod feed;
 mod filter;
 mod server;
 
-pub use attribution::{Attributed, Attributions};
+pub use attribution::{EventAttribution, Attributions};
 pub use feed::{DroppedPackets, Feed, Sink};
-pub use filter::{Names, admits, admits_names, destination_port};
-pub use server::Observer;
+pub use filter::{EventNames, admits, admits_names, destination_port};
+pub use server::ObserveServer;
 
 #[cfg(test)]
 mod tests;

@@ -22,33 +22,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use netpold_api::rules::RulesAnswer;
-use netpold_core::cluster::{Cluster, Whose};
+use netpold_core::cluster::{Cluster, AddressOwner};
 use netpold_core::compile::Compiler;
-use netpold_core::explain::Resolved;
+use netpold_core::explain::ResolvedNames;
 use netpold_core::model::{Change, Key, Pod};
 use serde::{Deserialize, Serialize};
 
 use crate::events::{Dropped, DropLogLine, JournalEvent, UnreportedFlows, unix_millis};
 use crate::kept;
 use crate::learn::{self, Recorder};
-use flows::Known;
+use flows::VisitedFlow;
 pub use flows::Round;
-use observed::Observed;
+use observed::SweepRecords;
 pub use observed::ObservedRound;
-use opened::Opened;
-use pods::Pods;
-use records::{PolicyRecord, Records};
+use opened::OpenedFlows;
+use pods::SweptPods;
+use records::{PolicyRecord, RuleRecords};
 use trials::Trials;
 
 /// Time after which a policy change is certainly in force, and its time forgotten.
 const LATELY: Duration = Duration::from_mins(10);
 
 /// File of the saved use of rules.
-pub const FILE: kept::Records = kept::Records { suffix: ".rules", subject: "counts of rule uses" };
+pub const FILE: kept::RecordKind = kept::RecordKind { suffix: ".rules", subject: "counts of rule uses" };
 
 /// Saved use of rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Saved {
+pub struct SavedRuleUse {
     /// Time of the save, in milliseconds since the epoch.
     as_of: u64,
     missed: u64,
@@ -58,21 +58,21 @@ pub struct Saved {
 /// Use of rules on this node.
 #[derive(Debug)]
 pub struct RuleUse {
-    records: Records,
-    last: Swept,
+    records: RuleRecords,
+    last: SweepResult,
     /// Time of an earlier agent's save, in milliseconds since the epoch.
     counted_until: Option<u64>,
-    pods: Pods,
+    pods: SweptPods,
     /// Times of recent policy changes, in milliseconds since the epoch.
     changed: BTreeMap<Key, u64>,
     /// Number of flows that ended before they could be counted.
     missed: u64,
-    cache: flows::Cache,
+    cache: flows::RuleCache,
     /// Addresses that pods had resolved at the last sweep.
-    resolved: Resolved,
+    resolved: ResolvedNames,
     trials: Trials,
-    opened: Opened,
-    observed: Observed,
+    opened: OpenedFlows,
+    observed: SweepRecords,
     /// Recorder of flows, one record for each kind.
     recorder: Recorder,
 }
@@ -84,17 +84,17 @@ fn millis(time: Duration) -> u64 {
 impl Default for RuleUse {
     fn default() -> Self {
         Self {
-            records: Records::default(),
-            last: Swept { wall: unix_millis(), ..Swept::default() },
+            records: RuleRecords::default(),
+            last: SweepResult { wall: unix_millis(), ..SweepResult::default() },
             counted_until: None,
-            pods: Pods::default(),
+            pods: SweptPods::default(),
             changed: BTreeMap::new(),
             missed: 0,
-            cache: flows::Cache::default(),
-            resolved: Resolved::default(),
+            cache: flows::RuleCache::default(),
+            resolved: ResolvedNames::default(),
             trials: Trials::default(),
-            opened: Opened::default(),
-            observed: Observed::default(),
+            opened: OpenedFlows::default(),
+            observed: SweepRecords::default(),
             recorder: Recorder::new(unix_millis()),
         }
     }
@@ -102,7 +102,7 @@ impl Default for RuleUse {
 
 impl RuleUse {
     /// Resumes from the save of an earlier agent.
-    pub fn resume(&mut self, saved: Saved) {
+    pub fn resume(&mut self, saved: SavedRuleUse) {
         self.counted_until = Some(saved.as_of);
         self.missed = saved.missed;
         self.records.resume(saved.policies);
@@ -151,7 +151,7 @@ impl RuleUse {
     }
 
     /// Sets the addresses that pods resolved, by which rules with domain names match flows.
-    pub fn names_are(&mut self, resolved: Resolved) {
+    pub fn names_are(&mut self, resolved: ResolvedNames) {
         // An evaluation without a name does not hold once a pod has resolved it.
         if !resolved.is_alike(&self.resolved) {
             self.trials.forget();
@@ -181,10 +181,10 @@ impl RuleUse {
     }
 
     /// Ends a sweep that has visited all flows.
-    pub fn end(&mut self, compiler: &Compiler, met: Swept) {
+    pub fn end(&mut self, compiler: &Compiler, met: SweepResult) {
         self.missed += met.missed;
         let missed = self.last.missed + met.missed;
-        self.last = Swept { now: met.now.or(self.last.now), missed, ..met };
+        self.last = SweepResult { now: met.now.or(self.last.now), missed, ..met };
         if self.pods.forget(&compiler.endpoint_numbers(), unix_millis()) {
             // Explanations by a forgotten pod are not to be remembered.
             self.cache.outdate();
@@ -207,7 +207,7 @@ impl RuleUse {
     /// Returns the owner of an address at a time, in milliseconds since the epoch. Gone pods are known for some
     /// minutes.
     #[must_use]
-    pub fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> Whose {
+    pub fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> AddressOwner {
         self.pods.whose(cluster, address, at)
     }
 
@@ -217,13 +217,13 @@ impl RuleUse {
     }
 
     /// Takes the new flows of the last sweep.
-    pub fn take_news(&mut self) -> News {
+    pub fn take_news(&mut self) -> NewFlows {
         let (audited, more_audited) = self.trials.take();
         let (opened, more_opened) = self.opened.take();
         let missed = std::mem::take(&mut self.last.missed);
         let missed = missed + self.observed.take_missed();
         let untold = UnreportedFlows { audited: more_audited, opened: more_opened + missed };
-        News { audited, opened, untold }
+        NewFlows { audited, opened, untold }
     }
 
     /// Returns the flows that audited policies would deny: by policy (a ClusterNetworkPolicy has no namespace), and in
@@ -235,8 +235,8 @@ impl RuleUse {
 
     /// Returns the state to save.
     #[must_use]
-    pub fn saved(&self) -> Saved {
-        Saved { as_of: unix_millis(), missed: self.missed, policies: self.records.saved() }
+    pub fn saved(&self) -> SavedRuleUse {
+        SavedRuleUse { as_of: unix_millis(), missed: self.missed, policies: self.records.saved() }
     }
 
     /// Resumes an earlier agent's records of flows.
@@ -289,7 +289,7 @@ impl RuleUse {
 
 /// New flows of a sweep.
 #[derive(Debug, Default)]
-pub struct News {
+pub struct NewFlows {
     /// Flows that audited policies would deny.
     pub audited: Vec<Dropped>,
     /// New flows in the table.
@@ -300,9 +300,9 @@ pub struct News {
 
 /// Result of a sweep, for the next one.
 #[derive(Debug, Default)]
-pub struct Swept {
+pub struct SweepResult {
     /// Flows in the order of the table.
-    known: Vec<Known>,
+    known: Vec<VisitedFlow>,
     /// Number of flows that ended before they could be counted and are not reported yet.
     missed: u64,
     cursors: flows::Cursors,

@@ -5,5 +5,5 @@ mod server;
 mod steps;
 
 pub(crate) use clauses::clauses;
-pub use server::{Target, Tracer, Tracing};
+pub use server::{TraceTarget, Tracer, Tracing};
 pub use steps::RawPacket;

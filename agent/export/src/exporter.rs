@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use netpold_api::events::Outcome;
-use netpold_api::observe::Event;
+use netpold_api::events::TrafficVerdict;
+use netpold_api::observe::ObservedEvent;
 use prost::Message as _;
 use tokio::runtime::Builder;
 use tokio::time::{MissedTickBehavior, interval_at, sleep, timeout};
@@ -36,7 +36,7 @@ pub struct ExportSettings {
     /// Name of the node.
     pub node: String,
     /// Verdicts of the exported events; empty: no events.
-    pub verdicts: Vec<Outcome>,
+    pub verdicts: Vec<TrafficVerdict>,
     /// Interval of the metrics, if they are exported.
     pub metrics: Option<Duration>,
 }
@@ -96,12 +96,12 @@ impl Exporter {
     /// Returns whether new flows are exported.
     #[must_use]
     pub fn wants_flows(&self) -> bool {
-        self.settings.verdicts.contains(&Outcome::Allow)
+        self.settings.verdicts.contains(&TrafficVerdict::Allow)
     }
 
     /// Queues events, and numbers of packets and flows without an event. Never waits; counts records for which the
     /// queue has no room.
-    pub fn send(&self, events: &[Event], unreported: &[Unreported]) {
+    pub fn send(&self, events: &[ObservedEvent], unreported: &[Unreported]) {
         let now = logs::now();
         let wants = |outcome| self.settings.verdicts.contains(&outcome);
         let events = events.iter().filter(|event| wants(event.verdict));

@@ -3,9 +3,9 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::jiff::Timestamp;
-use netpold_api::events::Outcome;
-use netpold_api::observe::Event;
-use netpold_core::cluster::Whose;
+use netpold_api::events::TrafficVerdict;
+use netpold_api::observe::ObservedEvent;
+use netpold_core::cluster::AddressOwner;
 use netpold_core::model::Direction;
 
 use crate::wire::{AnyValue, INFO, KeyValue, LogRecord, WARN};
@@ -14,7 +14,7 @@ use crate::wire::{AnyValue, INFO, KeyValue, LogRecord, WARN};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreported {
     /// Outcome of the packets or flows.
-    pub outcome: Outcome,
+    pub outcome: TrafficVerdict,
     /// Direction of dropped packets.
     pub direction: Option<Direction>,
     /// Reason, as in [`Event::reason`].
@@ -30,13 +30,13 @@ pub(crate) fn now() -> u64 {
 }
 
 /// Returns the record of an event.
-pub(crate) fn record(event: &Event, now: u64) -> LogRecord {
+pub(crate) fn record(event: &ObservedEvent, now: u64) -> LogRecord {
     let time = event.time.parse::<Timestamp>().ok();
     let time = time.and_then(|time| u64::try_from(time.as_nanosecond()).ok());
     let (name, body) = match event.verdict {
-        Outcome::Deny => ("netpold.packet.denied", "packet denied"),
-        Outcome::Audit => ("netpold.flow.audited", "flow that policies on trial would deny"),
-        Outcome::Allow => ("netpold.flow.allowed", "new flow"),
+        TrafficVerdict::Deny => ("netpold.packet.denied", "packet denied"),
+        TrafficVerdict::Audit => ("netpold.flow.audited", "flow that policies on trial would deny"),
+        TrafficVerdict::Allow => ("netpold.flow.allowed", "new flow"),
     };
     let mut attributes = kind(event.verdict, Some(event.direction), &event.reason);
     attributes.extend(pod(event));
@@ -51,7 +51,7 @@ pub(crate) fn record(event: &Event, now: u64) -> LogRecord {
 pub(crate) fn unreported(of: &Unreported, now: u64) -> LogRecord {
     let mut attributes = kind(of.outcome, of.direction, &of.reason);
     attributes.push(KeyValue::int("netpold.count", of.count));
-    let what = if of.outcome == Outcome::Deny { "denied packets" } else { "flows" };
+    let what = if of.outcome == TrafficVerdict::Deny { "denied packets" } else { "flows" };
     let body = format!("{} {what} without records of their own", of.count);
     about("netpold.unreported", WARN, body, attributes, now)
 }
@@ -86,7 +86,7 @@ fn about(
     }
 }
 
-fn kind(outcome: Outcome, direction: Option<Direction>, reason: &str) -> Vec<KeyValue> {
+fn kind(outcome: TrafficVerdict, direction: Option<Direction>, reason: &str) -> Vec<KeyValue> {
     let direction = direction.map(|direction| match direction {
         Direction::Ingress => ["ingress", "receive"],
         Direction::Egress => ["egress", "transmit"],
@@ -102,7 +102,7 @@ fn kind(outcome: Outcome, direction: Option<Direction>, reason: &str) -> Vec<Key
 }
 
 /// The pod at which policy decided.
-fn pod(event: &Event) -> impl Iterator<Item = KeyValue> {
+fn pod(event: &ObservedEvent) -> impl Iterator<Item = KeyValue> {
     let pod = event.pod.iter().flat_map(|key| {
         [
             KeyValue::text("k8s.namespace.name", &*key.namespace),
@@ -121,7 +121,7 @@ fn pod(event: &Event) -> impl Iterator<Item = KeyValue> {
     pod.chain(workload).chain(interface)
 }
 
-fn addresses(event: &Event) -> Vec<KeyValue> {
+fn addresses(event: &ObservedEvent) -> Vec<KeyValue> {
     let has_ports = event.port.is_some();
     let local = (event.local, event.local_port);
     let remote = (event.remote, event.remote_port);
@@ -147,12 +147,12 @@ fn addresses(event: &Event) -> Vec<KeyValue> {
     all
 }
 
-fn peer(event: &Event) -> Vec<KeyValue> {
+fn peer(event: &ObservedEvent) -> Vec<KeyValue> {
     let (kind, namespace, name) = match &event.peer {
-        Some(Whose::Pod(key)) => ("pod", Some(&key.namespace), Some(&key.name)),
-        Some(Whose::Service(key)) => ("service", Some(&key.namespace), Some(&key.name)),
-        Some(Whose::Node { name }) => ("node", None, Some(name)),
-        Some(Whose::Outside) => ("outside", None, None),
+        Some(AddressOwner::Pod(key)) => ("pod", Some(&key.namespace), Some(&key.name)),
+        Some(AddressOwner::Service(key)) => ("service", Some(&key.namespace), Some(&key.name)),
+        Some(AddressOwner::Node { name }) => ("node", None, Some(name)),
+        Some(AddressOwner::Outside) => ("outside", None, None),
         None => return Vec::new(),
     };
     let workload = event.peer_workload.as_ref().map(|workload| &workload.name);
@@ -163,7 +163,7 @@ fn peer(event: &Event) -> Vec<KeyValue> {
     [KeyValue::text("netpold.peer.kind", kind)].into_iter().chain(named).collect()
 }
 
-fn policy(event: &Event) -> Vec<KeyValue> {
+fn policy(event: &ObservedEvent) -> Vec<KeyValue> {
     let attribution = &event.attribution;
     let mut all = Vec::new();
     if !attribution.policies.is_empty() {
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_denial_has_the_conventional_attributes() {
         let workload = WorkloadName { kind: "StatefulSet".into(), name: "db".into() };
-        let record = record(&Event { workload: Some(workload), ..event(0) }, 7);
+        let record = record(&ObservedEvent { workload: Some(workload), ..event(0) }, 7);
         assert_eq!(record.time_unix_nano, 1_795_428_000_000_000_000);
         assert_eq!(record.observed_time_unix_nano, 7);
         let all = texts(&record);
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn what_was_only_counted_has_its_number() {
         let of = Unreported {
-            outcome: Outcome::Deny,
+            outcome: TrafficVerdict::Deny,
             direction: Some(Direction::Egress),
             reason: "policy".into(),
             count: 30,

@@ -4,8 +4,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use netpold_api::events::Outcome;
-use netpold_api::observe::Event;
+use netpold_api::events::TrafficVerdict;
+use netpold_api::observe::ObservedEvent;
 use netpold_api::samples::event;
 use netpold_core::model::Direction;
 use netpold_export::{CollectorAddress, Exporter, ExportSettings, Unreported};
@@ -23,7 +23,7 @@ const TEXT: &str = "# HELP netpold_dropped_packets Packets.\n\
 
 fn exporter(url: &str, metrics: Option<Duration>) -> Exporter {
     let endpoint = url.parse().unwrap();
-    let verdicts = vec![Outcome::Deny, Outcome::Audit];
+    let verdicts = vec![TrafficVerdict::Deny, TrafficVerdict::Audit];
     Exporter::new(ExportSettings { endpoint, node: "n1".into(), verdicts, metrics })
 }
 
@@ -62,16 +62,16 @@ async fn none_of_ten_thousand_denials_is_missing() {
     let url = format!("http://127.0.0.1:{}", receiver.port());
     let exporter = exporter(&url, Some(Duration::from_secs(1)));
     exporter.start(|| Some(TEXT.to_owned()));
-    let events: Vec<Event> =
-        (0..EVENTS).map(|port| Event { remote_port: port, ..event(0) }).collect();
+    let events: Vec<ObservedEvent> =
+        (0..EVENTS).map(|port| ObservedEvent { remote_port: port, ..event(0) }).collect();
     let unreported = Unreported {
-        outcome: Outcome::Deny,
+        outcome: TrafficVerdict::Deny,
         direction: Some(Direction::Ingress),
         reason: "policy".into(),
         count: 77,
     };
     events.chunks(250).for_each(|events| exporter.send(events, &[]));
-    exporter.send(&[Event { verdict: Outcome::Allow, ..event(0) }], &[unreported]);
+    exporter.send(&[ObservedEvent { verdict: TrafficVerdict::Allow, ..event(0) }], &[unreported]);
     let logs = || receiver.items("/v1/logs");
     wait("all records", || exporter.numbers().sent + exporter.numbers().lost > u64::from(EVENTS))
         .await;
@@ -148,7 +148,7 @@ async fn files_have_the_authority_and_the_headers() {
     fs::write(path("headers"), "Authorization: Bearer old\n").unwrap();
     endpoint.headers = Some(path("headers"));
     let start = |endpoint: &CollectorAddress| {
-        let (endpoint, verdicts) = (endpoint.clone(), vec![Outcome::Deny]);
+        let (endpoint, verdicts) = (endpoint.clone(), vec![TrafficVerdict::Deny]);
         let settings = ExportSettings { endpoint, node: "n1".into(), verdicts, metrics: None };
         let exporter = Exporter::new(settings);
         exporter.start(|| None);

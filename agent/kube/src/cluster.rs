@@ -52,7 +52,7 @@ use self::node_use::NodeUse;
 use self::outage::Outage;
 use self::peers::{PeerChannels, PeerKinds, Peers, StartPods};
 pub use self::slice_health::PeerTimes;
-use crate::Source;
+use crate::ObjectStream;
 
 /// Capacity of the channels of updates and of batches.
 const IN_FLIGHT: usize = 64;
@@ -98,7 +98,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// No API server is configured, or the credentials are unusable.
-pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), ConnectError> {
+pub async fn watch(settings: Settings) -> Result<(ObjectStream, EventRecorder), ConnectError> {
     let connection = Arc::new(Connection::open(settings.access).await?);
     let (updates, received) = mpsc::channel(IN_FLIGHT);
     let (batches, source) = mpsc::channel(IN_FLIGHT);
@@ -129,7 +129,7 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     let (hub, status) = Hub::new(origin, starter.kinds, scope, received, batches);
     tokio::spawn(hub.run());
     let event_recorder = EventRecorder::start(connection, settings.node);
-    Ok((Source { batches: source, status, partial: false }, event_recorder))
+    Ok((ObjectStream { batches: source, status, partial: false }, event_recorder))
 }
 
 /// Follows the inputs of the status of policies: nodes, namespaces, policies and pods. Otherwise like [`watch`]. The second
@@ -139,7 +139,7 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
 /// As [`watch`].
 pub async fn watch_policies(
     access: Access,
-) -> Result<(Source, watch_channel::Receiver<u64>), ConnectError> {
+) -> Result<(ObjectStream, watch_channel::Receiver<u64>), ConnectError> {
     let connection = Arc::new(Connection::open(access).await?);
     let (updates, received) = mpsc::channel(IN_FLIGHT);
     let (batches, source) = mpsc::channel(IN_FLIGHT);
@@ -155,7 +155,7 @@ pub async fn watch_policies(
     starter.start::<Pod>(None);
     let (hub, status) = Hub::new(origin, starter.kinds, None, received, batches);
     tokio::spawn(hub.with_version(pods).run());
-    Ok((Source { batches: source, status, partial: false }, version))
+    Ok((ObjectStream { batches: source, status, partial: false }, version))
 }
 
 struct Starter {

@@ -20,7 +20,7 @@ use cache::CniResult;
 
 /// This node's pods, and their CNI results.
 #[derive(Debug)]
-pub struct PodAddresses {
+pub struct CniAddresses {
     node: String,
     results: Vec<CniResult>,
     /// Pods as the source reports them.
@@ -36,12 +36,12 @@ pub struct PodAddresses {
 
 /// Values that replace the ones of the objects.
 #[derive(Debug)]
-struct Given {
+struct ReplacedValues {
     addresses: BTreeMap<Key, Vec<IpAddr>>,
     second: BTreeMap<Key, Vec<SecondInterface>>,
 }
 
-impl PodAddresses {
+impl CniAddresses {
     /// Creates the addresses of the node of this name.
     #[must_use]
     pub fn new(node: String) -> Self {
@@ -110,9 +110,9 @@ impl PodAddresses {
     }
 
     /// Recomputes all replacements; returns the previous ones.
-    fn give(&mut self) -> Given {
+    fn give(&mut self) -> ReplacedValues {
         let second = self.prove();
-        Given { addresses: self.give_addresses(), second }
+        ReplacedValues { addresses: self.give_addresses(), second }
     }
 
     /// Recomputes the proven addresses on further networks; returns the previous ones.
@@ -166,7 +166,7 @@ impl PodAddresses {
     }
 
     /// Returns the pods with addresses or further interfaces that differ from before.
-    fn changed<'a>(&'a self, before: &'a Given) -> impl Iterator<Item = Pod> + 'a {
+    fn changed<'a>(&'a self, before: &'a ReplacedValues) -> impl Iterator<Item = Pod> + 'a {
         let differs = |pod: &&Pod| {
             before.addresses.get(&pod.key) != self.given.get(&pod.key)
                 || before.second.get(&pod.key) != self.proven.get(&pod.key)

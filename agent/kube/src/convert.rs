@@ -26,12 +26,12 @@ use netpold_core::model::{
 use netpold_core::printable::cut;
 
 use self::cluster_policy::cluster_network_policy;
-pub use self::json::{Identity, Read, read};
+pub use self::json::{ObjectIdentity, Read, read};
 use self::policy::network_policy;
-pub use self::refused::{Refused, refused};
+pub use self::refused::{UndecodableObject, refused};
 use self::service::{endpoint_slice, service};
 pub(crate) use self::workload::is_workload;
-pub use self::workload::{Template, template};
+pub use self::workload::{ConvertedTemplate, template};
 use crate::decode::{Mismatch, typed};
 use crate::document::{self, ReadError};
 
@@ -85,20 +85,20 @@ impl Kind {
 
 /// A part of an object that could not be interpreted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct FieldProblem {
     /// Path of the field, as `spec.ingress[0].ports[1].endPort`.
     pub path: String,
     /// Description of the problem.
     pub text: String,
 }
 
-impl Problem {
+impl FieldProblem {
     fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
         Self { path: clipped(path.into()), text: clipped(text.into()) }
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for FieldProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.path.as_str() {
             "" => f.write_str(&self.text),
@@ -107,14 +107,14 @@ impl fmt::Display for Problem {
     }
 }
 
-impl From<Mismatch> for Problem {
+impl From<Mismatch> for FieldProblem {
     fn from(mismatch: Mismatch) -> Self {
         Self::new(mismatch.path, mismatch.reason)
     }
 }
 
-impl From<Problem> for Mismatch {
-    fn from(problem: Problem) -> Self {
+impl From<FieldProblem> for Mismatch {
+    fn from(problem: FieldProblem) -> Self {
         Self { path: problem.path, line: None, reason: problem.text }
     }
 }
@@ -136,7 +136,7 @@ pub struct Unknown {
     /// Path of the mapping that contains the field.
     pub inside: String,
     /// Path of the field, and the names of the known fields.
-    pub problem: Problem,
+    pub problem: FieldProblem,
 }
 
 /// An object converted to netpold's model.
@@ -145,7 +145,7 @@ pub struct Converted {
     /// The object, as a change that sets its current state.
     pub change: Change,
     /// Parts of the object that could not be interpreted.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<FieldProblem>,
 }
 
 /// Content of a manifest.
@@ -161,7 +161,7 @@ pub enum Manifest {
 ///
 /// # Errors
 /// The document is not a Kubernetes object, or a value has the wrong type.
-pub fn manifest(node: &document::Node) -> Result<Manifest, ReadError> {
+pub fn manifest(node: &document::DocumentNode) -> Result<Manifest, ReadError> {
     let needed = |field: &str| {
         node.text(field).ok_or_else(|| {
             ReadError::new(node.line, format!("not a Kubernetes object: no `{field}`"))
@@ -191,7 +191,7 @@ pub fn manifest(node: &document::Node) -> Result<Manifest, ReadError> {
 }
 
 /// Converts the used part of an object; `unknown` are a policy's fields beyond the API's.
-fn object(kind: Kind, node: &document::Node, unknown: &[Unknown]) -> Result<Converted, Mismatch> {
+fn object(kind: Kind, node: &document::DocumentNode, unknown: &[Unknown]) -> Result<Converted, Mismatch> {
     let converted = match kind {
         Kind::Namespace => namespace(&typed(node)?),
         Kind::Node => self::node(&typed(node)?),
@@ -205,7 +205,7 @@ fn object(kind: Kind, node: &document::Node, unknown: &[Unknown]) -> Result<Conv
 }
 
 /// Ignores objects of other kinds, unless they can only be one of the kinds above with a misspelled name or version.
-fn other(node: &document::Node, version: &str, kind: &str) -> Result<Manifest, ReadError> {
+fn other(node: &document::DocumentNode, version: &str, kind: &str) -> Result<Manifest, ReadError> {
     let group = version.split_once('/').map_or("", |(group, _)| group);
     let expected = match kind {
         "NetworkPolicy" if !group.contains('.') || group.ends_with("k8s.io") => {
@@ -230,7 +230,7 @@ fn other(node: &document::Node, version: &str, kind: &str) -> Result<Manifest, R
     Err(ReadError::new(node.line_of("apiVersion"), reason))
 }
 
-fn namespace(namespace: &core::Namespace) -> Result<Converted, Problem> {
+fn namespace(namespace: &core::Namespace) -> Result<Converted, FieldProblem> {
     let name = name(&namespace.metadata)?;
     let mut labels = labels(&namespace.metadata);
     labels.insert(NAMESPACE_NAME.into(), name.clone());
@@ -239,7 +239,7 @@ fn namespace(namespace: &core::Namespace) -> Result<Converted, Problem> {
     Ok(Converted { change: Change::Namespace(Namespace { name, labels, denial }), problems })
 }
 
-fn node(node: &core::Node) -> Result<Converted, Problem> {
+fn node(node: &core::Node) -> Result<Converted, FieldProblem> {
     let name = name(&node.metadata)?;
     let mut problems = Vec::new();
     let given = node.status.iter().flat_map(|s| s.addresses.iter().flatten()).enumerate();
@@ -256,7 +256,7 @@ fn node(node: &core::Node) -> Result<Converted, Problem> {
     Ok(Converted { change: Change::Node(Node { name, addresses, labels, pod_ranges }), problems })
 }
 
-fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
+fn pod(pod: &core::Pod) -> Result<Converted, FieldProblem> {
     let key = key(&pod.metadata)?;
     let mirrored = mirror(&pod.metadata).map(|uid| mirrored_uid(uid, &key));
     let uid = mirrored.or_else(|| pod.metadata.uid.clone()).unwrap_or_else(|| key.to_string());
@@ -295,55 +295,55 @@ fn mirror(metadata: &ObjectMeta) -> Option<&str> {
 }
 
 /// Returns whether a pod may send from addresses that are not its own.
-fn foreign_sources(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> bool {
+fn foreign_sources(metadata: &ObjectMeta, problems: &mut Vec<FieldProblem>) -> bool {
     let given = metadata.annotations.as_ref().and_then(|given| given.get(CHECK_SOURCE));
     match given.map(String::as_str) {
         None => false,
         Some("off") => true,
         Some(other) => {
             let path = format!("metadata.annotations.{CHECK_SOURCE}");
-            problems.push(Problem::new(path, format!("`{other}` is not `off`")));
+            problems.push(FieldProblem::new(path, format!("`{other}` is not `off`")));
             false
         }
     }
 }
 
 /// Returns whether a policy is enforced or on trial. An invalid value is reported, and the policy is enforced.
-fn enforcement(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> Enforcement {
+fn enforcement(metadata: &ObjectMeta, problems: &mut Vec<FieldProblem>) -> Enforcement {
     let given = metadata.annotations.as_ref().and_then(|given| given.get(ENFORCEMENT));
     let text = match given.map(String::as_str) {
         None | Some("enforce") => return Enforcement::Enforce,
         Some("audit") => return Enforcement::Audit,
         Some(other) => format!("`{other}` is not enforce or audit; the policy is enforced"),
     };
-    problems.push(Problem::new(format!("metadata.annotations.{ENFORCEMENT}"), text));
+    problems.push(FieldProblem::new(format!("metadata.annotations.{ENFORCEMENT}"), text));
     Enforcement::Enforce
 }
 
 /// Returns the treatment of denied packets that an object asks for. An invalid value is reported, and they are dropped.
-fn denial(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> Option<Denial> {
+fn denial(metadata: &ObjectMeta, problems: &mut Vec<FieldProblem>) -> Option<Denial> {
     let given = metadata.annotations.as_ref()?.get(DENY)?;
     let text = match given.as_str() {
         "drop" => return Some(Denial::Drop),
         "reject" => return Some(Denial::Reject),
         other => format!("`{other}` is not drop or reject; denied packets are dropped"),
     };
-    problems.push(Problem::new(format!("metadata.annotations.{DENY}"), text));
+    problems.push(FieldProblem::new(format!("metadata.annotations.{DENY}"), text));
     Some(Denial::Drop)
 }
 
 /// Keeps the first problems of a policy, and adds the number of the others.
-fn limited(mut problems: Vec<Problem>) -> Vec<Problem> {
+fn limited(mut problems: Vec<FieldProblem>) -> Vec<FieldProblem> {
     let more = problems.len().saturating_sub(NAMED);
     if more > 0 {
         problems.truncate(NAMED);
-        problems.push(Problem::new("spec", format!("{more} more problems")));
+        problems.push(FieldProblem::new("spec", format!("{more} more problems")));
     }
     problems
 }
 
 /// Returns `status.podIPs`, or `status.podIP` if that is absent or empty.
-fn pod_addresses(pod: &core::Pod, problems: &mut Vec<Problem>) -> Vec<IpAddr> {
+fn pod_addresses(pod: &core::Pod, problems: &mut Vec<FieldProblem>) -> Vec<IpAddr> {
     let Some(status) = &pod.status else { return Vec::new() };
     match status.pod_ips.as_deref() {
         Some(ips) if !ips.is_empty() => {
@@ -360,14 +360,14 @@ fn pod_addresses(pod: &core::Pod, problems: &mut Vec<Problem>) -> Vec<IpAddr> {
 
 fn parse_addresses<'a>(
     given: impl Iterator<Item = (String, &'a str)>,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
     for (path, text) in given {
         match text.parse::<IpAddr>() {
             // On the wire an IPv4-mapped address is an IPv4 address.
             Ok(address) => addresses.push(address.to_canonical()),
-            Err(_) => problems.push(Problem::new(path, format!("`{text}` is not an address"))),
+            Err(_) => problems.push(FieldProblem::new(path, format!("`{text}` is not an address"))),
         }
     }
     addresses.sort();
@@ -376,7 +376,7 @@ fn parse_addresses<'a>(
 }
 
 /// Returns the named ports of containers and of sidecars, the init containers that keep running.
-fn named_ports(pod: &core::Pod, problems: &mut Vec<Problem>) -> Vec<NamedPort> {
+fn named_ports(pod: &core::Pod, problems: &mut Vec<FieldProblem>) -> Vec<NamedPort> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let sidecars = spec.init_containers.iter().flatten().enumerate();
     let sidecars = sidecars
@@ -399,14 +399,14 @@ fn named_ports(pod: &core::Pod, problems: &mut Vec<Problem>) -> Vec<NamedPort> {
 fn named_port(
     port: &core::ContainerPort,
     path: &str,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> Option<NamedPort> {
     let name = port.name.clone().filter(|name| !name.is_empty())?;
     let protocol = protocol(port.protocol.as_deref());
     let number = u16::try_from(port.container_port).ok().filter(|n| *n > 0);
     let mut check = |valid: bool, field: &str, text: String| {
         if !valid {
-            problems.push(Problem::new(format!("{path}.{field}"), text));
+            problems.push(FieldProblem::new(format!("{path}.{field}"), text));
         }
     };
     let given = port.protocol.as_deref().unwrap_or_default();
@@ -428,16 +428,16 @@ pub fn protocol(name: Option<&str>) -> Option<Protocol> {
     }
 }
 
-fn name(metadata: &ObjectMeta) -> Result<String, Problem> {
+fn name(metadata: &ObjectMeta) -> Result<String, FieldProblem> {
     let name = metadata.name.clone().filter(|name| !name.is_empty());
-    name.ok_or_else(|| Problem::new("metadata.name", "the object has no name"))
+    name.ok_or_else(|| FieldProblem::new("metadata.name", "the object has no name"))
 }
 
 /// Namespace of an object that names none, as with `kubectl`.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
 /// Returns the key of a namespaced object.
-fn key(metadata: &ObjectMeta) -> Result<Key, Problem> {
+fn key(metadata: &ObjectMeta) -> Result<Key, FieldProblem> {
     let namespace = metadata.namespace.clone().filter(|namespace| !namespace.is_empty());
     Ok(Key::new(namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.into()), name(metadata)?))
 }

@@ -5,13 +5,13 @@ use std::fmt;
 use serde::de::value::StrDeserializer;
 use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, Visitor};
 
-use crate::document::{Entry, Node, ReadError, Value};
+use crate::document::{MappingEntry, DocumentNode, ReadError, Value};
 
 /// Decodes a node.
 ///
 /// # Errors
 /// The first value of the wrong type, by its path and line.
-pub fn decode<'n, T: de::Deserialize<'n>>(node: &'n Node) -> Result<T, ReadError> {
+pub fn decode<'n, T: de::Deserialize<'n>>(node: &'n DocumentNode) -> Result<T, ReadError> {
     typed(node).map_err(|mismatch| mismatch.at(node))
 }
 
@@ -19,7 +19,7 @@ pub fn decode<'n, T: de::Deserialize<'n>>(node: &'n Node) -> Result<T, ReadError
 ///
 /// # Errors
 /// The first value of the wrong type, by its path.
-pub(super) fn typed<'n, T: de::Deserialize<'n>>(node: &'n Node) -> Result<T, Mismatch> {
+pub(super) fn typed<'n, T: de::Deserialize<'n>>(node: &'n DocumentNode) -> Result<T, Mismatch> {
     T::deserialize(Typed { node, is_struct: false })
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Mismatch {
 
 impl Mismatch {
     /// Converts to the error of the decoded document.
-    pub(super) fn at(self, node: &Node) -> ReadError {
+    pub(super) fn at(self, node: &DocumentNode) -> ReadError {
         let line = self.line.unwrap_or_else(|| node.line_of(&self.path));
         let reason = match self.path.as_str() {
             "" => self.reason,
@@ -87,7 +87,7 @@ impl de::Error for Mismatch {
 /// A node being decoded. A null field of a struct counts as absent, as in the API; a null value of a map (such as
 /// labels) has the wrong type.
 struct Typed<'n> {
-    node: &'n Node,
+    node: &'n DocumentNode,
     is_struct: bool,
 }
 
@@ -153,7 +153,7 @@ impl<'de> Deserializer<'de> for Typed<'de> {
 }
 
 struct Items<'n> {
-    items: std::slice::Iter<'n, Node>,
+    items: std::slice::Iter<'n, DocumentNode>,
     index: usize,
 }
 
@@ -174,8 +174,8 @@ impl<'n> de::SeqAccess<'n> for Items<'n> {
 }
 
 struct Entries<'n> {
-    entries: std::slice::Iter<'n, Entry>,
-    value: Option<&'n Entry>,
+    entries: std::slice::Iter<'n, MappingEntry>,
+    value: Option<&'n MappingEntry>,
     skip_null: bool,
 }
 

@@ -50,7 +50,7 @@ impl ReadError {
 
 /// A value and the line where it begins.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Node {
+pub struct DocumentNode {
     /// Line in the file, from 1.
     pub line: u32,
     /// The value.
@@ -71,26 +71,26 @@ pub enum Value {
     /// Any other scalar.
     Text(String),
     /// A sequence.
-    List(Vec<Node>),
+    List(Vec<DocumentNode>),
     /// A mapping, in the order of the file, keys unique.
-    Map(Vec<Entry>),
+    Map(Vec<MappingEntry>),
 }
 
 /// One key of a mapping.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct MappingEntry {
     /// The key.
     pub key: String,
     /// Line of the key, from 1.
     pub line: u32,
     /// The key's value.
-    pub node: Node,
+    pub node: DocumentNode,
 }
 
-impl Node {
+impl DocumentNode {
     /// Returns the entry of a key, if this is a mapping with that key.
     #[must_use]
-    pub fn entry(&self, key: &str) -> Option<&Entry> {
+    pub fn entry(&self, key: &str) -> Option<&MappingEntry> {
         if let Value::Map(entries) = &self.value {
             entries.iter().find(|e| e.key == key)
         } else {
@@ -146,20 +146,20 @@ impl Node {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
     /// Root of the document.
-    pub node: Node,
+    pub node: DocumentNode,
     /// Repeated keys. As with `kubectl`, the last one counts.
     pub doubts: Vec<ReadError>,
 }
 
 /// Callback for each item of a document's `items`, with the entries before them: takes the item out of the tree, or
 /// returns it to leave it there.
-pub type TakeItem<'f> = &'f mut dyn FnMut(&[Entry], Node) -> Option<Node>;
+pub type TakeItem<'f> = &'f mut dyn FnMut(&[MappingEntry], DocumentNode) -> Option<DocumentNode>;
 
 /// Parses all documents of a text; empty ones are left out.
 ///
 /// # Errors
 /// The first invalid YAML, repeated key, or exceeded limit, with its line.
-pub fn parse(text: &str) -> Result<Vec<Node>, ReadError> {
+pub fn parse(text: &str) -> Result<Vec<DocumentNode>, ReadError> {
     let mut nodes = Vec::new();
     let mut documents = Documents::new(text.as_bytes());
     while let Some(document) = documents.next(&mut |_, item| Some(item)) {
@@ -175,7 +175,7 @@ pub fn parse(text: &str) -> Result<Vec<Node>, ReadError> {
 /// A mapping being read.
 #[derive(Default)]
 struct Mapping {
-    entries: Vec<Entry>,
+    entries: Vec<MappingEntry>,
     /// Whether each entry came from a `<<` key.
     merged: Vec<bool>,
     /// Index of each key, if there are many.
@@ -184,7 +184,7 @@ struct Mapping {
 
 impl Mapping {
     /// Sets a key. An existing one is replaced, which is a doubt unless it came from a `<<` key.
-    fn set(&mut self, entry: Entry, merged: bool, doubts: &mut Vec<ReadError>) {
+    fn set(&mut self, entry: MappingEntry, merged: bool, doubts: &mut Vec<ReadError>) {
         let Some(place) = self.place(&entry.key) else {
             if self.entries.len() >= SMALL {
                 if self.places.is_empty() {

@@ -8,10 +8,10 @@ use netpold_core::bindings::CniResult;
 use netpold_core::model::Change;
 use tokio::sync::watch;
 
-use crate::cni_results::PodAddresses;
+use crate::cni_results::CniAddresses;
 use crate::restored::Restored;
 use crate::state;
-use crate::{Batch, Source};
+use crate::{Batch, ObjectStream};
 
 /// Reason for which an agent that took over does not begin to enforce.
 const NOTHING_GIVEN: &str = "the manifests directory holds no object; an earlier agent's enforcement stays until it \
@@ -20,9 +20,9 @@ const NOTHING_GIVEN: &str = "the manifests directory holds no object; an earlier
 /// A source, completed as the module describes.
 #[derive(Debug)]
 pub struct Inputs {
-    source: Source,
+    source: ObjectStream,
     results: watch::Receiver<Vec<CniResult>>,
-    pods: PodAddresses,
+    pods: CniAddresses,
     /// Objects of the last good state that the source has not mentioned yet.
     restored: Restored,
     /// Whether an earlier agent's state is in force.
@@ -50,7 +50,7 @@ impl Inputs {
     /// Creates the inputs for the node of this name. `inherited`: an earlier agent's state is in force.
     #[must_use]
     pub fn new(
-        source: Source,
+        source: ObjectStream,
         results: watch::Receiver<Vec<CniResult>>,
         node: String,
         inherited: bool,
@@ -58,7 +58,7 @@ impl Inputs {
         Self {
             source,
             results,
-            pods: PodAddresses::new(node),
+            pods: CniAddresses::new(node),
             restored: Restored::default(),
             inherited,
             nothing_given: true,

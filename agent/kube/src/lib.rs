@@ -37,7 +37,7 @@ pub struct Batch {
 
 /// A running source; it ends when `batches` is dropped.
 #[derive(Debug)]
-pub struct Source {
+pub struct ObjectStream {
     /// Batches of changes; closed when the source ends.
     pub batches: mpsc::Receiver<Batch>,
     /// Current status of the source.

@@ -27,12 +27,12 @@ use tracing::{info, warn};
 pub use self::complete::complete;
 pub use self::content::{Undecoded, is_repetition};
 use self::scan::Scanner;
-use self::store::Store;
+use self::store::FileStore;
 pub use self::tree::{Tree, is_manifest, tree};
 use crate::convert::DEFAULT_NAMESPACE;
 use crate::document::ReadError;
-use crate::watched::Watched;
-use crate::{Batch, Source};
+use crate::watched::WatchedDirectory;
+use crate::{Batch, ObjectStream};
 
 /// Changes within this time after the first form one batch.
 const DEBOUNCE: Duration = Duration::from_millis(10);
@@ -72,7 +72,7 @@ fn hint(error: &io::Error) -> &'static str {
 /// # Errors
 /// The directory cannot be read. Unreadable files are reported among the problems.
 pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), ManifestsError> {
-    let mut state = State::new(directory, DEFAULT_NAMESPACE);
+    let mut state = DirectoryState::new(directory, DEFAULT_NAMESPACE);
     let changes = state.scan().map_err(|error| state.failure(error))?.changes;
     let status = state.status(None);
     Ok((changes, status))
@@ -101,7 +101,7 @@ pub fn review_once(
     namespace: &str,
     is_deep: bool,
 ) -> Result<Review, ManifestsError> {
-    let mut state = State::new(directory, namespace);
+    let mut state = DirectoryState::new(directory, namespace);
     state.scanner.is_deep = is_deep;
     let mut objects = state.scan().map_err(|error| state.failure(error))?.changes;
     objects.extend(state.store.templates());
@@ -149,10 +149,10 @@ fn read_settled(
 ///
 /// # Errors
 /// The directory cannot be read now. If it vanishes later, its objects stay in effect.
-pub fn watch(directory: &Path) -> Result<Source, ManifestsError> {
-    let mut state = State::new(directory, DEFAULT_NAMESPACE);
+pub fn watch(directory: &Path) -> Result<ObjectStream, ManifestsError> {
+    let mut state = DirectoryState::new(directory, DEFAULT_NAMESPACE);
     let (sender, events) = events::channel();
-    let watched = Watched::new(directory, sender);
+    let watched = WatchedDirectory::new(directory, sender);
     let at = Instant::now();
     let changes = state.scan().map_err(|error| state.failure(error))?.changes;
     let status = state.status(None);
@@ -161,7 +161,7 @@ pub fn watch(directory: &Path) -> Result<Source, ManifestsError> {
     let (status_sender, status) = watch::channel(status);
     let (batch_sender, batches) = mpsc::channel(64);
     let _ = batch_sender.try_send(Batch { changes, in_sync, at });
-    let follower = Follower {
+    let follower = DirectoryFollower {
         state,
         watched,
         events,
@@ -172,35 +172,35 @@ pub fn watch(directory: &Path) -> Result<Source, ManifestsError> {
     let thread = std::thread::Builder::new().name("manifests".into());
     let started = thread.spawn(move || follower.run());
     started.map_err(|error| ManifestsError { directory: directory.to_owned(), error })?;
-    Ok(Source { batches, status, partial: true })
+    Ok(ObjectStream { batches, status, partial: true })
 }
 
 /// The directory and its known objects.
-struct State {
+struct DirectoryState {
     directory: PathBuf,
     scanner: Scanner,
-    store: Store,
+    store: FileStore,
     /// Whether every object was known at some time. A bad file that appears later changes nothing, so it does not reset
     /// this.
     in_sync: bool,
 }
 
-impl State {
+impl DirectoryState {
     fn new(directory: &Path, namespace: &str) -> Self {
         Self {
             directory: directory.to_owned(),
             scanner: Scanner::new(directory, namespace),
-            store: Store::default(),
+            store: FileStore::default(),
             in_sync: false,
         }
     }
 
-    fn scan(&mut self) -> io::Result<Outcome> {
+    fn scan(&mut self) -> io::Result<ScanOutcome> {
         let found = self.scanner.scan(Instant::now())?;
         let touched = !found.updates.is_empty();
         let changes = self.store.apply(found.updates);
         self.in_sync |= self.store.complete();
-        Ok(Outcome { changes, touched, unsettled: found.unsettled })
+        Ok(ScanOutcome { changes, touched, unsettled: found.unsettled })
     }
 
     fn failure(&self, error: io::Error) -> ManifestsError {
@@ -219,7 +219,7 @@ impl State {
 }
 
 /// Result of a scan.
-struct Outcome {
+struct ScanOutcome {
     changes: Vec<Change>,
     /// Whether the state of some file changed.
     touched: bool,
@@ -228,16 +228,16 @@ struct Outcome {
 }
 
 /// State of the thread that follows a directory.
-struct Follower {
-    state: State,
-    watched: Watched,
+struct DirectoryFollower {
+    state: DirectoryState,
+    watched: WatchedDirectory,
     events: events::Receiver<notify::Result<notify::Event>>,
     batches: mpsc::Sender<Batch>,
     status: watch::Sender<SourceStatus>,
     failing: bool,
 }
 
-impl Follower {
+impl DirectoryFollower {
     fn run(mut self) {
         let mut wait = SOON;
         while !self.batches.is_closed() {

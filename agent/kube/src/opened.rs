@@ -10,18 +10,18 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::cluster::{self, EventRecorder};
-use crate::{Batch, Source, manifests};
+use crate::{Batch, ObjectStream, manifests};
 
 /// Origin of the objects.
 #[derive(Clone, Debug)]
-pub enum Origin {
+pub enum SourceOrigin {
     /// A directory of manifests.
     Manifests(PathBuf),
     /// A cluster's API server.
     Cluster(cluster::Settings),
 }
 
-impl Origin {
+impl SourceOrigin {
     /// Returns whether a partial state may be enforced if nothing is enforced yet. This holds for files, as a broken
     /// file may never be mended, but not for an API server, which delivers the rest.
     #[must_use]
@@ -30,7 +30,7 @@ impl Origin {
     }
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SourceOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Manifests(directory) => write!(f, "manifests in {}", directory.display()),
@@ -40,21 +40,21 @@ impl fmt::Display for Origin {
 }
 
 /// An opened source, and for a cluster the recorder of Events on policies that cannot be honoured.
-pub struct Opened {
+pub struct OpenedSource {
     /// Source of the objects.
-    pub source: Source,
+    pub source: ObjectStream,
     /// Recorder of Events; set once a cluster source is open.
     pub event_recorder: Arc<OnceLock<EventRecorder>>,
     /// Task that opens the source in the background; it ends with the error if that fails.
     pub opening: Option<JoinHandle<Result<()>>>,
 }
 
-impl Opened {
+impl OpenedSource {
     /// Opens the source and waits for it.
     ///
     /// # Errors
     /// The source cannot be opened with these flags.
-    pub async fn now(origin: &Origin) -> Result<Self> {
+    pub async fn now(origin: &SourceOrigin) -> Result<Self> {
         let (source, told) = open(origin).await?;
         let event_recorder = Arc::new(told.map_or_else(OnceLock::new, OnceLock::from));
         Ok(Self { source, event_recorder, opening: None })
@@ -67,7 +67,7 @@ impl Opened {
 
     /// Opens the source in the background: a program that fetches credentials may take long.
     #[must_use]
-    pub fn later(origin: Origin) -> Self {
+    pub fn later(origin: SourceOrigin) -> Self {
         let (batches, source) = pipe(&origin.to_string(), origin.is_partial());
         let event_recorder = Arc::new(OnceLock::new());
         let told = Arc::clone(&event_recorder);
@@ -84,10 +84,10 @@ impl Opened {
 }
 
 /// Starts following the objects; for a cluster also returns the recorder of Events.
-async fn open(origin: &Origin) -> Result<(Source, Option<EventRecorder>)> {
+async fn open(origin: &SourceOrigin) -> Result<(ObjectStream, Option<EventRecorder>)> {
     Ok(match origin {
-        Origin::Manifests(directory) => (manifests::watch(directory)?, None),
-        Origin::Cluster(settings) => {
+        SourceOrigin::Manifests(directory) => (manifests::watch(directory)?, None),
+        SourceOrigin::Cluster(settings) => {
             let (source, event_recorder) = cluster::watch(settings.clone()).await?;
             (source, Some(event_recorder))
         }
@@ -95,14 +95,14 @@ async fn open(origin: &Origin) -> Result<(Source, Option<EventRecorder>)> {
 }
 
 /// Creates a source that receives its batches and status through the returned [`Pipe`].
-fn pipe(origin: &str, partial: bool) -> (Pipe, Source) {
+fn pipe(origin: &str, partial: bool) -> (Pipe, ObjectStream) {
     let (batches, received) = mpsc::channel(1);
     let status = SourceStatus { origin: origin.to_owned(), ..SourceStatus::default() };
     let (sender, status) = watch::channel(status);
-    (Pipe { batches, status: sender }, Source { batches: received, status, partial })
+    (Pipe { batches, status: sender }, ObjectStream { batches: received, status, partial })
 }
 
-async fn complete(mut source: Source) -> Source {
+async fn complete(mut source: ObjectStream) -> ObjectStream {
     let (pipe, later) = pipe(&source.status.borrow().origin.clone(), source.partial);
     let mut said = Vec::new();
     while said.last().is_none_or(|batch: &Batch| !batch.in_sync) {
@@ -129,7 +129,7 @@ struct Pipe {
 
 impl Pipe {
     /// Forwards a source's batches and status until either end is closed.
-    async fn forward(self, mut source: Source) {
+    async fn forward(self, mut source: ObjectStream) {
         loop {
             self.status.send_replace(source.status.borrow_and_update().clone());
             tokio::select! {

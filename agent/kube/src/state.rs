@@ -67,7 +67,7 @@ pub enum StateError {
 
 /// The file's content.
 #[derive(Serialize, Deserialize)]
-struct Document<T> {
+struct StateFile<T> {
     format: u32,
     node: String,
     objects: T,
@@ -112,7 +112,7 @@ pub fn decode(file: impl BufRead, path: &Path, node: &str) -> Result<Vec<Change>
     if head.node != node {
         return Err(StateError::Foreign { path: path.to_owned(), found: head.node });
     }
-    let document: Document<Vec<Change>> = serde_json::from_slice(&bytes).map_err(damaged)?;
+    let document: StateFile<Vec<Change>> = serde_json::from_slice(&bytes).map_err(damaged)?;
     // Interfaces come from the kernel.
     let objects = document.objects.into_iter();
     Ok(objects.filter(Change::is_object).collect())
@@ -127,7 +127,7 @@ pub fn write(path: &Path, node: &str, objects: &StateSnapshot) -> Result<(), Sta
     let directory = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(directory).map_err(failed)?;
     let mut file = NamedTempFile::new_in(directory).map_err(failed)?;
-    let document = Document { format: FORMAT, node: node.to_owned(), objects };
+    let document = StateFile { format: FORMAT, node: node.to_owned(), objects };
     let packed = GzEncoder::new(BufWriter::new(&mut file), Compression::fast());
     write_document(packed, &document).map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
@@ -137,7 +137,7 @@ pub fn write(path: &Path, node: &str, objects: &StateSnapshot) -> Result<(), Sta
 
 fn write_document<W: Write>(
     mut packed: GzEncoder<W>,
-    document: &Document<&StateSnapshot>,
+    document: &StateFile<&StateSnapshot>,
 ) -> io::Result<()> {
     serde_json::to_writer(&mut packed, document)?;
     packed.finish()?.flush()

@@ -51,14 +51,14 @@ impl Stamp {
 }
 
 /// Notifications about a directory that may vanish and return.
-pub(crate) struct Watched {
+pub(crate) struct WatchedDirectory {
     directory: PathBuf,
     sender: Sender<notify::Result<notify::Event>>,
     watcher: Option<(RecommendedWatcher, Option<(u64, u64)>)>,
     complained: bool,
 }
 
-impl Watched {
+impl WatchedDirectory {
     pub(crate) fn new(directory: &Path, sender: Sender<notify::Result<notify::Event>>) -> Self {
         let directory = directory.to_owned();
         let mut watched = Self { directory, sender, watcher: None, complained: false };

@@ -22,7 +22,7 @@ const TARGET_DATA: usize = 32;
 const ENTRIES_MAX: usize = 1 << 30;
 
 /// Address family of legacy iptables.
-struct Family {
+struct IptablesFamily {
     names: &'static str,
     what: &'static str,
     address_family: AddressFamily,
@@ -31,15 +31,15 @@ struct Family {
     target_offset: usize,
 }
 
-const FAMILIES: [Family; 2] = [
-    Family {
+const FAMILIES: [IptablesFamily; 2] = [
+    IptablesFamily {
         names: "/proc/thread-self/net/ip_tables_names",
         what: "iptables table",
         address_family: AddressFamily::Inet,
         level: libc::SOL_IP,
         target_offset: 88,
     },
-    Family {
+    IptablesFamily {
         names: "/proc/thread-self/net/ip6_tables_names",
         what: "ip6tables table",
         address_family: AddressFamily::Inet6,
@@ -65,7 +65,7 @@ pub(super) fn old_chains(mut each: impl FnMut(&str, &str)) -> io::Result<()> {
 }
 
 /// Reads the entries of a table from the kernel.
-fn entries(family: &Family, table: &str) -> io::Result<Vec<u8>> {
+fn entries(family: &IptablesFamily, table: &str) -> io::Result<Vec<u8>> {
     let socket = socket(family.address_family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     let mut info = vec![0; INFO];
     let name = table.as_bytes();
@@ -107,7 +107,7 @@ fn option(
 }
 
 /// Finds the user-defined chains: each begins with an entry of target ERROR that contains the chain's name.
-fn chains(mut entries: &[u8], family: &Family, mut each: impl FnMut(&str)) {
+fn chains(mut entries: &[u8], family: &IptablesFamily, mut each: impl FnMut(&str)) {
     let number = |at: usize, bytes: &[u8]| {
         let number = bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes));
         number.map(usize::from)

@@ -11,9 +11,9 @@ use netpold_cli::doctor::DoctorArgs;
 use netpold_cli::doctor::enforcers::{self, ENFORCERS};
 use netpold_cli::doctor::{Check, Findings, DoctorReport, Severity};
 use netpold_cli::socket::answer;
-use netpold_dataplane::attach::Mode;
+use netpold_dataplane::attach::AttachMode;
 use netpold_dataplane::bpffs::is_bpffs;
-use netpold_dataplane::netlink::{Connection, Message, attributes};
+use netpold_dataplane::netlink::{NetlinkConnection, NetlinkMessage, attributes};
 use netpold_dataplane::nftables;
 use netpold_discovery::SERVICE_DEVICE;
 
@@ -131,7 +131,7 @@ fn kernel(found: &mut Findings) {
         Ok(None) => {}
         Err(error) => found.unknown(format!("kernel: {error:#}")),
     }
-    for lack in requirements::lacks_here(Mode::probe()) {
+    for lack in requirements::lacks_here(AttachMode::probe()) {
         found.add(&KERNEL_SLOW, lack);
     }
 }
@@ -201,7 +201,7 @@ fn pins(root: &Path, found: &mut Findings) {
 
 fn devices(found: &mut Findings) -> io::Result<()> {
     let all = RouteNetlinkMessage::GetLink(LinkMessage::default());
-    for (name, kind) in Connection::open()?.dump(&all, device)? {
+    for (name, kind) in NetlinkConnection::open()?.dump(&all, device)? {
         enforcers::device(&name, found);
         if name == SERVICE_DEVICE {
             found.add(&IPVS, format!("device {name}"));
@@ -216,7 +216,7 @@ fn devices(found: &mut Findings) -> io::Result<()> {
 }
 
 /// Reads name and kind of a link.
-fn device(link: Message<'_>) -> Option<(String, String)> {
+fn device(link: NetlinkMessage<'_>) -> Option<(String, String)> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
     let attribute = |wanted| link.attributes(LINK_HEADER).find(|(kind, _)| *kind == wanted);
     let (_, name) = attribute(IFLA_IFNAME)?;

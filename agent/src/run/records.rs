@@ -8,19 +8,19 @@ use netpold_kube::state::SnapshotWriter;
 use tokio::task::block_in_place;
 
 use netpold_engine::Engine;
-use netpold_engine::kept::{self, Keeper};
+use netpold_engine::kept::{self, RecordKeeper};
 use netpold_engine::learn;
 use netpold_engine::rule_use::{self, RuleUse};
 
 /// Writers of the kept records.
-pub(super) struct Records {
+pub(super) struct RecordWriters {
     node: String,
     state: SnapshotWriter,
-    rule_use: Keeper,
-    flows: Keeper,
+    rule_use: RecordKeeper,
+    flows: RecordKeeper,
 }
 
-impl Records {
+impl RecordWriters {
     /// Resumes the records of an earlier agent of this node; `state` is the path of the last good state.
     pub(super) fn resume(state: &Path, node: &str, rule_use: &mut RuleUse) -> Self {
         if let Some(saved) = kept::read(state, rule_use::FILE, node) {
@@ -32,8 +32,8 @@ impl Records {
         Self {
             node: node.to_owned(),
             state: SnapshotWriter::new(state.to_owned(), node.to_owned()),
-            rule_use: Keeper::new(state, rule_use::FILE, node.to_owned()),
-            flows: Keeper::new(state, learn::FILE, node.to_owned()),
+            rule_use: RecordKeeper::new(state, rule_use::FILE, node.to_owned()),
+            flows: RecordKeeper::new(state, learn::FILE, node.to_owned()),
         }
     }
 

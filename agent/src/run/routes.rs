@@ -13,7 +13,7 @@ use netpold_engine::metrics::Metrics;
 
 /// State behind the responses.
 #[derive(Clone)]
-struct Answers {
+struct ProbeRoutes {
     metrics: Arc<Metrics>,
     heartbeat: Heartbeat,
 }
@@ -24,18 +24,18 @@ pub(super) fn routes(metrics: Arc<Metrics>, heartbeat: Heartbeat) -> Router {
         .route("/metrics", get(metrics_text))
         .route("/livez", get(live))
         .route("/readyz", get(ready))
-        .with_state(Answers { metrics, heartbeat })
+        .with_state(ProbeRoutes { metrics, heartbeat })
 }
 
-async fn metrics_text(State(answers): State<Answers>) -> Response {
+async fn metrics_text(State(answers): State<ProbeRoutes>) -> Response {
     metrics_response(answers.metrics.text())
 }
 
-async fn live(State(answers): State<Answers>) -> (StatusCode, String) {
+async fn live(State(answers): State<ProbeRoutes>) -> (StatusCode, String) {
     answers.heartbeat.live()
 }
 
-async fn ready(State(answers): State<Answers>) -> (StatusCode, String) {
+async fn ready(State(answers): State<ProbeRoutes>) -> (StatusCode, String) {
     let reasons = answers.metrics.not_ready();
     if reasons.is_empty() {
         return (StatusCode::OK, "ok\n".to_owned());

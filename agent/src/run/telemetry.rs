@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use netpold_api::source::SourceStatus;
 use netpold_core::lock::{lock, try_lock};
-use netpold_engine::denied::{Denied, Kind};
+use netpold_engine::denied::{DeniedCounters, EventKind};
 use netpold_engine::events::DropLog;
 use netpold_engine::metrics::{Exported, Metrics};
-use netpold_engine::observe::{Attributions, Feed, Observer};
+use netpold_engine::observe::{Attributions, Feed, ObserveServer};
 use netpold_engine::{Engine, observed};
 use netpold_export::{Exporter, ExportNumbers, Unreported};
 use tokio::sync::{oneshot, watch};
@@ -24,7 +24,7 @@ const LAST_EVENTS: Duration = Duration::from_secs(1);
 /// Receivers of events beside watchers and the log.
 pub(super) struct Telemetry {
     /// Counters of denied traffic by workload, if they are served.
-    denied: Option<Arc<Mutex<Denied>>>,
+    denied: Option<Arc<Mutex<DeniedCounters>>>,
     exporter: Option<Exporter>,
     /// End of the reader of events, and its task.
     feed: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
@@ -34,7 +34,7 @@ impl Telemetry {
     pub(super) fn new(config: &RunConfig, exporter: Option<Exporter>) -> Self {
         let most = usize::from(config.denied_series);
         let serves = (config.listen.is_some() || exporter.is_some()) && most > 0;
-        let denied = serves.then(|| Arc::new(Mutex::new(Denied::new(most))));
+        let denied = serves.then(|| Arc::new(Mutex::new(DeniedCounters::new(most))));
         Self { denied, exporter, feed: None }
     }
 
@@ -73,21 +73,21 @@ impl Telemetry {
     pub(super) fn feed(
         &mut self,
         engine: &Arc<Mutex<Engine>>,
-        observer: &Arc<Observer>,
+        observer: &Arc<ObserveServer>,
         take_left: impl FnOnce(),
     ) {
         if self.denied.is_none() && !self.exporter.as_ref().is_some_and(Exporter::wants_events) {
             return take_left();
         }
-        let denied = self.denied.clone().unwrap_or_else(|| Arc::new(Mutex::new(Denied::new(0))));
+        let denied = self.denied.clone().unwrap_or_else(|| Arc::new(Mutex::new(DeniedCounters::new(0))));
         let engine = Arc::clone(engine);
         let dropped = Box::new(move || lock(&engine).dropped_packets());
         let exporter = self.exporter.clone();
         let with_flows = exporter.as_ref().is_some_and(Exporter::wants_flows);
-        let sink = move |events: Vec<_>, unreported: Vec<(Kind, u64)>| {
+        let sink = move |events: Vec<_>, unreported: Vec<(EventKind, u64)>| {
             let Some(exporter) = &exporter else { return };
             let unreported = unreported.into_iter().map(|(kind, count)| {
-                let Kind { outcome, direction, reason } = kind;
+                let EventKind { outcome, direction, reason } = kind;
                 Unreported { outcome, direction, reason, count }
             });
             exporter.send(&events, &unreported.collect::<Vec<_>>());
@@ -122,10 +122,10 @@ pub(super) fn observer(
     node: &str,
     engine: &Arc<Mutex<Engine>>,
     drops: &Mutex<DropLog>,
-) -> Arc<Observer> {
+) -> Arc<ObserveServer> {
     let engine = Arc::clone(engine);
     let mut attributions = Attributions::default();
     let resolve =
         move |seen: &[_], filter: &_| observed(&lock(&engine), seen, filter, &mut attributions);
-    Arc::new(Observer::new(node.to_owned(), lock(drops).journal(), resolve))
+    Arc::new(ObserveServer::new(node.to_owned(), lock(drops).journal(), resolve))
 }

@@ -25,7 +25,7 @@ use crate::host::Host;
 use crate::manifests::{Manifests, marker, namespace};
 use crate::node::{Cni, Node, link_nodes, mac_text};
 use crate::pod::{Pod, PodSpec};
-use crate::probe::{Probe, ProbeResult, probe_all};
+use crate::probe::{ReachProbe, ProbeResult, probe_all};
 
 /// Limit for allowed packets to arrive, for busy machines too.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -332,8 +332,8 @@ fn serve(host: &Host) {
     Protocol::WITH_PORTS.into_iter().for_each(|protocol| host.serve(protocol, PORT).unwrap());
 }
 
-fn probes<'a>(from: &'a Host, addresses: &[IpAddr]) -> Vec<Probe<'a>> {
-    let of = |to: &IpAddr| ALL.map(|protocol| Probe { from, protocol, to: *to, port: PORT });
+fn probes<'a>(from: &'a Host, addresses: &[IpAddr]) -> Vec<ReachProbe<'a>> {
+    let of = |to: &IpAddr| ALL.map(|protocol| ReachProbe { from, protocol, to: *to, port: PORT });
     addresses.iter().flat_map(of).collect()
 }
 

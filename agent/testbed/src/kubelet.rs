@@ -57,13 +57,13 @@ pub struct Container {
 /// A node's kubelet, as described above. Dropping it ends its processes.
 #[derive(Debug)]
 pub struct Kubelet {
-    shared: Arc<Shared>,
+    shared: Arc<KubeletState>,
     // Dropped last; all tasks end with it.
     runtime: Option<Runtime>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct KubeletState {
     netns: Arc<Netns>,
     /// By `namespace/pod/container`.
     containers: Mutex<BTreeMap<String, Container>>,
@@ -83,7 +83,7 @@ impl Kubelet {
             .enable_all()
             .build()
             .context("no runtime")?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(KubeletState {
             netns: Arc::clone(node.netns()),
             containers: Mutex::default(),
             running: AtomicUsize::new(0),
@@ -125,7 +125,7 @@ fn acceptor(name: &str) -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-async fn serve(shared: Arc<Shared>, listener: TcpListener, acceptor: TlsAcceptor) -> Result<()> {
+async fn serve(shared: Arc<KubeletState>, listener: TcpListener, acceptor: TlsAcceptor) -> Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     loop {
         let (stream, _) = listener.accept().await?;
@@ -139,13 +139,13 @@ async fn serve(shared: Arc<Shared>, listener: TcpListener, acceptor: TlsAcceptor
 
 /// An exec request, from its path and query.
 #[derive(Debug, Default)]
-struct Asked {
+struct ExecRequest {
     container: String,
     command: Vec<String>,
     input: bool,
 }
 
-impl Asked {
+impl ExecRequest {
     fn of(path: &str, query: &str) -> Self {
         let container = path.strip_prefix("/exec/").unwrap_or_default().to_owned();
         let mut asked = Self { container, ..Self::default() };
@@ -179,12 +179,12 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-async fn exec(shared: &Shared, stream: TcpStream, acceptor: &TlsAcceptor) -> Result<()> {
+async fn exec(shared: &KubeletState, stream: TcpStream, acceptor: &TlsAcceptor) -> Result<()> {
     let stream = acceptor.accept(stream).await.context("no TLS")?;
-    let mut asked = Asked::default();
+    let mut asked = ExecRequest::default();
     #[expect(clippy::result_large_err, reason = "the callback's type is the library's")]
     let answer = |request: &Request, mut response: Response| -> Result<Response, ErrorResponse> {
-        asked = Asked::of(request.uri().path(), request.uri().query().unwrap_or_default());
+        asked = ExecRequest::of(request.uri().path(), request.uri().query().unwrap_or_default());
         let protocol = HeaderValue::from_static(PROTOCOL);
         response.headers_mut().insert("Sec-WebSocket-Protocol", protocol);
         Ok(response)
@@ -261,7 +261,7 @@ fn absent(program: &str) -> String {
     )
 }
 
-fn start(shared: &Shared, container: &Container, asked: &Asked) -> Option<Child> {
+fn start(shared: &KubeletState, container: &Container, asked: &ExecRequest) -> Option<Child> {
     let (program, arguments) = asked.command.split_first()?;
     let netns = container.netns.as_ref().unwrap_or(&shared.netns);
     let command = netns.command(container.programs.get(program)?).ok()?;

@@ -65,7 +65,7 @@ mod wire;
 use std::path::{Path, PathBuf};
 
 pub use agent::{Agent, AgentOptions, GRACE, SLOWNESS, slowness, without_twins};
-pub use apiserver::{Access, ApiServer, ask_kubectl, require_apiserver};
+pub use apiserver::{Credential, ApiServer, ask_kubectl, require_apiserver};
 pub use child::KillOnDrop;
 pub use flow::Flow;
 pub use frame::ethernet;
@@ -77,14 +77,14 @@ pub use netns::Netns;
 pub use node::{Cni, Node, link_nodes};
 pub use packet::udp_frame;
 pub use pod::{Pod, PodSpec};
-pub use probe::{Probe, ProbeResult, probe_all};
+pub use probe::{ReachProbe, ProbeResult, probe_all};
 pub use processor::{backlog_drops, processor_time};
 pub use signals::{catch_interrupts, interrupted};
-pub use stain::Stain;
+pub use stain::SkbMarker;
 pub use sweep::sweep;
-pub use translation::{Proxy, Translation};
+pub use translation::{Proxy, TranslatedPort};
 pub use unmount::Unmount;
-pub use wire::{Offload, Wire};
+pub use wire::{Offload, RawSocket};
 
 /// Protocol of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -12,7 +12,7 @@ use nix::sys::socket::{
 use socket2::Socket;
 
 /// A received datagram; its payload is in the caller's buffer.
-pub(crate) struct Received {
+pub(crate) struct ReceivedDatagram {
     pub(crate) length: usize,
     pub(crate) from: SocketAddr,
     local: Option<IpAddr>,
@@ -33,7 +33,7 @@ pub(crate) fn tell_local(socket: &Socket, v6: bool) -> nix::Result<()> {
     clippy::wildcard_enum_match_arm,
     reason = "an enum of another crate, open to further variants"
 )]
-pub(crate) fn receive(socket: &Socket, buffer: &mut [u8]) -> nix::Result<Option<Received>> {
+pub(crate) fn receive(socket: &Socket, buffer: &mut [u8]) -> nix::Result<Option<ReceivedDatagram>> {
     let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
     let mut slices = [IoSliceMut::new(buffer)];
     let flags = MsgFlags::MSG_DONTWAIT;
@@ -49,11 +49,11 @@ pub(crate) fn receive(socket: &Socket, buffer: &mut [u8]) -> nix::Result<Option<
         _ => None,
     });
     let from = message.address.as_ref().and_then(address);
-    Ok(from.map(|from| Received { length: message.bytes, from, local }))
+    Ok(from.map(|from| ReceivedDatagram { length: message.bytes, from, local }))
 }
 
 /// Sends a reply to the source of a datagram, from the datagram's destination address.
-pub(crate) fn reply(socket: &Socket, to: &Received, payload: &[u8]) -> nix::Result<()> {
+pub(crate) fn reply(socket: &Socket, to: &ReceivedDatagram, payload: &[u8]) -> nix::Result<()> {
     match (to.from, to.local) {
         (SocketAddr::V4(peer), Some(IpAddr::V4(local))) => {
             let source = libc::in_addr { s_addr: u32::from(local).to_be() };

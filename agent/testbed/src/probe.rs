@@ -19,7 +19,7 @@ use attempt::Attempt;
 
 /// A question whether `from` reaches an address and port.
 #[derive(Clone, Copy, Debug)]
-pub struct Probe<'a> {
+pub struct ReachProbe<'a> {
     /// Source, a pod or node.
     pub from: &'a Host,
     /// Protocol of the request.
@@ -82,7 +82,7 @@ impl Host {
         port: u16,
         timeout: Duration,
     ) -> ProbeResult {
-        let probe = Probe { from: self, protocol, to, port };
+        let probe = ReachProbe { from: self, protocol, to, port };
         let failed = || ProbeResult::Failed("no answer from the prober".into());
         probe_all(&[probe], timeout).pop().unwrap_or_else(failed)
     }
@@ -91,7 +91,7 @@ impl Host {
 /// Sends many probes at the same time and returns results in their order, after about the time of one probe that times
 /// out. Requests without a connection are repeated once, after half the timeout.
 #[must_use]
-pub fn probe_all(probes: &[Probe<'_>], timeout: Duration) -> Vec<ProbeResult> {
+pub fn probe_all(probes: &[ReachProbe<'_>], timeout: Duration) -> Vec<ProbeResult> {
     raise_file_limit();
     let mut by_host: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (index, probe) in probes.iter().enumerate() {
@@ -102,7 +102,7 @@ pub fn probe_all(probes: &[Probe<'_>], timeout: Duration) -> Vec<ProbeResult> {
         let threads: Vec<_> = by_host
             .values()
             .map(|indexes| {
-                let mine: Vec<Probe<'_>> = indexes.iter().map(|i| probes[*i]).collect();
+                let mine: Vec<ReachProbe<'_>> = indexes.iter().map(|i| probes[*i]).collect();
                 (indexes, scope.spawn(move || probe_from_one(&mine, timeout)))
             })
             .collect();
@@ -117,7 +117,7 @@ pub fn probe_all(probes: &[Probe<'_>], timeout: Duration) -> Vec<ProbeResult> {
 }
 
 /// Sends all probes of one host: opens the sockets inside its namespace, then runs one poll loop.
-fn probe_from_one(probes: &[Probe<'_>], timeout: Duration) -> Vec<ProbeResult> {
+fn probe_from_one(probes: &[ReachProbe<'_>], timeout: Duration) -> Vec<ProbeResult> {
     let Some(first) = probes.first() else { return Vec::new() };
     let open = || -> Vec<io::Result<Attempt>> {
         probes.iter().map(|p| Attempt::open(p.protocol, SocketAddr::new(p.to, p.port))).collect()

@@ -11,7 +11,7 @@ const INIT_CHUNK: usize = 20;
 const STATE_COOKIE: u16 = 7;
 
 /// The common header of a packet and its first chunk.
-pub(crate) struct Packet<'a> {
+pub(crate) struct SctpPacket<'a> {
     pub(crate) source: u16,
     pub(crate) destination: u16,
     pub(crate) tag: u32,
@@ -51,7 +51,7 @@ pub(crate) fn abort(source: u16, destination: u16, to: u32) -> Vec<u8> {
 }
 
 /// Reads a packet; `None` if it is damaged or of another kind.
-pub(crate) fn parse(packet: &[u8]) -> Option<Packet<'_>> {
+pub(crate) fn parse(packet: &[u8]) -> Option<SctpPacket<'_>> {
     let (mut header, chunks) = packet.split_at_checked(COMMON_HEADER)?;
     let (source, destination, tag) = (header.get_u16(), header.get_u16(), header.get_u32());
     let sent = header.get_u32_le();
@@ -68,7 +68,7 @@ pub(crate) fn parse(packet: &[u8]) -> Option<Packet<'_>> {
         ABORT => Chunk::Abort,
         _ => return None,
     };
-    Some(Packet { source, destination, tag, chunk })
+    Some(SctpPacket { source, destination, tag, chunk })
 }
 
 fn header(source: u16, destination: u16, tag: u32) -> Vec<u8> {
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn answers_parse_back() {
         let request = init(1000, 2000, 77);
-        let Some(Packet { source: 1000, destination: 2000, tag: 0, chunk: Chunk::Init { tag } }) =
+        let Some(SctpPacket { source: 1000, destination: 2000, tag: 0, chunk: Chunk::Init { tag } }) =
             parse(&request)
         else {
             panic!("not an INIT");

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use crate::Protocol;
 use crate::cluster::{Cluster, NAMESPACE, PORT};
 use crate::host::Host;
-use crate::probe::{Probe, ProbeResult, probe_all};
-use crate::translation::{Proxy, Translation};
+use crate::probe::{ReachProbe, ProbeResult, probe_all};
+use crate::translation::{Proxy, TranslatedPort};
 
 /// Port of Services; their backends are at [`PORT`].
 pub const SERVICE_PORT: u16 = 8080;
@@ -32,7 +32,7 @@ const LONG_ENOUGH: Duration = Duration::from_secs(2);
 
 /// State of an endpoint: its conditions, and whether it gets new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum EndpointState {
     /// Ready, with new connections.
     Ready,
     /// Not ready, without new connections.
@@ -45,7 +45,7 @@ pub enum State {
     Last,
 }
 
-impl State {
+impl EndpointState {
     fn is_led_to(self) -> bool {
         matches!(self, Self::Ready | Self::Published | Self::Last)
     }
@@ -75,7 +75,7 @@ pub struct Service {
     pub affinity: Option<u32>,
     /// Without any address (`clusterIP: None`).
     pub headless: bool,
-    endpoints: Vec<(IpAddr, State)>,
+    endpoints: Vec<(IpAddr, EndpointState)>,
 }
 
 impl Service {
@@ -96,12 +96,12 @@ impl Service {
     /// Adds ready pods as backends.
     #[must_use]
     pub fn pods(self, cluster: &Cluster, names: &[&str]) -> Self {
-        names.iter().fold(self, |service, name| service.pod(cluster, name, State::Ready))
+        names.iter().fold(self, |service, name| service.pod(cluster, name, EndpointState::Ready))
     }
 
     /// Adds a pod as a backend.
     #[must_use]
-    pub fn pod(mut self, cluster: &Cluster, name: &str, state: State) -> Self {
+    pub fn pod(mut self, cluster: &Cluster, name: &str, state: EndpointState) -> Self {
         self.endpoints.extend(cluster.pod(name).addresses().iter().map(|a| (*a, state)));
         self
     }
@@ -109,14 +109,14 @@ impl Service {
     /// Adds ready backends at any addresses.
     #[must_use]
     pub fn addresses(mut self, addresses: &[IpAddr]) -> Self {
-        self.endpoints.extend(addresses.iter().map(|address| (*address, State::Ready)));
+        self.endpoints.extend(addresses.iter().map(|address| (*address, EndpointState::Ready)));
         self
     }
 
     /// Adds a pod that is not ready as a backend.
     #[must_use]
     pub fn not_ready(self, cluster: &Cluster, name: &str) -> Self {
-        self.pod(cluster, name, State::NotReady)
+        self.pod(cluster, name, EndpointState::NotReady)
     }
 
     /// Sets a port at the nodes.
@@ -156,19 +156,19 @@ impl Service {
         all.as_flattened().iter().map(|address| (*address, self.port).into()).collect()
     }
 
-    fn translations(&self) -> Vec<Translation> {
+    fn translations(&self) -> Vec<TranslatedPort> {
         if self.headless {
             return Vec::new();
         }
         let led_to = self.endpoints.iter().filter(|(_, state)| state.is_led_to());
         let backends: Vec<SocketAddr> = led_to.map(|(a, _)| (*a, PORT).into()).collect();
-        let of = |protocol: Protocol| Translation {
+        let of = |protocol: Protocol| TranslatedPort {
             cluster_ips: self.cluster_ips().into(),
             external_ips: [self.external_ips(), self.balancer_ips()].concat(),
             node_port: self.node_port,
             backends: backends.clone(),
             affinity: self.affinity,
-            ..Translation::new(&format!("{}-{protocol}", self.name), protocol, self.port)
+            ..TranslatedPort::new(&format!("{}-{protocol}", self.name), protocol, self.port)
         };
         PROTOCOLS.map(of).into()
     }
@@ -231,7 +231,7 @@ impl Service {
 /// Installs the Services' rules on every node, and adds their objects to the next update.
 pub fn provide(cluster: &mut Cluster, proxy: Proxy, services: &[Service]) {
     describe(cluster, services);
-    let translations: Vec<Translation> = services.iter().flat_map(Service::translations).collect();
+    let translations: Vec<TranslatedPort> = services.iter().flat_map(Service::translations).collect();
     for node in &cluster.nodes {
         node.translate(proxy, &translations).unwrap();
     }
@@ -258,9 +258,9 @@ pub fn may_reach(app: &str, others: &[&str]) -> Value {
 pub fn outcomes(from: &Host, sockets: &[SocketAddr]) -> BTreeMap<String, usize> {
     let probe = |socket: &SocketAddr| {
         let (to, port) = (socket.ip(), socket.port());
-        PROTOCOLS.map(|protocol| Probe { from, protocol, to, port })
+        PROTOCOLS.map(|protocol| ReachProbe { from, protocol, to, port })
     };
-    let probes: Vec<Probe<'_>> = sockets.iter().flat_map(probe).collect();
+    let probes: Vec<ReachProbe<'_>> = sockets.iter().flat_map(probe).collect();
     let probes = probes.repeat(TRIES);
     let mut outcomes = BTreeMap::new();
     for (probe, result) in probes.iter().zip(probe_all(&probes, LONG_ENOUGH)) {

@@ -29,19 +29,19 @@ const REDIRECT_PEER: i32 = 155;
 
 /// A program that stains packets: attached to an interface until dropped, or in front of another program.
 #[derive(Debug)]
-pub struct Stain {
+pub struct SkbMarker {
     program: OwnedFd,
     /// Descriptor that keeps the attachment, or the array with the other program, alive.
     _held: OwnedFd,
 }
 
-impl AsFd for Stain {
+impl AsFd for SkbMarker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.program.as_fd()
     }
 }
 
-impl Stain {
+impl SkbMarker {
     /// Loads a program that sets `tc_index` and tail-calls `target`.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl Stain {
     pub fn before(target: BorrowedFd<'_>, tc_index: u16) -> io::Result<Self> {
         let array = bpf(MAP_CREATE, &mut [MAP_TYPE_PROG_ARRAY, 4, 4, 1, 0])?;
         let (key, value) = (0_u32, target.as_raw_fd());
-        let mut update = Update {
+        let mut update = MapElement {
             map: array.as_raw_fd(),
             reserved: 0,
             key: (&raw const key) as u64,
@@ -74,13 +74,13 @@ impl Host {
     ///
     /// # Errors
     /// When there is no such interface, or the kernel has no TCX (6.6).
-    pub fn stain(&self, interface: &str, tc_index: u16) -> Result<Stain> {
+    pub fn stain(&self, interface: &str, tc_index: u16) -> Result<SkbMarker> {
         let ifindex = self.ifindex(interface)?.context("no such interface")?;
         let program = load(set(tc_index)).context("cannot load a program")?;
         let mut create = [program.as_raw_fd().cast_unsigned(), ifindex, TCX_EGRESS, 0, 0, 0, 0, 0];
         let link =
             self.run(|| bpf(LINK_CREATE, &mut create))?.context("cannot attach a program")?;
-        Ok(Stain { program, _held: link })
+        Ok(SkbMarker { program, _held: link })
     }
 }
 
@@ -90,7 +90,7 @@ impl Host {
     ///
     /// # Errors
     /// When there is no such interface, or the kernel has no TCX (6.6).
-    pub fn redirect_peer(&self, interface: &str, veth: u32) -> Result<Stain> {
+    pub fn redirect_peer(&self, interface: &str, veth: u32) -> Result<SkbMarker> {
         self.redirect_peer_marked(interface, veth, (0, 0))
     }
 
@@ -103,7 +103,7 @@ impl Host {
         interface: &str,
         veth: u32,
         (mark, tc_index): (u32, u16),
-    ) -> Result<Stain> {
+    ) -> Result<SkbMarker> {
         let ifindex = self.ifindex(interface)?.context("no such interface")?;
         let mut code = set(tc_index);
         code.extend([
@@ -118,7 +118,7 @@ impl Host {
         let mut create = [program.as_raw_fd().cast_unsigned(), ifindex, TCX_INGRESS, 0, 0, 0, 0, 0];
         let link =
             self.run(|| bpf(LINK_CREATE, &mut create))?.context("cannot attach a program")?;
-        Ok(Stain { program, _held: link })
+        Ok(SkbMarker { program, _held: link })
     }
 }
 
@@ -140,7 +140,7 @@ fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> u64 {
 
 /// Attributes of `BPF_MAP_UPDATE_ELEM` and, below, of `BPF_PROG_LOAD`.
 #[repr(C)]
-struct Update {
+struct MapElement {
     map: i32,
     reserved: u32,
     key: u64,

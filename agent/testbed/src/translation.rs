@@ -28,7 +28,7 @@ pub enum Proxy {
 
 /// One port of a Service.
 #[derive(Clone, Debug)]
-pub struct Translation {
+pub struct TranslatedPort {
     /// Unique name.
     pub name: String,
     /// Protocol, TCP or UDP.
@@ -47,7 +47,7 @@ pub struct Translation {
     pub affinity: Option<u32>,
 }
 
-impl Translation {
+impl TranslatedPort {
     /// A port without addresses and backends.
     #[must_use]
     pub fn new(name: &str, protocol: Protocol, port: u16) -> Self {
@@ -87,13 +87,13 @@ impl Host {
     ///
     /// # Errors
     /// When `nft` or `iptables-restore` is missing or refuses the rules.
-    pub fn translate(&self, proxy: Proxy, services: &[Translation]) -> Result<()> {
+    pub fn translate(&self, proxy: Proxy, services: &[TranslatedPort]) -> Result<()> {
         for key in ["bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"] {
             // The setting does not exist without br_netfilter; then there are no bridges that need it.
             let _ = self.netns().sysctl(key, "1");
         }
         for v6 in [false, true] {
-            let services: Vec<Translation> = services.iter().filter_map(|s| s.of(v6)).collect();
+            let services: Vec<TranslatedPort> = services.iter().filter_map(|s| s.of(v6)).collect();
             match proxy {
                 Proxy::Nftables => self.feed("nft", &["-f", "-"], &nftables::rules(v6, &services)),
                 Proxy::Iptables => {

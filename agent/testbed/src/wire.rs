@@ -56,7 +56,7 @@ impl Offload {
 
 /// A raw socket at one interface of a host.
 #[derive(Debug)]
-pub struct Wire {
+pub struct RawSocket {
     socket: OwnedFd,
 }
 
@@ -65,8 +65,8 @@ impl Host {
     ///
     /// # Errors
     /// When there is no such interface.
-    pub fn wire(&self, interface: &str) -> Result<Wire> {
-        self.run(|| Wire::open(interface))?
+    pub fn wire(&self, interface: &str) -> Result<RawSocket> {
+        self.run(|| RawSocket::open(interface))?
     }
 
     /// Makes the kernel complete checksums that are left to an interface's card.
@@ -106,7 +106,7 @@ impl Host {
     }
 }
 
-impl Wire {
+impl RawSocket {
     /// Sends a frame with work that is left to the card, in a header before the frame.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use netpold_testbed::{
-    Cni, Host, Node, Pod, PodSpec, Probe, ProbeResult, Protocol, link_nodes, probe_all,
+    Cni, Host, Node, Pod, PodSpec, ReachProbe, ProbeResult, Protocol, link_nodes, probe_all,
     require_root, udp_frame,
 };
 
@@ -39,16 +39,16 @@ fn serve_all(host: &Host) {
 }
 
 /// Probes of every protocol and port at an address.
-fn all(from: &Host, to: IpAddr) -> Vec<Probe<'_>> {
-    let mut probes = vec![Probe { from, protocol: Protocol::Icmp, to, port: 0 }];
+fn all(from: &Host, to: IpAddr) -> Vec<ReachProbe<'_>> {
+    let mut probes = vec![ReachProbe { from, protocol: Protocol::Icmp, to, port: 0 }];
     for protocol in Protocol::WITH_PORTS {
-        probes.extend(PORTS.map(|port| Probe { from, protocol, to, port }));
+        probes.extend(PORTS.map(|port| ReachProbe { from, protocol, to, port }));
     }
     probes
 }
 
 #[track_caller]
-fn assert_connected(probe: &Probe<'_>, result: &ProbeResult, name: &str) {
+fn assert_connected(probe: &ReachProbe<'_>, result: &ProbeResult, name: &str) {
     let expected = if probe.protocol == Protocol::Icmp { "" } else { name };
     assert_eq!(
         result,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{Cluster, NAMESPACE};
 use netpold_testbed::packet::{frame, tcp_message, udp_message};
-use netpold_testbed::{Cni, Offload, PodSpec, Protocol, Wire, require_root};
+use netpold_testbed::{Cni, Offload, PodSpec, Protocol, RawSocket, require_root};
 
 use crate::volley::{PACKETS, Volley, allow_one_port};
 
@@ -32,7 +32,7 @@ pub(crate) fn becomes(mut frame: Vec<u8>, start: usize, free: usize, wanted: u16
 }
 
 /// Returns the number of frames of a volley that arrive with `bits` at the offset `at`.
-fn arrivals(wire: &Wire, payload: &[u8], at: usize, bits: u16) -> usize {
+fn arrivals(wire: &RawSocket, payload: &[u8], at: usize, bits: u16) -> usize {
     let (mut seen, deadline) = (0, Instant::now() + LONG_ENOUGH);
     while seen < PACKETS && Instant::now() < deadline {
         match wire.arrived() {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, allow_to, isolate};
 use netpold_testbed::packet::{checksummed, ipv4, udp_packet, unreachable_packet};
 use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, Service, provide};
-use netpold_testbed::{Cni, Host, Proxy, Wire, require_root};
+use netpold_testbed::{Cni, Host, Proxy, RawSocket, require_root};
 
 use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley};
 
@@ -28,7 +28,7 @@ fn errors(
 }
 
 /// Sends a datagram from a socket bound at `from`. Returns its source address at `wire`.
-fn arrives_as(wire: &Wire, from: (&Host, IpAddr, u16), to: SocketAddr) -> SocketAddr {
+fn arrives_as(wire: &RawSocket, from: (&Host, IpAddr, u16), to: SocketAddr) -> SocketAddr {
     let socket = from.0.run(|| std::net::UdpSocket::bind((from.1, from.2))).unwrap().unwrap();
     while wire.arrived().is_some() {}
     socket.send_to(b"a flow begins", to).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{Cluster, NAMESPACE, eventually, isolate};
 use netpold_testbed::packet::{frame, icmp_packet, udp_packet};
-use netpold_testbed::{Cni, Pod, PodSpec, Wire, ethernet, require_root};
+use netpold_testbed::{Cni, Pod, PodSpec, RawSocket, ethernet, require_root};
 
 use crate::volley::{BOTH, PACKETS, Sender, Volley};
 
@@ -65,7 +65,7 @@ fn probe6(target: IpAddr) -> ([u8; 6], Vec<u8>) {
 }
 
 /// Returns the number of frames that contain `bytes`; returns early once `enough` have arrived.
-pub(crate) fn arrivals(wire: &Wire, bytes: &[u8], enough: usize) -> usize {
+pub(crate) fn arrivals(wire: &RawSocket, bytes: &[u8], enough: usize) -> usize {
     let (mut seen, deadline) = (0, Instant::now() + LONG_ENOUGH);
     while seen < enough && Instant::now() < deadline {
         match wire.arrived() {
@@ -83,7 +83,7 @@ pub(crate) fn arrivals(wire: &Wire, bytes: &[u8], enough: usize) -> usize {
 #[track_caller]
 fn attack(
     cluster: &Cluster,
-    wire: &Wire,
+    wire: &RawSocket,
     what: &str,
     frame: impl Fn(&Pod) -> (Vec<u8>, Vec<u8>),
 ) -> Result<(), String> {

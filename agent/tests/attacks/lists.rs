@@ -11,7 +11,7 @@ use crate::tunnel;
 use crate::volley::{Volley, allow_one_port, nft, pairs};
 use netpold_testbed::cluster::{Cluster, PATIENCE};
 use netpold_testbed::packet::{frame, ipv4, ipv6, tcp_message, udp_message};
-use netpold_testbed::{Cni, Pod, Protocol, Wire, require_root};
+use netpold_testbed::{Cni, Pod, Protocol, RawSocket, require_root};
 use nix::errno::Errno;
 
 /// Port of `victim` that policy allows; it allows no other port.
@@ -133,7 +133,7 @@ impl Attack<'_> {
     }
 
     /// Frames with a payload that arrive with rewritten headers, and with denied ones.
-    fn run(&self, wire: &Wire, payload: &[u8], needed: usize) -> [usize; 2] {
+    fn run(&self, wire: &RawSocket, payload: &[u8], needed: usize) -> [usize; 2] {
         self.send(payload);
         let (mut seen, begun) = ([0; 2], Instant::now());
         loop {

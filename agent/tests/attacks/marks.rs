@@ -7,7 +7,7 @@ use netpold_ebpf::layout::{endpoint_slot, mark};
 use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PORT as SERVED, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::services::{NOBODY, Service, answer, may_reach, provide};
-use netpold_testbed::{Cni, Host, PodSpec, Proxy, Wire, require_root, skip};
+use netpold_testbed::{Cni, Host, PodSpec, Proxy, RawSocket, require_root, skip};
 
 use serde_json::Value;
 
@@ -91,7 +91,7 @@ fn a_macvlan_on_the_bridge_is_not_the_node() {
             let own = hostile.hardware_address("net1").unwrap();
             let from = cluster.pod("hostile").addresses()[family];
             let _stain = stained.then(|| hostile.stain("net1", forged(&cluster)).unwrap());
-            let send = |out: &Wire, volley: Volley| {
+            let send = |out: &RawSocket, volley: Volley| {
                 for number in 0..PACKETS {
                     let payload = volley.payload(number, 40);
                     let packet = udp_packet((from, 5000).into(), (to, PORT).into(), &payload);

@@ -10,7 +10,7 @@ use netpold_testbed::cluster::{Cluster, NAMESPACE, isolate, network_policy};
 use netpold_testbed::packet::{
     frame, icmp_packet, ipv4, packet, tcp_message, udp_packet, unreachable_packet,
 };
-use netpold_testbed::{Cni, PodSpec, Wire, require_root, skip};
+use netpold_testbed::{Cni, PodSpec, RawSocket, require_root, skip};
 use serde_json::{Value, json};
 
 use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, pairs, try_both};
@@ -55,7 +55,7 @@ fn is_answer(frame: &[u8]) -> bool {
 }
 
 /// Number of answers that arrive at these interfaces within [`LONG_ENOUGH`].
-fn answers(wires: &[Wire]) -> usize {
+fn answers(wires: &[RawSocket]) -> usize {
     let (mut count, began) = (0, Instant::now());
     while began.elapsed() < LONG_ENOUGH {
         for wire in wires {
@@ -106,7 +106,7 @@ fn silent(from: IpAddr, to: IpAddr, forged: IpAddr) -> Vec<(&'static str, Vec<u8
 /// Asserts that a plain datagram and a SYN are answered; sends each kind of [`silent`] and counts the answers.
 fn volleys(
     sender: &Sender,
-    wires: &[Wire],
+    wires: &[RawSocket],
     (from, to, forged): (IpAddr, IpAddr, IpAddr),
     tally: &mut Tally,
 ) {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE};
 use netpold_testbed::packet::{frame, packet, udp_packet};
-use netpold_testbed::{Cni, Pod, PodSpec, Wire, require_root};
+use netpold_testbed::{Cni, Pod, PodSpec, RawSocket, require_root};
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -228,9 +228,9 @@ fn while_rewritten(word: &AtomicU64, values: [u64; 2], body: impl FnOnce()) {
 /// Receivers of the packets.
 enum Receivers {
     /// Interface of a pod, and the offset of the destination port in its frames.
-    Ports(Wire, usize),
+    Ports(RawSocket, usize),
     /// Interfaces of two pods, the allowed one first.
-    Pods([Wire; 2]),
+    Pods([RawSocket; 2]),
 }
 
 impl Receivers {
@@ -244,7 +244,7 @@ impl Receivers {
 
     /// Numbers of packets with a payload that have arrived since the last call, at the allowed end and the denied one.
     fn arrived(&self, payload: &[u8]) -> [usize; 2] {
-        let all = |wire: &Wire| -> Vec<Vec<u8>> {
+        let all = |wire: &RawSocket| -> Vec<Vec<u8>> {
             let is_its = |frame: &Vec<u8>| frame.windows(payload.len()).any(|part| part == payload);
             std::iter::from_fn(|| wire.arrived()).filter(is_its).collect()
         };

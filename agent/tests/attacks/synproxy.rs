@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, isolate};
-use netpold_testbed::{Probe, Protocol, Proxy, probe_all, require_root};
+use netpold_testbed::{ReachProbe, Protocol, Proxy, probe_all, require_root};
 
 use crate::volley::{BOTH, PACKETS, Tally, nft};
 
@@ -25,7 +25,7 @@ fn tried(cluster: &Cluster, family: usize) -> (usize, usize) {
     let (from, victim) = (cluster.pod("stranger"), cluster.pod("victim"));
     let (own, to) = (from.addresses()[family], victim.addresses()[family]);
     let wire = victim.wire("eth0").unwrap();
-    let probe = Probe { from, protocol: Protocol::Tcp, to, port: PORT };
+    let probe = ReachProbe { from, protocol: Protocol::Tcp, to, port: PORT };
     let results = probe_all(&vec![probe; PACKETS], PATIENCE / 4);
     let mut heard = BTreeSet::new();
     while let Some(frame) = wire.arrived() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use netpold_dataplane::import_conntrack::kernel_flows;
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, isolate};
 use netpold_testbed::packet::{ipv4, tcp_message};
-use netpold_testbed::{Cni, Host, Pod, Wire, require_root};
+use netpold_testbed::{Cni, Host, Pod, RawSocket, require_root};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt,
 };
@@ -72,7 +72,7 @@ fn ipv4_of(host: &Pod) -> Ipv4Addr {
 }
 
 /// Closes the connection's entry at the client's node, and neither end of the connection.
-fn reset_at_the_node(client: &Pod, wire: &Wire, connection: &mut Connection) {
+fn reset_at_the_node(client: &Pod, wire: &RawSocket, connection: &mut Connection) {
     while wire.arrived().is_some() {}
     assert!(connection.answers(PATIENCE));
     let deadline = Instant::now() + PATIENCE;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{Cluster, PATIENCE, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
-use netpold_testbed::{Host, Pod, Wire};
+use netpold_testbed::{Host, Pod, RawSocket};
 use serde_json::json;
 
 /// Number of packets of an attack.
@@ -48,7 +48,7 @@ impl Volley {
     }
 
     /// Counts the packets that arrive within `time`; returns early once all have.
-    fn count(self, wire: &Wire, time: Duration) -> usize {
+    fn count(self, wire: &RawSocket, time: Duration) -> usize {
         let (mut seen, deadline) = (BTreeSet::new(), Instant::now() + time);
         loop {
             while let Some(frame) = wire.arrived() {
@@ -62,13 +62,13 @@ impl Volley {
     }
 
     /// Returns the number of packets that arrive although policy denies them.
-    pub(crate) fn leaked(self, wire: &Wire) -> usize {
+    pub(crate) fn leaked(self, wire: &RawSocket) -> usize {
         self.count(wire, LONG_ENOUGH)
     }
 
     /// Asserts that the packets arrive, where no policy denies them.
     #[track_caller]
-    pub(crate) fn arrives(self, wire: &Wire, what: &str) {
+    pub(crate) fn arrives(self, wire: &RawSocket, what: &str) {
         let mut seen = 0;
         let deadline = Instant::now() + PATIENCE;
         while seen < NEARLY_ALL && Instant::now() < deadline {
@@ -101,7 +101,7 @@ impl Tally {
 pub(crate) fn try_both(
     cluster: &mut Cluster,
     (what, app): (&str, &str),
-    wire: &Wire,
+    wire: &RawSocket,
     tally: &mut Tally,
     attack: impl Fn(&Cluster, Volley),
 ) {
@@ -118,7 +118,7 @@ pub(crate) fn try_both(
 
 /// Raw socket of a host, with the MAC addresses of its frames.
 pub(crate) struct Sender {
-    wire: Wire,
+    wire: RawSocket,
     own: [u8; 6],
     next: [u8; 6],
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use netpold_testbed::{
-    Agent, AgentOptions, Cni, Host, Manifests, Node, Pod, PodSpec, Probe, ProbeResult, Protocol,
+    Agent, AgentOptions, Cni, Host, Manifests, Node, Pod, PodSpec, ReachProbe, ProbeResult, Protocol,
     link_nodes, marker, namespace, probe_all, require_root,
 };
 use serde_json::Value;
@@ -165,7 +165,7 @@ impl Wire {
         let mut results = probe_all(&probes, DENIED);
         let late: Vec<usize> =
             (0..results.len()).filter(|&i| step.checks[i].allow && results[i].dropped()).collect();
-        let again: Vec<Probe<'_>> = late.iter().map(|&i| probes[i]).collect();
+        let again: Vec<ReachProbe<'_>> = late.iter().map(|&i| probes[i]).collect();
         for (&i, result) in late.iter().zip(probe_all(&again, ALLOWED)) {
             results[i] = result;
         }
@@ -176,10 +176,10 @@ impl Wire {
         Ok(wrong)
     }
 
-    fn probes<'w>(&'w self, checks: &[Check]) -> Result<Vec<Probe<'w>>> {
+    fn probes<'w>(&'w self, checks: &[Check]) -> Result<Vec<ReachProbe<'w>>> {
         let probe = |check: &Check| {
             let (protocol, to) = (protocol(check)?, check.to.address);
-            Ok(Probe { from: self.host(&check.from.name)?, protocol, to, port: check.port })
+            Ok(ReachProbe { from: self.host(&check.from.name)?, protocol, to, port: check.port })
         };
         checks.iter().map(probe).collect()
     }

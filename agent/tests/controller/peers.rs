@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key, Pod};
-use netpold_kube::Source;
+use netpold_kube::ObjectStream;
 use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, PeerTimes, Settings, watch};
 use netpold_slices::Vocabulary;
-use netpold_testbed::Access as Proof;
+use netpold_testbed::Credential as Proof;
 use netpold_testkit::generate::Choices;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -56,7 +56,7 @@ fn world(test: &str) -> Option<World> {
 
 /// Objects as an agent's source reports them.
 struct Agent {
-    source: Source,
+    source: ObjectStream,
     objects: BTreeMap<ObjectKey, Change>,
 }
 

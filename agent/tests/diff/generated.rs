@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netpold_cli::diff::{Difference, Party, PortRanges, compare};
+use netpold_cli::diff::{Difference, DiffParty, PortRanges, compare};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, Key, Peer, Pod, PortMatch, Protocol, Rule};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
@@ -88,25 +88,25 @@ impl World {
         world
     }
 
-    fn members_of(&self, party: &Party, outside: &[IpAddr]) -> Vec<Member> {
+    fn members_of(&self, party: &DiffParty, outside: &[IpAddr]) -> Vec<Member> {
         match party {
-            Party::Workload(workload) => {
+            DiffParty::Workload(workload) => {
                 let pairs = workload.counterparts();
                 pairs.into_iter().flat_map(|(b, a)| self.pod([b.clone(), a.clone()])).collect()
             }
             // `meetings` pairs a pod with its own node, see `own_nodes`; generated policies have no names.
-            Party::OwnNode | Party::Name(_) | Party::Service(_) => Vec::new(),
-            Party::Nodes { nodes, .. } => {
+            DiffParty::OwnNode | DiffParty::Name(_) | DiffParty::Service(_) => Vec::new(),
+            DiffParty::Nodes { nodes, .. } => {
                 nodes.iter().flat_map(|name| self.node([name; 2])).collect()
             }
-            Party::Outside { block, .. } => {
+            DiffParty::Outside { block, .. } => {
                 let blocks = self.difference.parties.iter().filter_map(|party| match party {
-                    Party::Outside { block, .. } => Some(*block),
-                    Party::Workload(_)
-                    | Party::OwnNode
-                    | Party::Nodes { .. }
-                    | Party::Name(_)
-                    | Party::Service(_) => None,
+                    DiffParty::Outside { block, .. } => Some(*block),
+                    DiffParty::Workload(_)
+                    | DiffParty::OwnNode
+                    | DiffParty::Nodes { .. }
+                    | DiffParty::Name(_)
+                    | DiffParty::Service(_) => None,
                 });
                 let blocks: Vec<_> = blocks.collect();
                 let longest = |address: &&IpAddr| {
@@ -175,7 +175,7 @@ impl World {
 
     /// Returns every pair of members, with the parties that represent them.
     fn meetings(&self) -> Vec<(usize, usize, &Member, &Member)> {
-        let own_node = self.difference.parties.iter().position(|p| *p == Party::OwnNode).unwrap();
+        let own_node = self.difference.parties.iter().position(|p| *p == DiffParty::OwnNode).unwrap();
         let all = || {
             let parties = self.members.iter().enumerate();
             parties.flat_map(|(party, members)| members.iter().map(move |m| (party, m)))
@@ -334,7 +334,7 @@ fn the_difference_is_that_of_the_oracles_matrices() {
         pairs += difference.changes.len();
         some += difference.changes.iter().filter(|c| c.some).count();
         let is_node =
-            |i: usize| matches!(difference.parties[i], Party::OwnNode | Party::Nodes { .. });
+            |i: usize| matches!(difference.parties[i], DiffParty::OwnNode | DiffParty::Nodes { .. });
         nodes += difference.changes.iter().filter(|c| is_node(c.from) || is_node(c.to)).count();
     }
     // The samples must contain enough changes.

@@ -13,7 +13,7 @@ use netpold_ebpf::{
     packet::parse,
     reason::Reason,
 };
-use netpold_testbed::Stain;
+use netpold_testbed::SkbMarker;
 
 use netpold_testkit::frames::{ACK, FAMILIES, SYN, TCP, UDP, Who, frame, icmp, ip, tcp, udp, vlan};
 
@@ -48,7 +48,7 @@ fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
     let reason = verdict.reason();
     let before = world.dropped(Direction::Egress, reason);
     let target = program(&mut world.bpf, name).fd().expect(name);
-    let stain = Stain::before(target.as_fd(), mark as u16).expect("a program");
+    let stain = SkbMarker::before(target.as_fd(), mark as u16).expect("a program");
     let answer = run(stain.as_fd(), &Run { mark: proof, ..Run::once(frame) }).expect(name);
     assert_eq!(answer.retval == PASS, verdict.passes(), "{name}: {reason:?} of {frame:02x?}");
     let counted = world.dropped(Direction::Egress, reason) - before;
@@ -106,7 +106,7 @@ fn marked_packets_are_judged_by_their_receiver_too() {
     for (from, expected) in [(Who::Client, Reason::Allowed), (Who::Stranger, Reason::Policy)] {
         let packet = frame(&ip(FAMILIES[0], from, Who::Pod, TCP, &tcp(4000, 80, SYN)));
         let target = program(&mut world.bpf, "netpold_ingress").fd().expect("ingress");
-        let stain = Stain::before(target.as_fd(), mark(slot, 9) as u16).expect("a program");
+        let stain = SkbMarker::before(target.as_fd(), mark(slot, 9) as u16).expect("a program");
         let proof = world.host.flows.settings.proof;
         let answer = run(stain.as_fd(), &Run { mark: proof, ..Run::once(&packet) }).expect("a run");
         assert_eq!(answer.retval == PASS, !expected.is_drop(), "{from:?}");
@@ -123,7 +123,7 @@ fn packets_without_a_mark_pass_devices() {
         for tc_index in [0, 1, 77, u16::MAX, 0x7fff, 0xbfff | 0x2000] {
             for mark in [0, !proof, proof, u32::MAX] {
                 let target = program(&mut world.bpf, name).fd().expect(name);
-                let stain = Stain::before(target.as_fd(), tc_index).expect("a program");
+                let stain = SkbMarker::before(target.as_fd(), tc_index).expect("a program");
                 let is_mark = netpold_ebpf::layout::is_mark(tc_index.into());
                 let answer = run(stain.as_fd(), &Run { mark, ..Run::once(&packet) }).expect(name);
                 let passes = match name {

@@ -10,7 +10,7 @@ use netpold_ebpf::layout::{
     EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint, REJECTION,
 };
 use netpold_ebpf::reason::{Reason, rejections};
-use netpold_testbed::Stain;
+use netpold_testbed::SkbMarker;
 use netpold_testkit::frames::{
     ACK, FAMILIES, FIN, Family, RST, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, sctp, tcp, udp,
 };
@@ -242,7 +242,7 @@ fn an_answer_passes_the_other_hook_unjudged() {
                 (PROOF, world.host.flows.settings.witness, seal, false),
                 (PROOF, REJECTION, [0; 2], false),
             ] {
-                let stain = Stain::before(target.as_fd(), tc_index as u16).expect("a program");
+                let stain = SkbMarker::before(target.as_fd(), tc_index as u16).expect("a program");
                 let once = Run { mark, cb, ..Run::once(&reset) };
                 let mut out = vec![0; 4096];
                 let dropped = world.dropped(direction, Reason::Policy);

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::layout::{EP_OBSERVE, EP_REJECT_INGRESS, Endpoint, endpoint_slot, mark};
-use netpold_testbed::Stain;
+use netpold_testbed::SkbMarker;
 
 use netpold_testkit::frames::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, icmp, ip, tcp};
 
@@ -31,7 +31,7 @@ fn fastest(world: &mut World, name: &str, packet: &[u8]) -> u32 {
 fn fastest_marked(world: &mut World, name: &str, packet: &[u8]) -> u32 {
     let target = program(&mut world.bpf, name).fd().expect(name);
     let mark = mark(endpoint_slot(SENDER, 0), 0) as u16;
-    let stain = Stain::before(target.as_fd(), mark).expect("a program");
+    let stain = SkbMarker::before(target.as_fd(), mark).expect("a program");
     let proof = world.host.flows.settings.proof;
     let repeated = Run { repeat: REPEAT, mark: proof, ..Run::once(packet) };
     (0..ROUNDS)

@@ -12,7 +12,7 @@ use netpold_core::model::{
 };
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
-use netpold_dataplane::attach::{Attacher, Mode};
+use netpold_dataplane::attach::{Attacher, AttachMode};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
@@ -30,7 +30,7 @@ const EDITS: u32 = 32;
 /// Returns an engine that this test drives itself: edits arrive as fast as the engine applies them.
 fn engine(cluster: &Cluster, pins: &Path) -> Engine {
     let pins = PinRoot::open(pins).unwrap();
-    let attacher = Attacher::new(&pins.links(), Mode::probe()).unwrap();
+    let attacher = Attacher::new(&pins.links(), AttachMode::probe()).unwrap();
     let node = cluster.nodes[0].name().to_owned();
     let compiler = Compiler::new(Options { node, ..Options::default() });
     let dataplane =

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use netpold_testbed::cluster::{
     Cluster, MOMENT, PATIENCE, all_pass, allow_from, allow_to, isolate, none_pass,
 };
-use netpold_testbed::{Cni, Probe, Protocol, probe_all, require_root};
+use netpold_testbed::{Cni, ReachProbe, Protocol, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 
@@ -65,7 +65,7 @@ fn a_ping_does_not_open_the_way_back() {
         all_pass(a, b, b.addresses());
         none_pass(b, a, a.addresses());
     }
-    let both = |to| Probe { from: b, protocol: Protocol::Icmp, to, port: 0 };
+    let both = |to| ReachProbe { from: b, protocol: Protocol::Icmp, to, port: 0 };
     let echoes: Vec<_> = a.addresses().iter().copied().map(both).collect();
     assert!(probe_all(&echoes, MOMENT).iter().all(netpold_testbed::ProbeResult::dropped));
 }

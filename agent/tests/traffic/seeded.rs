@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use netpold_dataplane::import_conntrack::{KernelFlow, kernel_flows};
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
-use netpold_testbed::{Cni, Flow, Probe, Protocol, probe_all, require_root};
+use netpold_testbed::{Cni, Flow, ReachProbe, Protocol, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 /// Server port above the range of client ports; a guess by ports would take the client for the server.
@@ -102,7 +102,7 @@ fn proc_and_netlink_show_the_same_flows() {
     for to in server.addresses() {
         flows.push(open(&cluster, "client", (*to, HIGH)));
         for protocol in [Protocol::Udp, Protocol::Sctp, Protocol::Icmp] {
-            let probe = Probe { from: client, protocol, to: *to, port: HIGH };
+            let probe = ReachProbe { from: client, protocol, to: *to, port: HIGH };
             assert!(probe_all(&[probe], PATIENCE)[0].connected());
         }
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use netpold_dataplane::attach::{Attacher, Mode};
+use netpold_dataplane::attach::{Attacher, AttachMode};
 use netpold_testbed::cluster::{
     Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from, eventually,
 };
@@ -82,7 +82,7 @@ fn programs(cluster: &Cluster) -> BTreeMap<&'static str, Vec<u32>> {
     let is_link =
         |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name() != "closed";
     let pinned = std::fs::read_dir(&links).is_ok_and(|mut all| all.any(is_link));
-    let mode = if pinned { Mode::Tcx } else { Mode::Clsact };
+    let mode = if pinned { AttachMode::Tcx } else { AttachMode::Clsact };
     let attached =
         cluster.nodes[0].run(move || Attacher::new(&links, mode).unwrap().attached().unwrap());
     let attached = attached.unwrap();

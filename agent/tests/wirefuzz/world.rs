@@ -7,7 +7,7 @@ use std::time::Duration;
 use netpold_core::model::{Key, Pod as PodModel};
 use netpold_testbed::cluster::{Cluster, NAMESPACE, PORT, isolate};
 use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, Service, provide};
-use netpold_testbed::{Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, Wire, link_nodes, skip};
+use netpold_testbed::{Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, RawSocket, link_nodes, skip};
 use netpold_testkit::oracle::Oracle;
 use serde_json::json;
 
@@ -33,7 +33,7 @@ pub(crate) struct Party {
     pub(crate) addresses: [IpAddr; 2],
     pub(crate) mac: [u8; 6],
     pub(crate) gateway: [u8; 6],
-    pub(crate) wire: Wire,
+    pub(crate) wire: RawSocket,
 }
 
 impl Party {

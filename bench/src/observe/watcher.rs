@@ -17,7 +17,7 @@ use super::SINGLE;
 
 /// Counters of the output so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct WatcherCounts {
     pub(super) events: u64,
     /// Drops without an event.
     pub(super) lost: u64,
@@ -26,8 +26,8 @@ pub(super) struct Seen {
 }
 
 #[derive(Debug, Default)]
-struct Said {
-    seen: Seen,
+struct WatcherOutput {
+    seen: WatcherCounts,
     /// Times at which packets of the pod with single packets were shown, by destination port.
     shown: BTreeMap<u16, Instant>,
 }
@@ -35,10 +35,10 @@ struct Said {
 /// The running command; killed on drop.
 pub(super) struct Watcher {
     child: Child,
-    said: Arc<Mutex<Said>>,
+    said: Arc<Mutex<WatcherOutput>>,
 }
 
-fn lock(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
+fn lock(said: &Mutex<WatcherOutput>) -> MutexGuard<'_, WatcherOutput> {
     said.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -53,7 +53,7 @@ impl Watcher {
         let command = command.arg(socket).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| binary.display().to_string())?;
         let output = child.stdout.take().context("the command has no output")?;
-        let said = Arc::<Mutex<Said>>::default();
+        let said = Arc::<Mutex<WatcherOutput>>::default();
         let to = Arc::clone(&said);
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
@@ -69,7 +69,7 @@ impl Watcher {
     }
 
     /// Counters of the output so far.
-    pub(super) fn seen(&self) -> Seen {
+    pub(super) fn seen(&self) -> WatcherCounts {
         lock(&self.said).seen
     }
 
@@ -79,7 +79,7 @@ impl Watcher {
     }
 }
 
-fn take_in(line: &str, said: &Mutex<Said>) {
+fn take_in(line: &str, said: &Mutex<WatcherOutput>) {
     let Ok(line) = understood(line) else { return };
     let mut said = lock(said);
     match line {

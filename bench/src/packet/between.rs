@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use anyhow::{Context, Result};
 use netpold_core::model::Direction;
 use netpold_ebpf::layout::WITNESS_SHIFT;
-use netpold_testbed::Stain;
+use netpold_testbed::SkbMarker;
 
-use super::probe::{Place, Probe, Runnable};
+use super::probe::{ProgramHook, PacketCase, Runnable};
 use super::{Effort, ONE, PASS, program};
-use crate::cluster::{Cluster, Local, PORT};
+use crate::cluster::{FlowCluster, Local, PORT};
 use crate::frame::{ACK, tcp};
 use crate::world::World;
 
@@ -20,12 +20,12 @@ const WITNESS: u16 = 1 << WITNESS_SHIFT;
 /// The cases of one family; they leave no state.
 pub(super) struct Between {
     pub(super) v6: bool,
-    pub(super) probes: Vec<Probe>,
+    pub(super) probes: Vec<PacketCase>,
 }
 
 impl Between {
     pub(super) fn new(
-        cluster: &Cluster,
+        cluster: &FlowCluster,
         locals: [Local; 2],
         world: &mut World,
         empty: &OwnedFd,
@@ -36,14 +36,14 @@ impl Between {
         let (ingress, egress) =
             (program(world, Direction::Ingress)?, program(world, Direction::Egress)?);
         let proven = |target: &OwnedFd| -> Result<Runnable> {
-            let stain = Stain::before(target.as_fd(), WITNESS).context("no program that marks")?;
+            let stain = SkbMarker::before(target.as_fd(), WITNESS).context("no program that marks")?;
             Ok(Runnable::Marked(stain))
         };
         let sent = tcp((open.address(v6), PORT), peer, ACK);
         let got = |local: Local| tcp(peer, (local.address(v6), PORT), ACK);
         let probe = |name, program, (at, from): (Local, Local), frame, baseline| {
-            let place = Place::Classifier(at.ifindex);
-            Probe::new((name, ONE), program, place, frame, PASS, baseline).from(from.ifindex)
+            let place = ProgramHook::Classifier(at.ifindex);
+            PacketCase::new((name, ONE), program, place, frame, PASS, baseline).from(from.ifindex)
         };
         let probes = vec![
             probe("empty", Runnable::Direct(empty.try_clone()?), (open, open), sent.clone(), None),

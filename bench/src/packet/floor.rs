@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::PASS;
 use crate::bytecode::{Code, SCHED_CLS};
-use crate::frame::End;
+use crate::frame::EndOffsets;
 use crate::steer::CLASSIFIER_DATA;
 use crate::world::World;
 
@@ -20,7 +20,7 @@ pub(super) fn floor(world: &World, v6: bool) -> Result<OwnedFd> {
     let (four, six) = world.generation.conntrack()?;
     let table = if v6 { six } else { four };
     let buckets = table.info()?.max_entries();
-    let end = End::of(v6, true);
+    let end = EndOffsets::of(v6, true);
     let code = hash(Code::default(), end).and(0, buckets.wrapping_sub(1).cast_signed());
     let code = code.element(table.fd().as_fd(), 0).skip_if_not(0, 0, 2).end(0).load64(1, 0, 0);
     let program: io::Result<OwnedFd> = code.end(PASS.cast_signed()).load(SCHED_CLS);
@@ -28,7 +28,7 @@ pub(super) fn floor(world: &World, v6: bool) -> Result<OwnedFd> {
 }
 
 /// Register 0 = hash of one end of a frame. Register 1 is the context, 7 the packet, 2 and 8 are scratch.
-fn hash(code: Code, end: End) -> Code {
+fn hash(code: Code, end: EndOffsets) -> Code {
     let code = code
         .load32(7, 1, CLASSIFIER_DATA.0)
         .load32(8, 1, CLASSIFIER_DATA.1)

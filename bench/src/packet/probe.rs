@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
-use netpold_testbed::Stain;
+use netpold_testbed::SkbMarker;
 
 use super::PacketFigure;
 use crate::bytecode::run_xdp;
@@ -23,7 +23,7 @@ const PROOF: u32 = 1 << DEFAULT_BIT;
 
 /// Hook of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ProgramHook {
     /// TC at this interface.
     Classifier(u32),
     /// XDP
@@ -31,12 +31,12 @@ pub(super) enum Place {
 }
 
 /// One case.
-pub(super) struct Probe {
+pub(super) struct PacketCase {
     pub(super) name: &'static str,
     pub(super) addresses: &'static str,
     pub(super) program: Runnable,
     pub(super) frame: Vec<u8>,
-    pub(super) place: Place,
+    pub(super) place: ProgramHook,
     pub(super) expected: u32,
     /// Index of the case to subtract; `None` for such a case itself.
     pub(super) baseline: Option<usize>,
@@ -51,7 +51,7 @@ pub(super) enum Runnable {
     Direct(OwnedFd),
     Steered(Steered),
     /// After a program that marks the packet.
-    Marked(Stain),
+    Marked(SkbMarker),
 }
 
 impl AsFd for Runnable {
@@ -64,12 +64,12 @@ impl AsFd for Runnable {
     }
 }
 
-impl Probe {
+impl PacketCase {
     /// A case without samples; `addresses` names its flows.
     pub(super) fn new(
         (name, addresses): (&'static str, &'static str),
         program: Runnable,
-        place: Place,
+        place: ProgramHook,
         frame: Vec<u8>,
         expected: u32,
         baseline: Option<usize>,
@@ -103,7 +103,7 @@ impl Probe {
 
     /// Return value of the program, and the time of all runs.
     fn run(&self, repeat: u32) -> io::Result<(u32, Duration)> {
-        let Place::Classifier(ifindex) = self.place else {
+        let ProgramHook::Classifier(ifindex) = self.place else {
             let (answer, mean) = run_xdp(self.program.as_fd(), &self.frame, repeat)?;
             // The kernel's own measurement, because the call also waits for a grace period.
             return Ok((answer, Duration::from_nanos(u64::from(mean) * u64::from(repeat))));
@@ -125,12 +125,12 @@ impl Probe {
 
 /// Figures of all cases above the cases to subtract.
 pub(super) fn figures(
-    probes: &[Probe],
+    probes: &[PacketCase],
     group: &'static str,
     size: Size,
     v6: bool,
 ) -> impl Iterator<Item = PacketFigure> {
-    let over = |probe: &Probe| [probe.baseline.map(|place| (probe.name, place)), probe.floor];
+    let over = |probe: &PacketCase| [probe.baseline.map(|place| (probe.name, place)), probe.floor];
     let cases = probes.iter().flat_map(move |probe| {
         over(probe).into_iter().flatten().map(move |(case, place)| (probe, case, place))
     });

@@ -7,11 +7,11 @@ use anyhow::{Context, Result};
 use netpold_core::model::Direction;
 use netpold_dataplane::role::Program;
 use netpold_ebpf::layout::{endpoint_slot, mark};
-use netpold_testbed::Stain;
+use netpold_testbed::SkbMarker;
 
-use super::probe::{Place, Probe, Runnable};
+use super::probe::{ProgramHook, PacketCase, Runnable};
 use super::{DROP, Effort, ONE, PASS, program};
-use crate::cluster::{Cluster, Local};
+use crate::cluster::{FlowCluster, Local};
 use crate::frame::{ACK, SYN, tcp};
 use crate::steer::Flows;
 use crate::world::World;
@@ -21,22 +21,22 @@ const FLOWS: u32 = 30_000;
 const PORTS: &str = "30,000 flows";
 
 /// The cases of one family.
-pub(super) struct Service {
+pub(super) struct ServiceCases {
     pub(super) v6: bool,
-    pub(super) probes: Vec<Probe>,
+    pub(super) probes: Vec<PacketCase>,
     flows: Flows,
 }
 
-impl Service {
+impl ServiceCases {
     pub(super) fn new(
         isolated: Local,
         world: &mut World,
         empty: &OwnedFd,
         v6: bool,
     ) -> Result<Self> {
-        let flows = Cluster::client_ports(isolated.address(v6), FLOWS);
+        let flows = FlowCluster::client_ports(isolated.address(v6), FLOWS);
         let pod = flows[0];
-        let (service, [backend, stranger]) = (Cluster::service(v6), Cluster::backends(v6));
+        let (service, [backend, stranger]) = (FlowCluster::service(v6), FlowCluster::backends(v6));
         let flows = Flows::new(&flows)?;
         let egress = program(world, Direction::Egress)?;
         let node = world.generation.program(Program::Node)?.fd()?.as_fd().try_clone_to_owned()?;
@@ -49,19 +49,19 @@ impl Service {
             Ok(Runnable::Steered(flows.before(target.as_fd(), true)?))
         };
         let marked = |target: &OwnedFd| -> Result<Runnable> {
-            let stain = Stain::before(target.as_fd(), mark).context("no program that marks")?;
+            let stain = SkbMarker::before(target.as_fd(), mark).context("no program that marks")?;
             Ok(Runnable::Marked(stain))
         };
         let probe = |name, program: Runnable, to, flags, expected, baseline| {
             // Marked packets leave through another interface.
             let at = if matches!(program, Runnable::Marked(_)) { 1 } else { isolated.ifindex };
-            let place = Place::Classifier(at);
-            Probe::new(name, program, place, tcp(pod, to, flags), expected, baseline)
+            let place = ProgramHook::Classifier(at);
+            PacketCase::new(name, program, place, tcp(pod, to, flags), expected, baseline)
         };
-        let answer = Probe::new(
+        let answer = PacketCase::new(
             ("Service's answer", ONE),
             direct(&program(world, Direction::Ingress)?)?,
-            Place::Classifier(isolated.ifindex),
+            ProgramHook::Classifier(isolated.ifindex),
             tcp(service, pod, ACK),
             PASS,
             Some(0),

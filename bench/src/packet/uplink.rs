@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use netpold_dataplane::xdp::XdpProgram;
 use netpold_ebpf::xdp::uplink::Scope;
 
-use super::probe::{Place, Probe, Runnable};
+use super::probe::{ProgramHook, PacketCase, Runnable};
 use super::{Effort, MANY, ONE};
 use crate::bytecode::{Code, XDP};
-use crate::cluster::{Cluster, Local, PORT};
+use crate::cluster::{FlowCluster, Local, PORT};
 use crate::frame::{ACK, SYN, tcp};
 use crate::steer::Flows;
 use crate::world::World;
@@ -21,14 +21,14 @@ const PASS: u32 = 2;
 /// The cases of one family; they leave no state.
 pub(super) struct Uplink {
     pub(super) v6: bool,
-    pub(super) probes: Vec<Probe>,
+    pub(super) probes: Vec<PacketCase>,
     allowed: Flows,
     denied: Flows,
 }
 
 impl Uplink {
     pub(super) fn new(
-        cluster: &Cluster,
+        cluster: &FlowCluster,
         isolated: Local,
         world: &mut World,
         effort: Effort,
@@ -49,7 +49,7 @@ impl Uplink {
             Ok(Runnable::Steered(flows.before_xdp(target.as_fd(), true)?))
         };
         let probe = |name, program, frame, expected, baseline| {
-            Probe::new(name, program, Place::Xdp, frame, expected, baseline)
+            PacketCase::new(name, program, ProgramHook::Xdp, frame, expected, baseline)
         };
         let syn = |from| tcp(from, pod, SYN);
         // A packet between two remote pods.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use netpold_testbed::{Manifests, Pod, Probe, ProbeResult, probe_all};
+use netpold_testbed::{Manifests, Pod, ReachProbe, ProbeResult, probe_all};
 use owo_colors::OwoColorize;
 
 use super::cluster::{DemoCluster, SERVICES, DemoService};
@@ -95,9 +95,9 @@ fn measure<'a>(
             }
         }
     }
-    let probes: Vec<Probe<'_>> = cells
+    let probes: Vec<ReachProbe<'_>> = cells
         .iter()
-        .map(|c| Probe {
+        .map(|c| ReachProbe {
             from: c.from,
             protocol: c.service.protocol,
             to: c.address,

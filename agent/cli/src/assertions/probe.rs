@@ -155,7 +155,7 @@ pub(super) async fn probe(
     let mut opened = iter(opened).buffered(AT_ONCE);
     while let Some((connection, met)) = opened.next().await {
         if let Some(outcome) = outcomes.get_mut(connection.of) {
-            connection.note(met, &world.explainer, outcome);
+            connection.record_result(met, &world.explainer, outcome);
         }
     }
     Ok(())
@@ -293,7 +293,7 @@ impl ProbeConnection {
     }
 
     /// Adds the result to the outcome of its assertion.
-    fn note(&self, met: Result<ConnectResult, String>, explainer: &Explainer<'_>, outcome: &mut AssertionOutcome) {
+    fn record_result(&self, met: Result<ConnectResult, String>, explainer: &Explainer<'_>, outcome: &mut AssertionOutcome) {
         let Some(probed) = &mut outcome.probed else { return };
         let met = match met {
             Ok(met) => met,

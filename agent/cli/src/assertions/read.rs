@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use ipnet::IpNet;
 use netpold_core::model::{Change, DomainName, Requirement, Selector};
 use netpold_core::probe::{IpProtocol, Party};
-use netpold_kube::document::{self, Entry, Node, ReadError, Value, parse};
+use netpold_kube::document::{self, MappingEntry, DocumentNode, ReadError, Value, parse};
 use netpold_kube::manifests::Undecoded;
 
 use super::{Assertion, AssumedAddresses, NamespaceChoice, Selected};
@@ -112,7 +112,7 @@ fn read_text(file: &str, text: &str, namespace: &str) -> Result<Vec<Assertion>, 
     Ok(assertions)
 }
 
-fn known(entries: &[Entry], fields: &[&str]) -> Result<(), ReadError> {
+fn known(entries: &[MappingEntry], fields: &[&str]) -> Result<(), ReadError> {
     match entries.iter().find(|entry| !fields.contains(&entry.key.as_str())) {
         Some(entry) => {
             let text = format!("{}: unknown field; known fields: {}", entry.key, fields.join(", "));
@@ -122,7 +122,7 @@ fn known(entries: &[Entry], fields: &[&str]) -> Result<(), ReadError> {
     }
 }
 
-fn assertion(file: &str, item: &Node, namespace: &str) -> Result<Assertion, ReadError> {
+fn assertion(file: &str, item: &DocumentNode, namespace: &str) -> Result<Assertion, ReadError> {
     let Value::Map(entries) = &item.value else {
         return Err(ReadError::new(item.line, "an assertion has fields from, to, port and expect"));
     };
@@ -158,7 +158,7 @@ fn assertion(file: &str, item: &Node, namespace: &str) -> Result<Assertion, Read
     Ok(Assertion { place, name, from, to, protocol, port, allow })
 }
 
-fn text<'n>(item: &'n Node, field: &str) -> Result<Option<&'n str>, ReadError> {
+fn text<'n>(item: &'n DocumentNode, field: &str) -> Result<Option<&'n str>, ReadError> {
     match (item.text(field), item.entry(field)) {
         (Some(text), _) => Ok(Some(text)),
         (None, None) => Ok(None),
@@ -166,7 +166,7 @@ fn text<'n>(item: &'n Node, field: &str) -> Result<Option<&'n str>, ReadError> {
     }
 }
 
-fn protocol(item: &Node) -> Result<IpProtocol, ReadError> {
+fn protocol(item: &DocumentNode) -> Result<IpProtocol, ReadError> {
     let Some(entry) = item.entry("protocol") else { return Ok(IpProtocol::TCP) };
     let read = match &entry.node.value {
         Value::Int(number) => number.to_string().parse::<IpProtocol>(),
@@ -178,7 +178,7 @@ fn protocol(item: &Node) -> Result<IpProtocol, ReadError> {
     read.map_err(|error| ReadError::new(entry.line, format!("protocol: {error}")))
 }
 
-fn port(item: &Node, protocol: IpProtocol) -> Result<u16, ReadError> {
+fn port(item: &DocumentNode, protocol: IpProtocol) -> Result<u16, ReadError> {
     let Some(entry) = item.entry("port") else {
         return match protocol.has_ports() {
             true => {
@@ -197,7 +197,7 @@ fn port(item: &Node, protocol: IpProtocol) -> Result<u16, ReadError> {
     number.ok_or_else(|| ReadError::new(entry.line, "port: is not a number from 1 to 65535"))
 }
 
-fn selected(field: &str, node: &Node, namespace: &str) -> Result<Selected, ReadError> {
+fn selected(field: &str, node: &DocumentNode, namespace: &str) -> Result<Selected, ReadError> {
     let entries = match &node.value {
         Value::Text(text) => {
             let who = text
@@ -245,7 +245,7 @@ fn selected(field: &str, node: &Node, namespace: &str) -> Result<Selected, ReadE
 }
 
 /// Reads a domain name and the addresses to which it is assumed to resolve.
-fn named(field: &str, node: &Node) -> Result<Selected, ReadError> {
+fn named(field: &str, node: &DocumentNode) -> Result<Selected, ReadError> {
     let Some(name) = text(node, "name")? else {
         return Err(ReadError::new(node.line, format!("{field}: name is missing")));
     };
@@ -274,7 +274,7 @@ fn named(field: &str, node: &Node) -> Result<Selected, ReadError> {
         | Value::List(_)
         | Value::Map(_) => return Err(invalid()),
     };
-    let block = |item: &Node| {
+    let block = |item: &DocumentNode| {
         let Value::Text(text) = &item.value else { return None };
         let address = text.parse::<IpAddr>().map(IpNet::from).ok();
         address.or_else(|| text.parse::<IpNet>().ok()).map(|block| block.trunc())

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, PRIVATE_RANGES, is_unaddressed};
 use netpold_core::model::Pod;
 
-use super::{ConnectivityChange, Difference, Party, PortRanges, ComparedWorkload, few};
+use super::{ConnectivityChange, Difference, DiffParty, PortRanges, ComparedWorkload, few};
 use crate::doctor::{Details, is_selected};
 use crate::judge::{is_link_local, lacks_own_node};
 
@@ -33,7 +33,7 @@ fn single_addresses(
 ) -> Option<String> {
     let parties = difference.changes.iter().flat_map(|change| [change.from, change.to]);
     let singles = parties.filter_map(|party| {
-        let Party::Outside { block, .. } = &difference.parties[party] else { return None };
+        let DiffParty::Outside { block, .. } = &difference.parties[party] else { return None };
         let is_single = block.prefix_len() == block.max_prefix_len();
         let is_possible = ranges.iter().any(|range| range.contains(block) && range != block);
         (is_single && is_possible).then(|| block.to_string())
@@ -50,9 +50,9 @@ fn single_addresses(
 }
 
 /// Returns the workload and the other party of a change, if one side is a workload.
-fn sides<'d>(difference: &'d Difference, change: &ConnectivityChange) -> Vec<(&'d ComparedWorkload, &'d Party)> {
+fn sides<'d>(difference: &'d Difference, change: &ConnectivityChange) -> Vec<(&'d ComparedWorkload, &'d DiffParty)> {
     let (from, to) = (&difference.parties[change.from], &difference.parties[change.to]);
-    let of = |one: &'d Party, other: &'d Party| as_workload(one).map(|it| (it, other));
+    let of = |one: &'d DiffParty, other: &'d DiffParty| as_workload(one).map(|it| (it, other));
     [of(from, to), of(to, from)].into_iter().flatten().collect()
 }
 
@@ -65,7 +65,7 @@ fn own_nodes(cluster: &Cluster, difference: &Difference) -> Vec<String> {
     let (mut nodes, mut blocks) = (BTreeSet::new(), BTreeSet::new());
     for change in &difference.changes {
         for (workload, other) in sides(difference, change) {
-            let Party::Outside { block, .. } = other else { continue };
+            let DiffParty::Outside { block, .. } = other else { continue };
             if PRIVATE_RANGES.iter().any(|range| overlap(range, block)) {
                 let unknown = pods(cluster, workload).into_iter();
                 nodes.extend(
@@ -124,13 +124,13 @@ fn masqueraded(details: &Details, cluster: &Cluster, difference: &Difference) ->
     })
 }
 
-fn as_workload(party: &Party) -> Option<&ComparedWorkload> {
-    if let Party::Workload(workload) = party { Some(workload) } else { None }
+fn as_workload(party: &DiffParty) -> Option<&ComparedWorkload> {
+    if let DiffParty::Workload(workload) = party { Some(workload) } else { None }
 }
 
 /// Whether connections to the workload change for some client addresses only.
 fn depends_on_client(workload: &ComparedWorkload, difference: &Difference) -> bool {
-    let is_client = |party: &Party| matches!(party, Party::Outside { .. } | Party::Nodes { .. });
+    let is_client = |party: &DiffParty| matches!(party, DiffParty::Outside { .. } | DiffParty::Nodes { .. });
     let to_workload = difference.changes.iter().filter(|change| {
         as_workload(&difference.parties[change.to]).is_some_and(|it| it.name == workload.name)
             && is_client(&difference.parties[change.from])

@@ -9,7 +9,7 @@ use netpold_core::cluster::{Cluster, is_subject, is_unaddressed};
 use netpold_core::explain::Blocks;
 use netpold_core::model::{Direction, DomainName, NamedPort, Pod};
 
-use super::Party;
+use super::DiffParty;
 use super::isolation::gap;
 use super::nodes::OwnNode;
 use super::rules::{PolicyCriteria, RangeStarts, ApplicableRules};
@@ -88,7 +88,7 @@ pub(super) struct EndTraits<'c> {
 
 /// Parties and their classes.
 pub(super) struct PartyEnds<'c> {
-    pub(super) parties: Vec<Party>,
+    pub(super) parties: Vec<DiffParty>,
     pub(super) classes: Vec<Class<'c>>,
     /// Ports of Services and node ports: relevant at special addresses and at nodes.
     pub(super) translated: RangeStarts,
@@ -129,7 +129,7 @@ pub(super) struct PartyEndsBuilder<'c> {
     pub(super) node_ports: bool,
     /// Sample addresses for pods without one, one of each set that policies distinguish.
     places: Vec<IpAddr>,
-    pub(super) parties: Vec<Party>,
+    pub(super) parties: Vec<DiffParty>,
     pub(super) classes: Vec<Class<'c>>,
     not_compared: Vec<String>,
 }
@@ -180,13 +180,13 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> PartyEnd
         census.workload(workload);
     }
     let own_node = census.parties.len();
-    census.parties.push(Party::OwnNode);
+    census.parties.push(DiffParty::OwnNode);
     census.nodes();
     census.outside();
     let names = std::mem::take(&mut census.named.names);
     let names: BTreeMap<DomainName, usize> =
         names.into_iter().zip(census.parties.len()..).collect();
-    census.parties.extend(names.keys().cloned().map(Party::Name));
+    census.parties.extend(names.keys().cloned().map(DiffParty::Name));
     let PartyEndsBuilder { parties, classes, not_compared, .. } = census;
     PartyEnds { parties, classes, translated, node_ports, own_node, names, left_out, not_compared }
 }
@@ -329,7 +329,7 @@ impl<'c> PartyEndsBuilder<'c> {
         }
         let gaps = gaps.into_iter().map(|gap| format!("{}: {gap}", workload.name));
         self.not_compared.extend(gaps);
-        self.parties.push(Party::Workload(workload));
+        self.parties.push(DiffParty::Workload(workload));
     }
 
     pub(super) fn traits(&self, end: PartyEnd<'c>) -> EndTraits<'c> {
@@ -426,7 +426,7 @@ impl<'c> PartyEndsBuilder<'c> {
                 own_nodes: Vec::new(),
             });
             let (without, only) = (self.blocks.within(block), families.len() == 1);
-            self.parties.push(Party::Outside { block, without, only });
+            self.parties.push(DiffParty::Outside { block, without, only });
         }
     }
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Direction, Enforcement, Key, Pod};
 
-use super::{Party, ComparedWorkload};
+use super::{DiffParty, ComparedWorkload};
 
 /// Changes of isolation per workload, and gaps of the comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl Isolation {
     /// counts blocks at which pods without an address were not judged.
     pub(super) fn new(
         clusters: [&Cluster; 2],
-        parties: &[Party],
+        parties: &[DiffParty],
         compared: &BTreeSet<usize>,
         left_out: usize,
     ) -> Self {
@@ -139,7 +139,7 @@ impl Isolation {
         let mut sides = clusters.map(|cluster| IsolatingPolicies { cluster, known: BTreeMap::new() });
         let mut templates = BTreeSet::new();
         for (index, party) in parties.iter().enumerate() {
-            let Party::Workload(workload) = party else { continue };
+            let DiffParty::Workload(workload) = party else { continue };
             for (side, keys) in sides.iter().zip(&workload.pods) {
                 let pods = keys.iter().filter_map(|key| side.pod(key));
                 templates.extend(pods.filter(|pod| pod.template().is_some()).map(Pod::title));

@@ -8,7 +8,7 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Enforcement;
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
-use super::Party;
+use super::DiffParty;
 use super::ends::{Class, PartyEnd, PartyEnds, ClassKind};
 use super::peers::{ClassPair, Remote};
 use super::ports::{FIRST_PORT, PROTOCOLS, PortRanges};
@@ -71,7 +71,7 @@ impl<'a, 'c> PairJudge<'a, 'c> {
     }
 
     fn name(&self, from: &Class<'c>, party: usize) -> Option<PairVerdict> {
-        let Party::Name(name) = &self.ends.parties[party] else { return None };
+        let DiffParty::Name(name) = &self.ends.parties[party] else { return None };
         let pod = from.members[0][0].pod?;
         let address: IpAddr = *from.resolved.first()?;
         let verdict = |explainer: &Explainer<'c>, protocol, port| {

@@ -102,7 +102,7 @@ pub fn cuts(before: &Cluster, after: &Cluster, flows: &[FlowsAnswer]) -> Cuts {
     let mut seen: BTreeMap<ConnectionTuple, ConnectionFlows> = BTreeMap::new();
     for answer in flows {
         for flow in answer.flows.iter().filter(|flow| flow.state != FlowState::Closed) {
-            take_in(before, flow, &mut seen);
+            add_flow(before, flow, &mut seen);
         }
         let left_out: u64 = answer.left_out.iter().map(|pod| pod.flows).sum();
         if left_out > 0 {
@@ -157,7 +157,7 @@ fn end(address: SocketAddr) -> AddressPort {
 }
 
 /// Records a flow under the tuple that the flow at the other end has, too.
-fn take_in(before: &Cluster, flow: &ListedFlow, seen: &mut BTreeMap<ConnectionTuple, ConnectionFlows>) {
+fn add_flow(before: &Cluster, flow: &ListedFlow, seen: &mut BTreeMap<ConnectionTuple, ConnectionFlows>) {
     let same_family = |address: &&IpAddr| address.is_ipv4() == flow.remote.is_ipv4();
     let of = |addresses: &[IpAddr]| addresses.iter().find(same_family).copied();
     let pod = before.pods().get(&flow.pod);

@@ -13,7 +13,7 @@ use netpold_core::model::{Direction, Enforcement, Peer, Pod, Rule};
 use netpold_core::probe::{IpProtocol, Party as Side};
 use serde::Serialize;
 
-use super::Party;
+use super::DiffParty;
 use super::ends::{PartyEnds, ends};
 use super::judge::{PairJudge, PairVerdict};
 use super::peers::{ClassPair, PeerIndex, Remote, is_everyone};
@@ -30,7 +30,7 @@ const REPRESENTATIVES: usize = 2;
 #[derive(Debug, Default)]
 pub struct NamedPairs {
     /// Workloads, nodes, blocks of outside addresses and domain names.
-    pub parties: Vec<Party>,
+    pub parties: Vec<DiffParty>,
     /// Isolation of each party.
     pub sides: Vec<PartyIsolation>,
     /// Pods or addresses that stand for each party; none for a domain name.

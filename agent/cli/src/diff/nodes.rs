@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use netpold_core::model::Node;
 
-use super::Party;
+use super::DiffParty;
 use super::ends::{PartyEndsBuilder, Class, PartyEnd, ClassKind};
 use super::rules::RangeStarts;
 
@@ -71,7 +71,7 @@ impl<'c> PartyEndsBuilder<'c> {
         for ([before, after], nodes) in alike {
             let party = self.parties.len();
             let names = nodes.iter().map(|[node, _]| node.name.clone()).collect();
-            self.parties.push(Party::Nodes { nodes: names, only });
+            self.parties.push(DiffParty::Nodes { nodes: names, only });
             let mut known = HashMap::new();
             for pair in nodes {
                 for v6 in [false, true] {

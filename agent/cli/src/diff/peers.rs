@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{DomainName, Peer, Pod, Requirement, Selector};
 
-use super::Party;
+use super::DiffParty;
 use super::ends::{Class, PartyEnds, ClassKind};
 
 /// Other side of a rule: index of a class, or of the party of a domain name.
@@ -89,7 +89,7 @@ impl<'a, 'c> PeerIndex<'a, 'c> {
             // A peer of all addresses names the outside as a whole, and no pod and no block.
             Peer::Block(block) if is_everyone(peer) => self.classes(|class| {
                 let party = &self.ends.parties[class.party];
-                matches!(party, Party::Outside { block, .. } if block.prefix_len() == 0)
+                matches!(party, DiffParty::Outside { block, .. } if block.prefix_len() == 0)
                     && block.contains(self.address(class))
             }),
             Peer::Pods { .. } if is_everyone(peer) => Vec::new(),

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::live::Cuts;
 use super::{
-    UnmatchedWorkload, ConnectivityChange, DiffOutput, Difference, Isolation, HostNetworkChange, Party, PortRanges, SHOWN, IsolationChange, few,
+    UnmatchedWorkload, ConnectivityChange, DiffOutput, Difference, Isolation, HostNetworkChange, DiffParty, PortRanges, SHOWN, IsolationChange, few,
     render_live,
 };
 use crate::printable_document::printable_json;
@@ -78,8 +78,8 @@ fn lines(difference: &Difference) -> Vec<ChangeLine<'_>> {
 fn names(difference: &Difference, indexes: &[usize]) -> String {
     let parties = indexes.iter().map(|index| &difference.parties[*index]);
     // Addresses outside of the cluster come first, and all of them, where names are cut off.
-    let (outside, others): (Vec<&Party>, Vec<&Party>) = match indexes.len() > SHOWN + 1 {
-        true => parties.partition(|party| matches!(party, Party::Outside { .. })),
+    let (outside, others): (Vec<&DiffParty>, Vec<&DiffParty>) = match indexes.len() > SHOWN + 1 {
+        true => parties.partition(|party| matches!(party, DiffParty::Outside { .. })),
         false => (Vec::new(), parties.collect()),
     };
     let others: Vec<String> = others.into_iter().map(ToString::to_string).collect();
@@ -241,14 +241,14 @@ fn table(difference: &Difference) -> String {
     text
 }
 
-fn party(party: &Party) -> Value {
+fn party(party: &DiffParty) -> Value {
     match party {
-        Party::Workload(workload) => json!({ "kind": "workload", "name": workload.name }),
-        Party::Name(name) => json!({ "kind": "name", "name": name }),
-        Party::OwnNode => json!({ "kind": "own-node" }),
-        Party::Service(key) => json!({ "kind": "service", "name": key.to_string() }),
-        Party::Nodes { nodes, .. } => json!({ "kind": "nodes", "nodes": nodes }),
-        Party::Outside { block, without, .. } => {
+        DiffParty::Workload(workload) => json!({ "kind": "workload", "name": workload.name }),
+        DiffParty::Name(name) => json!({ "kind": "name", "name": name }),
+        DiffParty::OwnNode => json!({ "kind": "own-node" }),
+        DiffParty::Service(key) => json!({ "kind": "service", "name": key.to_string() }),
+        DiffParty::Nodes { nodes, .. } => json!({ "kind": "nodes", "nodes": nodes }),
+        DiffParty::Outside { block, without, .. } => {
             json!({ "kind": "outside", "block": block, "without": without })
         }
     }

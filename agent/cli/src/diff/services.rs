@@ -16,7 +16,7 @@ use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 use super::compare::{PairChanges, changed, go_on};
 use super::ports::PROTOCOLS;
 use super::rules::PolicyCriteria;
-use super::{Difference, Party, PortRanges};
+use super::{Difference, DiffParty, PortRanges};
 use crate::doctor::details::{EndpointsPort, WrittenService as Written};
 use crate::doctor::{Details, is_selected};
 use crate::judge::Judge;
@@ -226,7 +226,7 @@ pub(super) fn compare(
             difference.changes.extend(pair.change((*from, to)));
         }
         if difference.changes.len() > before {
-            parties.push(Party::Service(key.clone()));
+            parties.push(DiffParty::Service(key.clone()));
         }
     }
     if untried > 0 {
@@ -264,13 +264,13 @@ fn traits<'c>(pod: &'c Pod, blocks: &Blocks) -> SenderTraits<'c> {
 /// distinguish as senders.
 pub(super) fn senders<'d>(
     clusters: [&Cluster; 2],
-    parties: &'d [Party],
+    parties: &'d [DiffParty],
 ) -> Vec<(usize, Vec<[&'d Key; 2]>)> {
     let mut named = PolicyCriteria::default();
     clusters.iter().for_each(|cluster| named.add(cluster));
     let blocks = Blocks::new(named.blocks);
-    let of_workload = |(index, party): (usize, &'d Party)| {
-        let Party::Workload(workload) = party else { return None };
+    let of_workload = |(index, party): (usize, &'d DiffParty)| {
+        let DiffParty::Workload(workload) = party else { return None };
         let mut known = BTreeMap::new();
         for (before, after) in workload.counterparts() {
             let keys = [before, after];

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Enforcement, Key};
 use netpold_kube::convert::DEFAULT_NAMESPACE;
-use netpold_kube::document::{Documents, Node, Value};
+use netpold_kube::document::{Documents, DocumentNode, Value};
 
 use super::{DiffArgs, few};
 use crate::doctor::{self, Details};
@@ -54,7 +54,7 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
         let former: BTreeMap<ObjectKey, &Change> =
             from.objects.iter().map(|object| (ObjectKey::of(object), object)).collect();
         let is_new = |object: &&Change| former.get(&ObjectKey::of(object)) != Some(object);
-        sources.note(to.objects.iter().filter(is_new), &to.objects);
+        sources.add_policy_notes(to.objects.iter().filter(is_new), &to.objects);
         sources.gaps.extend(unenforced::note(&on_one_side));
         sources.notes.extend(unenforced::note(&on_both));
         sources.objects = [from.objects, to.objects];
@@ -103,7 +103,7 @@ impl Sources {
             false => apply(&before, named),
         };
         if !delete {
-            sources.note(named.iter(), &after);
+            sources.add_policy_notes(named.iter(), &after);
         }
         sources.objects = [before, after];
         sources
@@ -166,7 +166,7 @@ impl Sources {
     }
 
     /// Adds notes on new policies: on trial, or in a namespace that does not exist.
-    fn note<'c>(&mut self, changed: impl Iterator<Item = &'c Change>, all: &[Change]) {
+    fn add_policy_notes<'c>(&mut self, changed: impl Iterator<Item = &'c Change>, all: &[Change]) {
         let known: BTreeSet<&str> = all
             .iter()
             .filter_map(|object| {
@@ -261,7 +261,7 @@ fn nothing(path: &Path, depth: Recursive, subdirectories: Option<String>) -> Res
 
 /// Counts the objects of a text by kind.
 fn count_kinds(text: &[u8], kinds: &mut BTreeMap<String, usize>) {
-    fn count(node: &Node, kinds: &mut BTreeMap<String, usize>) {
+    fn count(node: &DocumentNode, kinds: &mut BTreeMap<String, usize>) {
         let items = node.get("items").map(|items| &items.value);
         match (items, node.text("kind")) {
             (Some(Value::List(items)), _) => items.iter().for_each(|item| count(item, kinds)),

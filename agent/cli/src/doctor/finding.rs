@@ -121,15 +121,15 @@ impl Findings {
     ) {
         let problem = check.problem.replace("{}", whose);
         let (kind, finding) = empty(check, &problem, check.fix);
-        self.note(kind, finding, places, count);
+        self.add_places(kind, finding, places, count);
     }
 
     fn place(&mut self, check: &Check, problem: &str, fix: &str, place: String) {
         let (kind, finding) = empty(check, problem, fix);
-        self.note(kind, finding, [place], 1);
+        self.add_places(kind, finding, [place], 1);
     }
 
-    fn note(
+    fn add_places(
         &mut self,
         kind: FindingKey,
         finding: Finding,
@@ -192,7 +192,7 @@ pub fn merge(reports: Vec<(String, DoctorReport)>) -> DoctorReport {
                 by_place.entry(place).or_default().push(node.clone());
             }
             let count = std::mem::take(&mut finding.count);
-            all.note(kind, finding, [], count);
+            all.add_places(kind, finding, [], count);
         }
     }
     for (kind, places) in places {

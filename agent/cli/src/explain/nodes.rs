@@ -38,7 +38,7 @@ pub(super) fn ask(
     let port: &[&str] = if probe.protocol.has_ports() { &["--port", &port] } else { &[] };
     let question = [&question, port].concat();
     let said = live::block_on(async {
-        let agents = Agents::find(args).await?.of(&nodes);
+        let agents = Agents::find(args).await?.on_nodes(&nodes);
         Ok(agents.answers(&question).await)
     })?;
     live::report(&said.failures);

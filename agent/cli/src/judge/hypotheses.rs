@@ -63,7 +63,7 @@ pub(crate) fn are_possible(objects: &[Change]) -> bool {
 
 impl Hypotheses {
     /// Collects the unknown labels of the pods of an answer.
-    pub(super) fn of(cluster: &Cluster, details: &Details, answer: &Explanation) -> Self {
+    pub(super) fn of_answer(cluster: &Cluster, details: &Details, answer: &Explanation) -> Self {
         let party = |party: &Party| match party {
             Party::Pod(key) => cluster.pods().get(key).map(|pod| &**pod),
             Party::Address(address) => cluster.owner(*address).map(|pod| &**pod),

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use netpold_core::cluster::{Cluster, Whose};
-use netpold_core::explain::{Backend, Cause, Explainer, Explanation, Verdict};
+use netpold_core::cluster::{Cluster, AddressOwner};
+use netpold_core::explain::{ServiceBackend, Cause, Explainer, Explanation, Verdict};
 use netpold_core::model::{Key, Node};
 use netpold_core::probe::{Party, Probe};
 
@@ -22,7 +22,7 @@ pub(super) fn depends(
     };
     let service = answer.services.iter().find(is_external)?;
     if answer.verdict == Verdict::Unknown
-        || cluster.whose(*client) != Whose::Outside
+        || cluster.whose(*client) != AddressOwner::Outside
         || is_cluster_address(cluster, service, &answer.probe.to)
     {
         return None;
@@ -66,7 +66,7 @@ fn entry_nodes<'c>(cluster: &'c Cluster, to: &Party) -> Vec<&'c Node> {
 fn verdict_from(
     explainer: Explainer<'_>,
     source: IpAddr,
-    backend: &Backend,
+    backend: &ServiceBackend,
     answer: &Explanation,
 ) -> Option<Verdict> {
     let to = match &backend.pod {
@@ -81,7 +81,7 @@ fn verdict_from(
 }
 
 /// Returns whether the verdict on a backend may depend on the sender's address.
-fn depends_on_sender(backend: &Backend) -> bool {
+fn depends_on_sender(backend: &ServiceBackend) -> bool {
     let Some(ingress) = &backend.ingress else { return false };
     match ingress.cause {
         Cause::NotIsolated | Cause::HostNetwork | Cause::Itself => false,

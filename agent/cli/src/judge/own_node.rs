@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use netpold_core::cluster::{Cluster, PRIVATE_RANGES, Whose};
+use netpold_core::cluster::{Cluster, PRIVATE_RANGES, AddressOwner};
 use netpold_core::explain::{Cause, Explanation, Judgement, Verdict};
 use netpold_core::model::{Direction, Pod};
 
@@ -28,12 +28,12 @@ fn reason(cluster: &Cluster, judgement: &Judgement) -> Option<String> {
     let pod = cluster.pods().get(&judgement.pod).filter(|_| is_exempt)?;
     let always = "a pod and its own node always reach each other";
     let whose = cluster.whose(remote);
-    if let Whose::Node { name } = &whose
+    if let AddressOwner::Node { name } = &whose
         && pod.node.is_empty()
     {
         return Some(format!("{} may run on node {name}, and {always}", pod.title()));
     }
-    if judgement.remote_pod.is_some() || whose != Whose::Outside {
+    if judgement.remote_pod.is_some() || whose != AddressOwner::Outside {
         return None;
     }
     if is_link_local(remote) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Backend, Explainer, Explanation, Verdict};
+use netpold_core::explain::{ServiceBackend, Explainer, Explanation, Verdict};
 use netpold_core::model::{self, Change, EndpointSlice, Key, Pod, ServicePort};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
@@ -108,7 +108,7 @@ struct ServiceQuestion<'a> {
 
 impl ServiceQuestion<'_> {
     /// Describes the reason for which the backends are judged in place of the Service.
-    fn note(&self) -> &'static str {
+    fn reason(&self) -> &'static str {
         match (self.is_headless, self.service.addresses.is_empty()) {
             (true, _) => "is headless: clients connect to its pods, and nothing translates ports",
             (false, true) => "has no address yet: judged by its backends",
@@ -196,7 +196,7 @@ fn explain_targets(
     asked: &ServiceQuestion<'_>,
     targets: &BTreeSet<BackendPort>,
 ) -> Explanation {
-    let (key, note) = (&asked.service.key, asked.note());
+    let (key, note) = (&asked.service.key, asked.reason());
     let mut answer = Explanation::unknown(probe, String::new());
     answer.services = vec![key.clone()];
     let mut unknown = None;
@@ -221,7 +221,7 @@ fn explain_targets(
             }
             Party::Service(_) => (None, None),
         };
-        answer.backends.push(Backend {
+        answer.backends.push(ServiceBackend {
             address: address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             port: *port,
             pod,
@@ -253,7 +253,7 @@ pub(super) fn depends(cluster: &Cluster, answer: &Explanation) -> Option<String>
         return None;
     }
     let is_elsewhere = is_at_other_node(cluster, answer);
-    let is_closed = |backend: &&Backend| match is_elsewhere {
+    let is_closed = |backend: &&ServiceBackend| match is_elsewhere {
         // A rule for the address of that node suffices for the sender.
         true => backend.ingress.as_ref().is_some_and(|it| it.verdict == Verdict::Deny),
         false => backend.verdict == Verdict::Deny,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use netpold_core::cluster::{Cluster, ObjectKey, Whose};
+use netpold_core::cluster::{Cluster, ObjectKey, AddressOwner};
 use netpold_core::model::{Direction, Key, Peer, Pod, PortMatch, Rule, Selector};
 use netpold_core::probe::{Party, Probe};
 use netpold_kube::manifests::Undecoded;
@@ -19,9 +19,9 @@ pub(super) fn depends(cluster: &Cluster, all: &[Undecoded], probe: &Probe) -> Op
             Party::Pod(key) => is_pod(cluster, it, key) && are_distinguished(cluster, sides),
             Party::Service(key) => is_behind(cluster, it, key),
             Party::Address(address) => match cluster.whose(*address) {
-                Whose::Service(key) => is_behind(cluster, it, &key),
-                Whose::Outside => may_have_address(it),
-                Whose::Pod(_) | Whose::Node { .. } => false,
+                AddressOwner::Service(key) => is_behind(cluster, it, &key),
+                AddressOwner::Outside => may_have_address(it),
+                AddressOwner::Pod(_) | AddressOwner::Node { .. } => false,
             },
         })
     })?;
@@ -80,8 +80,8 @@ fn are_distinguished(cluster: &Cluster, sides: [&Party; 2]) -> bool {
         .filter_map(|side| match side {
             Party::Pod(key) | Party::Service(key) => Some(key.namespace.clone()),
             Party::Address(address) => match cluster.whose(*address) {
-                Whose::Pod(key) | Whose::Service(key) => Some(key.namespace),
-                Whose::Node { .. } | Whose::Outside => None,
+                AddressOwner::Pod(key) | AddressOwner::Service(key) => Some(key.namespace),
+                AddressOwner::Node { .. } | AddressOwner::Outside => None,
             },
         })
         .collect();

@@ -116,7 +116,7 @@ pub fn generate(objects: Vec<Change>, answer: &LearnAnswer, options: &LearnOptio
     let mut unwritten: BTreeMap<&ObservedFlow, NoPolicyReason> = BTreeMap::new();
     let mut named = ObservedNames::new();
     for flow in passed() {
-        if let Some(names) = names::of(flow) {
+        if let Some(names) = names::domain_names(flow) {
             let of = named.entry(flow.workload.clone()).or_default();
             for name in names {
                 let (ports, sightings) = of.entry(name.clone()).or_default();

@@ -24,7 +24,7 @@ const PRIORITIES: usize = 100;
 
 /// Returns the names of a flow to an address outside, without wildcards that match another of them; `None` if a rule
 /// without names has to allow the flow.
-pub(super) fn of(flow: &ObservedFlow) -> Option<Vec<&DomainName>> {
+pub(super) fn domain_names(flow: &ObservedFlow) -> Option<Vec<&DomainName>> {
     let is_outside = matches!(flow.peer, LearnedPeer::Address(_)) && flow.direction == Direction::Egress;
     let is_written = !flow.workload.labels.is_empty()
         && protocol(flow.protocol).is_some()

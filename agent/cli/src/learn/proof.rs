@@ -110,7 +110,7 @@ pub(super) fn denied<'f>(
     for flow in flows {
         let remotes = remotes(cluster, &pods, flow);
         let judged = pods.get(&flow.workload).into_iter().flatten().flat_map(|pod| {
-            let name = names::of(flow).and_then(|names| names.first().copied());
+            let name = names::domain_names(flow).and_then(|names| names.first().copied());
             let ask = move |(remote, port): &(IpAddr, u16)| match name {
                 Some(name) => {
                     Some(explainer.explain_named(pod, name, *remote, (flow.protocol, *port)))

@@ -112,7 +112,7 @@ impl Agents {
 
     /// Keeps only the agents of these nodes.
     #[must_use]
-    pub fn of(mut self, nodes: &BTreeSet<String>) -> Self {
+    pub fn on_nodes(mut self, nodes: &BTreeSet<String>) -> Self {
         let mut known: BTreeMap<_, _> = self.nodes.into_iter().collect();
         let namespace = &self.shared.namespace;
         let without = || Err(NodeError::NoAgent { namespace: namespace.clone() });

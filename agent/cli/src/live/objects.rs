@@ -88,9 +88,9 @@ pub async fn objects(args: &ClusterArgs, namespace: Option<&str>) -> Result<Vec<
     let mut seen =
         ObjectReader { lister, namespace, objects: Vec::new(), partly: Vec::new(), warnings: Vec::new() };
     for kind in KINDS {
-        seen.take(kind).await?;
+        seen.read_kind(kind).await?;
     }
-    let (objects, warnings) = seen.end();
+    let (objects, warnings) = seen.into_parts();
     for warning in warnings {
         anstream::eprintln!("netpold: {}", printable(&warning));
     }
@@ -109,7 +109,7 @@ struct ObjectReader {
 }
 
 impl ObjectReader {
-    async fn take(&mut self, kind: Kind) -> Result<()> {
+    async fn read_kind(&mut self, kind: Kind) -> Result<()> {
         let all = self.lister.list(kind, None).await;
         let Err(Failure::Forbidden(words)) = all else { return self.add(kind, all) };
         let own = match kind {
@@ -155,7 +155,7 @@ impl ObjectReader {
         Ok(())
     }
 
-    fn end(mut self) -> (Vec<Change>, Vec<String>) {
+    fn into_parts(mut self) -> (Vec<Change>, Vec<String>) {
         if !self.partly.is_empty() {
             let (namespace, kinds) = (&self.namespace, self.partly.join(", "));
             self.warnings.insert(

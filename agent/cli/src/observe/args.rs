@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use netpold_api::events::{AUDIT, Outcome};
+use netpold_api::events::{AUDIT, TrafficVerdict};
 use netpold_api::filter::{EventFilter, NamePattern, PeerPattern, ObserveRequest};
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_core::model::Direction;
@@ -60,7 +60,7 @@ pub struct FilterArgs {
     /// Verdicts to show, comma-separated [default: deny,audit]
     #[arg(long, value_name = "VERDICT", env = "NETPOLD_VERDICT", value_delimiter = ',',
         value_parser = verdict())]
-    pub verdict: Vec<Outcome>,
+    pub verdict: Vec<TrafficVerdict>,
     /// Also show new flows that passed (--verdict allow)
     #[arg(long, env = "NETPOLD_NEW_FLOWS")]
     pub new_flows: bool,
@@ -76,15 +76,15 @@ pub struct FilterArgs {
 }
 
 /// Returns the parser of verdicts.
-fn verdict() -> impl TypedValueParser<Value = Outcome> {
+fn verdict() -> impl TypedValueParser<Value = TrafficVerdict> {
     let help = |outcome| match outcome {
-        Outcome::Deny => "The packet was dropped",
-        Outcome::Audit => "The flow passed, but audited policies would deny it",
-        Outcome::Allow => "A new flow passed",
+        TrafficVerdict::Deny => "The packet was dropped",
+        TrafficVerdict::Audit => "The flow passed, but audited policies would deny it",
+        TrafficVerdict::Allow => "A new flow passed",
     };
-    let value = |outcome: Outcome| PossibleValue::new(outcome.as_str()).help(help(outcome));
-    PossibleValuesParser::new(Outcome::ALL.map(value)).try_map(|name| {
-        let named = Outcome::ALL.into_iter().find(|outcome| outcome.as_str() == name);
+    let value = |outcome: TrafficVerdict| PossibleValue::new(outcome.as_str()).help(help(outcome));
+    PossibleValuesParser::new(TrafficVerdict::ALL.map(value)).try_map(|name| {
+        let named = TrafficVerdict::ALL.into_iter().find(|outcome| outcome.as_str() == name);
         named.ok_or("there is no such verdict")
     })
 }
@@ -108,10 +108,10 @@ impl FilterArgs {
         }
         let mut verdicts = self.verdict.clone();
         if self.new_flows && verdicts.is_empty() {
-            verdicts.extend([Outcome::Deny, Outcome::Audit]);
+            verdicts.extend([TrafficVerdict::Deny, TrafficVerdict::Audit]);
         }
-        if self.new_flows && !verdicts.contains(&Outcome::Allow) {
-            verdicts.push(Outcome::Allow);
+        if self.new_flows && !verdicts.contains(&TrafficVerdict::Allow) {
+            verdicts.push(TrafficVerdict::Allow);
         }
         Ok(EventFilter {
             verdicts,
@@ -130,7 +130,7 @@ impl FilterArgs {
 pub(crate) fn arguments(request: &ObserveRequest) -> Vec<String> {
     let EventFilter { verdicts, namespace, pod, peer, direction, ports, protocol, reasons } =
         &request.filter;
-    let verdict = |it: &Outcome| it.as_str().to_owned();
+    let verdict = |it: &TrafficVerdict| it.as_str().to_owned();
     let join = |list: Vec<String>| (!list.is_empty()).then(|| list.join(","));
     // Milliseconds round up to whole seconds.
     let seconds = |millis: u64| format!("{}s", millis.div_ceil(1000));

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::net::Ipv6Addr;
 
 use anyhow::Result;
-use netpold_api::events::{LostEvents, Outcome};
-use netpold_api::observe::{Attribution, Event, ObserveLine};
-use netpold_core::cluster::Whose;
+use netpold_api::events::{LostEvents, TrafficVerdict};
+use netpold_api::observe::{Attribution, ObservedEvent, ObserveLine};
+use netpold_core::cluster::AddressOwner;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
 use owo_colors::{OwoColorize, Style};
@@ -33,12 +33,12 @@ pub fn printable_line(line: &ObserveLine) -> Result<ObserveLine> {
     printable_document(line)
 }
 
-fn render(event: &Event) -> String {
-    let Event { time, node, direction, reason, .. } = event;
+fn render(event: &ObservedEvent) -> String {
+    let ObservedEvent { time, node, direction, reason, .. } = event;
     let (word, style) = match event.verdict {
-        Outcome::Deny => ("deny", Style::new().red().bold()),
-        Outcome::Audit => ("audit", Style::new().yellow().bold()),
-        Outcome::Allow => ("allow", Style::new().green().bold()),
+        TrafficVerdict::Deny => ("deny", Style::new().red().bold()),
+        TrafficVerdict::Audit => ("audit", Style::new().yellow().bold()),
+        TrafficVerdict::Allow => ("allow", Style::new().green().bold()),
     };
     let protocol = event.protocol.map_or_else(|| "not IP".to_owned(), |it| it.to_string());
     let (local, remote) = (local(event), remote(event));
@@ -52,7 +52,7 @@ fn render(event: &Event) -> String {
         word.style(style),
         local.bold(),
     );
-    if event.verdict == Outcome::Deny || reason == Reason::Node.as_str() {
+    if event.verdict == TrafficVerdict::Deny || reason == Reason::Node.as_str() {
         let _ = write!(text, " {reason}");
     }
     let why = why(&event.attribution);
@@ -64,27 +64,27 @@ fn render(event: &Event) -> String {
 
 /// Returns the pod's name, or the interface of a deleted pod.
 #[must_use]
-pub fn pod_name(event: &Event) -> String {
+pub fn pod_name(event: &ObservedEvent) -> String {
     let name = event.pod.as_ref().map(ToString::to_string).or_else(|| event.interface.clone());
     name.unwrap_or_else(|| "unknown".to_owned())
 }
 
 /// Returns the remote side's name, or its address if no object has the address.
 #[must_use]
-pub fn peer_name(event: &Event) -> String {
+pub fn peer_name(event: &ObservedEvent) -> String {
     match (&event.peer, event.remote) {
-        (Some(Whose::Outside) | None, Some(remote)) => remote.to_string(),
+        (Some(AddressOwner::Outside) | None, Some(remote)) => remote.to_string(),
         (Some(peer), _) => peer.to_string(),
         (None, None) => "unknown".to_owned(),
     }
 }
 
-fn local(event: &Event) -> String {
+fn local(event: &ObservedEvent) -> String {
     let name = pod_name(event);
     if event.local_port == 0 { name } else { format!("{name}:{}", event.local_port) }
 }
 
-fn remote(event: &Event) -> String {
+fn remote(event: &ObservedEvent) -> String {
     let name = peer_name(event);
     match event.remote_port {
         0 => name,

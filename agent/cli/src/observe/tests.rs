@@ -1,7 +1,7 @@
-use netpold_api::events::{LostEvents, Outcome};
-use netpold_api::observe::{Attribution, Event, ObserveLine, PolicyName, RuleName};
+use netpold_api::events::{LostEvents, TrafficVerdict};
+use netpold_api::observe::{Attribution, ObservedEvent, ObserveLine, PolicyName, RuleName};
 use netpold_api::samples::{NODE, event};
-use netpold_core::cluster::Whose;
+use netpold_core::cluster::AddressOwner;
 use netpold_core::model::{Direction, Key};
 
 use super::{lost_text, text};
@@ -31,11 +31,11 @@ fn lines_for_people() {
     );
     let read: ObserveLine = serde_json::from_str(&serde_json::to_string(&line).unwrap()).unwrap();
     assert_eq!(read, line);
-    let allowed = Event {
-        verdict: Outcome::Allow,
+    let allowed = ObservedEvent {
+        verdict: TrafficVerdict::Allow,
         reason: "allowed".into(),
         direction: Direction::Egress,
-        peer: Some(Whose::Outside),
+        peer: Some(AddressOwner::Outside),
         remote: Some("fd00::2".parse().unwrap()),
         attribution: Attribution {
             policies: vec![rule.policy.clone()],
@@ -48,10 +48,10 @@ fn lines_for_people() {
         " n1 allow egress shop/db:5432 -> [fd00::2]:4000 TCP: shop/db rule 1 (TCP 80 from anyone)"
     ));
     // Control characters in a name neither break the line nor move the cursor.
-    let forged = Event { pod: Some(Key::new("x\n\u{1b}[2J", "\u{202e}y")), ..event(0) };
+    let forged = ObservedEvent { pod: Some(Key::new("x\n\u{1b}[2J", "\u{202e}y")), ..event(0) };
     let shown = plain(&ObserveLine::Event(Box::new(forged)));
     assert!(shown.contains(r"x\n\u{1b}[2J/\u{202e}y"), "{shown:?}");
-    let unknown = Event {
+    let unknown = ObservedEvent {
         pod: None,
         interface: Some("veth7".into()),
         peer: None,

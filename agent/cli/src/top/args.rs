@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use netpold_api::events::Outcome;
+use netpold_api::events::TrafficVerdict;
 use netpold_api::filter::ObserveRequest;
 use netpold_api::socket::DEFAULT_SOCKET;
 
@@ -33,7 +33,7 @@ impl TopArgs {
     pub fn request(&self) -> Result<ObserveRequest> {
         let mut filter = self.filter.filter()?;
         if filter.verdicts.is_empty() {
-            filter.verdicts = vec![Outcome::Deny, Outcome::Audit, Outcome::Allow];
+            filter.verdicts = vec![TrafficVerdict::Deny, TrafficVerdict::Audit, TrafficVerdict::Allow];
         }
         Ok(ObserveRequest { since: Some(u64::MAX), follow: true, filter })
     }

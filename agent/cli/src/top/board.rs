@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
-use netpold_api::events::{LostEvents, Outcome};
-use netpold_api::observe::{Event, ObserveLine};
+use netpold_api::events::{LostEvents, TrafficVerdict};
+use netpold_api::observe::{ObservedEvent, ObserveLine};
 use netpold_core::model::Direction;
 
 use crate::observe::{peer_name, pod_name, why};
@@ -103,7 +103,7 @@ impl CountRow {
         (0..live).map(|ago| u64::from(self.recent[slot(ago)])).sum()
     }
 
-    fn add(&mut self, outcome: Outcome, at: i64, why: &str) {
+    fn add(&mut self, outcome: TrafficVerdict, at: i64, why: &str) {
         self.counts[outcome as usize] += 1;
         let (second, last) = (at.div_euclid(1000), self.last.div_euclid(1000));
         let slot = |second: i64| second.rem_euclid(WINDOW as i64) as usize;
@@ -147,7 +147,7 @@ impl EventCounts {
         let why = why(&event.attribution);
         self.total.add(event.verdict, at, "");
         let pod = pod_name(event);
-        let view = if event.verdict == Outcome::Deny { TopView::Drops } else { TopView::Flows };
+        let view = if event.verdict == TrafficVerdict::Deny { TopView::Drops } else { TopView::Flows };
         self.add(view, flow(event, pod.clone()), event.verdict, at, &why);
         self.add(TopView::Pods, vec![pod], event.verdict, at, &why);
         for policy in &event.attribution.policies {
@@ -155,7 +155,7 @@ impl EventCounts {
         }
     }
 
-    fn add(&mut self, view: TopView, names: Vec<String>, outcome: Outcome, at: i64, why: &str) {
+    fn add(&mut self, view: TopView, names: Vec<String>, outcome: TrafficVerdict, at: i64, why: &str) {
         let rows = &mut self.rows[view as usize];
         if rows.len() >= ROWS && !rows.contains_key(&names) {
             self.others[view as usize] += 1;
@@ -194,7 +194,7 @@ impl EventCounts {
 }
 
 /// Returns the names of a flow's row: pod, peer with an arrow for the direction, protocol and port, reason.
-fn flow(event: &Event, pod: String) -> Vec<String> {
+fn flow(event: &ObservedEvent, pod: String) -> Vec<String> {
     let arrow = match event.direction {
         Direction::Ingress => "<-",
         Direction::Egress => "->",
@@ -216,16 +216,16 @@ mod tests {
     fn a_rate_is_of_the_last_ten_seconds() {
         let mut row = CountRow::default();
         for second in [0, 0, 5, 9] {
-            row.add(Outcome::Deny, at(second), "");
+            row.add(TrafficVerdict::Deny, at(second), "");
         }
         let recent = |row: &CountRow, second| row.recent(at(second));
         assert_eq!((recent(&row, 9), recent(&row, 10), recent(&row, 15)), (4, 2, 1));
         assert_eq!((recent(&row, 19), recent(&row, -3)), (0, 4));
         // Late events count in their own second, if it is still within the window.
-        row.add(Outcome::Audit, at(5), "");
-        row.add(Outcome::Audit, at(-5), "");
+        row.add(TrafficVerdict::Audit, at(5), "");
+        row.add(TrafficVerdict::Audit, at(-5), "");
         assert_eq!((recent(&row, 9), row.count(), row.last), (5, 6, at(9)));
-        row.add(Outcome::Deny, at(100), "");
+        row.add(TrafficVerdict::Deny, at(100), "");
         assert_eq!(recent(&row, 100), 1);
     }
 
@@ -233,9 +233,9 @@ mod tests {
     fn rows_are_bounded_and_the_rest_is_counted() {
         let mut board = EventCounts::default();
         for number in 0..ROWS + 3 {
-            board.add(TopView::Pods, vec![format!("{number:06}")], Outcome::Deny, at(0), "");
+            board.add(TopView::Pods, vec![format!("{number:06}")], TrafficVerdict::Deny, at(0), "");
         }
-        board.add(TopView::Pods, vec!["000001".into()], Outcome::Allow, at(1), "last");
+        board.add(TopView::Pods, vec!["000001".into()], TrafficVerdict::Allow, at(1), "last");
         let now = at(1);
         let (rows, all, others) = board.rows(TopView::Pods, (RowOrder::Count, false), now, 2);
         assert_eq!((all, others, rows.len()), (ROWS, 3, 2));

@@ -46,7 +46,7 @@ fn of_node(path: &Path, request: &TraceRequest, local: bool, output: Output) -> 
 async fn of_cluster(args: &TraceArgs, request: &TraceRequest) -> Result<u8> {
     let pod = request.pod().map_err(anyhow::Error::msg)?;
     let node = node_of(&args.cluster, pod).await?;
-    let agents = Agents::find(&args.cluster).await?.of(&BTreeSet::from([node]));
+    let agents = Agents::find(&args.cluster).await?.on_nodes(&BTreeSet::from([node]));
     let arguments = arguments(request);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut lines = pin!(agents.stream(&arguments));

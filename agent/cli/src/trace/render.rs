@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use anyhow::Result;
-use netpold_api::events::Outcome;
+use netpold_api::events::TrafficVerdict;
 use netpold_api::trace::{TracedFlowEntry, TraceLine, TracedPacket, TraceStep};
-use netpold_core::cluster::Whose;
+use netpold_core::cluster::AddressOwner;
 use netpold_core::model::Direction;
 use owo_colors::{OwoColorize, Style};
 
@@ -37,8 +37,8 @@ pub(super) fn text(line: &TraceLine) -> Result<String> {
 fn render(packet: &TracedPacket) -> String {
     let TracedPacket { time, node, direction, reason, pod, .. } = packet;
     let (word, style) = match packet.verdict {
-        Outcome::Deny => ("deny", Style::new().red().bold()),
-        Outcome::Audit | Outcome::Allow => ("allow", Style::new().green().bold()),
+        TrafficVerdict::Deny => ("deny", Style::new().red().bold()),
+        TrafficVerdict::Audit | TrafficVerdict::Allow => ("allow", Style::new().green().bold()),
     };
     let protocol = packet.protocol.map_or_else(|| "not IP".to_owned(), |it| it.to_string());
     let local = with_port(&pod.to_string(), packet.local_port);
@@ -74,7 +74,7 @@ fn with_port(name: &str, port: u16) -> String {
 
 fn peer(packet: &TracedPacket) -> String {
     match (&packet.peer, packet.remote) {
-        (Some(Whose::Outside) | None, Some(remote)) => remote.to_string(),
+        (Some(AddressOwner::Outside) | None, Some(remote)) => remote.to_string(),
         (Some(peer), _) => peer.to_string(),
         (None, None) => "unknown".to_owned(),
     }

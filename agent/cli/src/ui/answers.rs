@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::world::{ObjectSource, ObjectSnapshot};
 use crate::arguments::check_namespace;
-use crate::diff::{NamedPair, Party};
+use crate::diff::{NamedPair, DiffParty};
 use crate::learn::{LearnOptions, generate, yaml};
 use crate::{doctor, explain, live};
 
@@ -32,12 +32,12 @@ pub(super) fn edge(
     let kind = asked.or(pair.map(|pair| pair.asked)).unwrap_or(USUAL);
     let sender = side(world, from, 0)?;
     let explanation = match party(world, to)? {
-        Party::Name(name) => by_name(world, &sender, name, kind)?,
-        Party::Workload(_)
-        | Party::OwnNode
-        | Party::Nodes { .. }
-        | Party::Outside { .. }
-        | Party::Service(_) => {
+        DiffParty::Name(name) => by_name(world, &sender, name, kind)?,
+        DiffParty::Workload(_)
+        | DiffParty::OwnNode
+        | DiffParty::Nodes { .. }
+        | DiffParty::Outside { .. }
+        | DiffParty::Service(_) => {
             let receiver = side(world, to, usize::from(from == to))?;
             let probe = Probe::new(sender, receiver, kind.0, Some(kind.1))?;
             explain::document(&world.judge, &probe)?
@@ -54,7 +54,7 @@ pub(super) fn edge(
     }))
 }
 
-fn party(world: &ObjectSnapshot, index: usize) -> Result<&Party> {
+fn party(world: &ObjectSnapshot, index: usize) -> Result<&DiffParty> {
     world.named.parties.get(index).ok_or_else(|| anyhow!("no such party"))
 }
 
@@ -94,7 +94,7 @@ fn by_name(
 /// There is no such party.
 pub(super) fn workload(world: &ObjectSnapshot, index: usize) -> Result<Value> {
     let party = party(world, index)?;
-    let keys: &[Key] = if let Party::Workload(workload) = party { &workload.pods[1] } else { &[] };
+    let keys: &[Key] = if let DiffParty::Workload(workload) = party { &workload.pods[1] } else { &[] };
     let pods = keys.iter().filter_map(|key| world.cluster().pods().get(key));
     let named = pods.clone().take(PODS).map(|pod| {
         let template = pod.template().is_some();

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netpold_api::flows::{FlowsAnswer, ListedFlow};
-use netpold_core::cluster::{Cluster, Whose};
+use netpold_core::cluster::{Cluster, AddressOwner};
 use netpold_core::model::{Direction, Key};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::world::ObjectSnapshot;
-use crate::diff::{NamedPair, Party, PartyIsolation};
+use crate::diff::{NamedPair, DiffParty, PartyIsolation};
 
 /// Verdict of an edge, as a word of `observe`; `mixed` if all ports are denied to some pods or addresses only.
 fn verdict(pair: &NamedPair) -> &'static str {
@@ -69,17 +69,17 @@ pub(super) fn document(world: &ObjectSnapshot, is_live: bool) -> Value {
     })
 }
 
-fn node(party: &Party, sides: PartyIsolation) -> MapNode {
+fn node(party: &DiffParty, sides: PartyIsolation) -> MapNode {
     let title = party.to_string();
     let (kind, group, name, pods) = match party {
-        Party::Workload(workload) => {
+        DiffParty::Workload(workload) => {
             let (namespace, name) = title.split_once('/').unwrap_or(("", &title));
             ("workload", namespace.to_owned(), name.to_owned(), workload.pods[1].len())
         }
-        Party::OwnNode | Party::Nodes { .. } => ("nodes", "nodes".to_owned(), title.clone(), 0),
-        Party::Outside { .. } => ("outside", "outside".to_owned(), title.clone(), 0),
-        Party::Name(_) => ("name", "names".to_owned(), title.clone(), 0),
-        Party::Service(_) => ("service", "services".to_owned(), title.clone(), 0),
+        DiffParty::OwnNode | DiffParty::Nodes { .. } => ("nodes", "nodes".to_owned(), title.clone(), 0),
+        DiffParty::Outside { .. } => ("outside", "outside".to_owned(), title.clone(), 0),
+        DiffParty::Name(_) => ("name", "names".to_owned(), title.clone(), 0),
+        DiffParty::Service(_) => ("service", "services".to_owned(), title.clone(), 0),
     };
     MapNode { kind, group, name, title, pods, sides }
 }
@@ -95,22 +95,22 @@ pub(super) struct PartyIndex<'w> {
 }
 
 impl<'w> PartyIndex<'w> {
-    pub(super) fn new(cluster: &'w Cluster, parties: &'w [Party]) -> Self {
+    pub(super) fn new(cluster: &'w Cluster, parties: &'w [DiffParty]) -> Self {
         let (mut of_pods, mut of_nodes) = (HashMap::new(), HashMap::new());
         let (mut own_node, mut outside) = (None, Vec::new());
         for (index, party) in parties.iter().enumerate() {
             match party {
-                Party::Workload(workload) => {
+                DiffParty::Workload(workload) => {
                     of_pods.extend(workload.pods.iter().flatten().map(|pod| (pod, index)));
                 }
-                Party::OwnNode => own_node = Some(index),
-                Party::Nodes { nodes, .. } => {
+                DiffParty::OwnNode => own_node = Some(index),
+                DiffParty::Nodes { nodes, .. } => {
                     of_nodes.extend(nodes.iter().map(|node| (node.as_str(), index)));
                 }
-                Party::Outside { block, without, .. } => {
+                DiffParty::Outside { block, without, .. } => {
                     outside.push((*block, &without[..], index));
                 }
-                Party::Name(_) | Party::Service(_) => {}
+                DiffParty::Name(_) | DiffParty::Service(_) => {}
             }
         }
         outside.sort_by_key(|(block, _, _)| std::cmp::Reverse(block.prefix_len()));
@@ -127,17 +127,17 @@ impl<'w> PartyIndex<'w> {
     pub(super) fn of_peer(
         &self,
         pod: &Key,
-        peer: &Whose,
+        peer: &AddressOwner,
         address: Option<IpAddr>,
     ) -> Option<usize> {
         match peer {
-            Whose::Pod(key) => self.of_pod(key),
-            Whose::Node { name } => match self.cluster.pods().get(pod) {
+            AddressOwner::Pod(key) => self.of_pod(key),
+            AddressOwner::Node { name } => match self.cluster.pods().get(pod) {
                 Some(pod) if *pod.node == **name => self.own_node,
                 _ => self.of_nodes.get(name.as_str()).copied(),
             },
-            Whose::Outside => self.of_address(address?),
-            Whose::Service(key) => self.of_service(key),
+            AddressOwner::Outside => self.of_address(address?),
+            AddressOwner::Service(key) => self.of_service(key),
         }
     }
 
@@ -223,15 +223,15 @@ mod tests {
         let web = Key { namespace: "shop".into(), name: "web".into() };
         let title = |index: Option<usize>| index.map(|index| named.parties[index].to_string());
         let outside = |address: &str| {
-            title(places.of_peer(&web, &Whose::Outside, Some(address.parse().unwrap())))
+            title(places.of_peer(&web, &AddressOwner::Outside, Some(address.parse().unwrap())))
         };
         assert_eq!(outside("192.0.2.1").as_deref(), Some("192.0.2.0/24 without 192.0.2.128/25"));
         assert_eq!(outside("192.0.2.129").as_deref(), Some("192.0.2.128/25"));
         let (v4, v6) = (outside("198.51.100.1").unwrap(), outside("2001:db8::1").unwrap());
         assert!(v4.contains("IPv4") && v6.contains("IPv6"), "{v4}, {v6}");
-        assert_eq!(places.of_peer(&web, &Whose::Outside, None), None);
+        assert_eq!(places.of_peer(&web, &AddressOwner::Outside, None), None);
         let node =
-            |name: &str| title(places.of_peer(&web, &Whose::Node { name: name.into() }, None));
+            |name: &str| title(places.of_peer(&web, &AddressOwner::Node { name: name.into() }, None));
         assert_eq!(node("n1").as_deref(), Some("own node"));
         assert_eq!(node("n2").as_deref(), Some("node n2"));
         assert_eq!(node("n3"), None);

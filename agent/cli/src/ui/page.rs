@@ -12,7 +12,7 @@ pub(super) struct PageFile {
 
 macro_rules! file {
     ($path:literal, $name:literal, $media:literal) => {
-        File { path: $path, media: $media, text: include_str!(concat!("page/", $name)) }
+        PageFile { path: $path, media: $media, text: include_str!(concat!("page/", $name)) }
     };
 }
 
@@ -20,7 +20,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 macro_rules! script {
     ($name:literal) => {
-        File {
+        PageFile {
             path: concat!("/", $name),
             media: SCRIPT,
             text: include_str!(concat!("page/", $name)),

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::bindings::veth::{
-    Binding, CniResult, Held, Proof, as_judged, mirrored_uid, with_second_addresses,
+    Binding, CniResult, HeldVeth, Proof, as_judged, mirrored_uid, with_second_addresses,
 };
 use crate::cluster::{Cluster, precedence};
 use crate::model::{Bound, Owner, Pod, Standing};
@@ -72,8 +72,8 @@ impl Candidate {
 
 /// The veths, and the node's evidence about them.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
-    pub(super) veths: BTreeMap<u32, Held>,
+pub(super) struct VethClaims {
+    pub(super) veths: BTreeMap<u32, HeldVeth>,
     pub(super) results: Vec<CniResult>,
     /// Position in `results` of the last result for each interface name.
     pub(super) naming: BTreeMap<String, usize>,
@@ -81,9 +81,9 @@ pub(super) struct Claims {
     pub(super) further: BTreeMap<String, CniResult>,
 }
 
-impl Claims {
+impl VethClaims {
     /// Owner of a veth.
-    pub(super) fn owner(&self, held: &Held, cluster: &Cluster) -> Owner {
+    pub(super) fn owner(&self, held: &HeldVeth, cluster: &Cluster) -> Owner {
         match &held.binding {
             Some(Binding { bound, .. }) => {
                 let station = held.station.filter(|_| !bound.second);
@@ -109,7 +109,7 @@ impl Claims {
     }
 
     /// Candidates for a veth by CNI result and routes, the strongest evidence first.
-    fn named(&self, held: &Held, cluster: &Cluster) -> Vec<Candidate> {
+    fn named(&self, held: &HeldVeth, cluster: &Cluster) -> Vec<Candidate> {
         let result = self.naming.get(&held.veth.name).and_then(|n| self.results.get(*n));
         let reported = result.map(|result| Candidate::of_result(result, cluster));
         reported.into_iter().chain(claimants(&held.veth.routed, cluster)).collect()
@@ -236,8 +236,8 @@ impl Claims {
     }
 
     /// The pod of the primary veth in the same namespace.
-    fn neighbour(&self, held: &Held) -> Option<&Bound> {
-        let same = |other: &&Held| other.veth.namespace == held.veth.namespace;
+    fn neighbour(&self, held: &HeldVeth) -> Option<&Bound> {
+        let same = |other: &&HeldVeth| other.veth.namespace == held.veth.namespace;
         let others = self.veths.values().filter(same);
         let mut bound = others.filter_map(|other| other.binding.as_ref().map(|it| &it.bound));
         bound.find(|bound| !bound.second)
@@ -246,18 +246,18 @@ impl Claims {
     /// Whether a secondary veth lacks evidence of the node: the pod has CNI results, but no result of a secondary
     /// network names the veth, and no route leads to it. A pod that can create devices in the node's namespace can
     /// create a veth, but cannot write a result or a route.
-    fn is_unnamed(&self, held: &Held, pod: &Pod) -> bool {
+    fn is_unnamed(&self, held: &HeldVeth, pod: &Pod) -> bool {
         let named = self.further.get(&held.veth.name).is_some_and(|result| result.is_of(pod));
         self.results.iter().any(|result| result.is_of(pod)) && !named && held.veth.routed.is_empty()
     }
 
     /// The pod of the namespace behind an unbound veth, if the node has no evidence for the veth.
-    pub(super) fn intruded(&self, held: &Held) -> Option<&Bound> {
+    pub(super) fn intruded(&self, held: &HeldVeth) -> Option<&Bound> {
         self.neighbour(held).filter(|bound| self.is_unnamed(held, &bound.pod))
     }
 
     /// The pod that an unbound veth claims although the pod has another veth; with the index of that veth.
-    pub(super) fn rival(&self, held: &Held, cluster: &Cluster) -> Option<(Arc<Pod>, u32)> {
+    pub(super) fn rival(&self, held: &HeldVeth, cluster: &Cluster) -> Option<(Arc<Pod>, u32)> {
         let named = self.named(held, cluster).into_iter();
         let inside = claimants(&held.first, cluster).chain(claimants(&held.veth.inside, cluster));
         named.chain(inside).find_map(|candidate| {

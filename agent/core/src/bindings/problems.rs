@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::bindings::claims::{Claims, claimants};
-use crate::bindings::veth::{Held, Veth};
+use crate::bindings::claims::{VethClaims, claimants};
+use crate::bindings::veth::{HeldVeth, Veth};
 use crate::cluster::Cluster;
 use crate::model::{Bound, Key, Standing};
 
@@ -13,7 +13,7 @@ const MAX_INSIDE: usize = Veth::MAX_INSIDE;
 
 /// A problem of a veth and its pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Problem {
+pub enum BindingProblem {
     /// The pod is gone from the API, but its veth still exists.
     Deleted {
         /// The veth.
@@ -82,7 +82,7 @@ pub enum Problem {
     },
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for BindingProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Deleted { interface, pod } => write!(
@@ -136,7 +136,7 @@ impl fmt::Display for Problem {
 }
 
 /// Problems of all veths that were reported to the cluster.
-pub(super) fn of_claims(claims: &Claims, cluster: &Cluster) -> Vec<Problem> {
+pub(super) fn of_claims(claims: &VethClaims, cluster: &Cluster) -> Vec<BindingProblem> {
     let all = claims.veths.values().filter(|held| held.told.is_some());
     all.flat_map(|held| match &held.binding {
         Some(binding) => of_bound(held, &binding.bound, cluster),
@@ -145,30 +145,30 @@ pub(super) fn of_claims(claims: &Claims, cluster: &Cluster) -> Vec<Problem> {
     .collect()
 }
 
-fn of_unbound(claims: &Claims, held: &Held, cluster: &Cluster) -> Option<Problem> {
+fn of_unbound(claims: &VethClaims, held: &HeldVeth, cluster: &Cluster) -> Option<BindingProblem> {
     let interface = held.veth.name.clone();
     if held.lost {
-        return Some(Problem::Lost { interface });
+        return Some(BindingProblem::Lost { interface });
     }
     if let Some(bound) = claims.intruded(held) {
-        return Some(Problem::Unnamed { interface, pod: bound.pod.key.clone() });
+        return Some(BindingProblem::Unnamed { interface, pod: bound.pod.key.clone() });
     }
     let (pod, holder) = claims.rival(held, cluster)?;
     let bound = claims.veths.get(&holder)?.veth.name.clone();
-    Some(Problem::Rival { interface, pod: pod.key.clone(), bound })
+    Some(BindingProblem::Rival { interface, pod: pod.key.clone(), bound })
 }
 
-fn of_bound(held: &Held, bound: &Bound, cluster: &Cluster) -> Vec<Problem> {
+fn of_bound(held: &HeldVeth, bound: &Bound, cluster: &Cluster) -> Vec<BindingProblem> {
     let (interface, pod) = (held.veth.name.clone(), bound.pod.key.clone());
     if bound.second {
         return Vec::new();
     }
-    let mut problems: Vec<Problem> = match bound.standing {
+    let mut problems: Vec<BindingProblem> = match bound.standing {
         Standing::Listed => None,
         Standing::Deleted => {
-            Some(Problem::Deleted { interface: interface.clone(), pod: pod.clone() })
+            Some(BindingProblem::Deleted { interface: interface.clone(), pod: pod.clone() })
         }
-        standing @ (Standing::Unlisted | Standing::Unlabelled) => Some(Problem::Unlisted {
+        standing @ (Standing::Unlisted | Standing::Unlabelled) => Some(BindingProblem::Unlisted {
             interface: interface.clone(),
             pod: pod.clone(),
             labelled: standing == Standing::Unlisted,
@@ -183,18 +183,18 @@ fn of_bound(held: &Held, bound: &Bound, cluster: &Cluster) -> Vec<Problem> {
         if let Some(other) = others.next() {
             let (interface, pod) = (interface.clone(), pod.clone());
             let (address, owner) = (*address, other.pod.key.clone());
-            problems.push(Problem::Foreign { interface, pod, address, owner });
+            problems.push(BindingProblem::Foreign { interface, pod, address, owner });
         }
     }
     if let (Some(now), Some(settled)) = (held.veth.station, held.station)
         && now != settled
     {
         let (interface, pod) = (interface.clone(), pod.clone());
-        problems.push(Problem::Station { interface, pod, now, settled });
+        problems.push(BindingProblem::Station { interface, pod, now, settled });
     }
     let complete = held.veth.inside.len() < MAX_INSIDE && !bound.pod.addresses.is_empty();
     if complete && !held.veth.inside.iter().any(own) {
-        problems.push(Problem::Missing { interface, pod });
+        problems.push(BindingProblem::Missing { interface, pod });
     }
     problems
 }

@@ -124,7 +124,7 @@ impl World {
         self.compiler.cluster().interfaces()[&index].owner == Owner::Denied
     }
 
-    fn problems(&self) -> Vec<Problem> {
+    fn problems(&self) -> Vec<BindingProblem> {
         self.bindings.problems(self.compiler.cluster())
     }
 
@@ -156,10 +156,10 @@ fn what_happens_inside_changes_nothing() {
         let inside = |inside: &[&str]| Veth { inside: addresses(inside), ..veth(1, &["10.0.0.1"]) };
         world.veth_is(inside(&[]));
         assert_eq!(world.uid(1), uid("ua"));
-        assert!(matches!(&world.problems()[..], [Problem::Missing { .. }]));
+        assert!(matches!(&world.problems()[..], [BindingProblem::Missing { .. }]));
         world.veth_is(inside(&["10.0.0.1", "10.0.0.2"]));
         assert_eq!((world.uid(1), world.uid(2)), (uid("ua"), uid("ub")));
-        assert!(matches!(&world.problems()[..], [Problem::Foreign { .. }]));
+        assert!(matches!(&world.problems()[..], [BindingProblem::Foreign { .. }]));
         world.veth_is(inside(&["10.0.0.2"]));
         assert_eq!((world.uid(1), world.uid(2)), (uid("ua"), uid("ub")));
         assert_eq!(world.problems().len(), 2);
@@ -177,7 +177,7 @@ fn a_newcomer_never_takes_a_bound_pod() {
     world.veth_is(bridged(1, &["10.0.0.1"]));
     assert_eq!(world.uid(2), uid("ua"));
     assert!(world.is_denied(1), "it claims to be another's pod");
-    assert!(matches!(&world.problems()[..], [Problem::Rival { .. }]));
+    assert!(matches!(&world.problems()[..], [BindingProblem::Rival { .. }]));
     // An unbound veth that starts to use a pod's address later.
     world.veth_is(bridged(3, &["10.9.9.9"]));
     assert!(!world.is_denied(3) && world.uid(3).is_none());
@@ -236,7 +236,7 @@ fn a_deleted_pod_keeps_its_veth_and_yields_its_address() {
     world.pod_gone("a");
     let bound = world.bound(1).unwrap();
     assert_eq!((bound.standing, &*bound.pod), (Standing::Deleted, &a), "as it was last");
-    assert!(matches!(&world.problems()[..], [Problem::Deleted { .. }]));
+    assert!(matches!(&world.problems()[..], [BindingProblem::Deleted { .. }]));
     assert!(world.compiler.cluster().owner(a.addresses[0]).is_none(), "nobody's peer");
     // A new pod of the same name on a new veth, while the old veth still exists.
     world.veth_is(bridged(2, &["10.0.0.1"]));
@@ -278,7 +278,7 @@ fn bindings_outlive_the_agent() {
     assert_eq!(remembered.uid(1), uid("ua"));
     let mut lost = again.restarted(std::slice::from_ref(&b), &swapped, &[]);
     assert!(lost.is_denied(1) && lost.uid(2) == uid("ub"));
-    assert!(matches!(lost.problems()[0], Problem::Lost { .. }));
+    assert!(matches!(lost.problems()[0], BindingProblem::Lost { .. }));
     // After a restart, addresses inside are not the first ones and bind nothing.
     lost.bindings.veth_gone(2);
     lost.settle();
@@ -322,7 +322,7 @@ fn a_further_veth_that_no_answer_names_is_denied_where_answers_are_kept() {
     );
     assert!(world.is_denied(2));
     let unnamed = |world: &World| {
-        world.problems().iter().any(|problem| matches!(problem, Problem::Unnamed { .. }))
+        world.problems().iter().any(|problem| matches!(problem, BindingProblem::Unnamed { .. }))
     };
     assert!(unnamed(&world));
     let network = |pod: &Pod| CniResult { further: true, ..result(pod, 2) };

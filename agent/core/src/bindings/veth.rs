@@ -102,7 +102,7 @@ pub(super) struct Binding {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct HeldVeth {
     pub(super) veth: Veth,
     /// First addresses seen inside. Empty forever if an earlier agent had bound the veth: later addresses are no
     /// evidence.

@@ -13,7 +13,7 @@ use crate::model::Pod;
 
 /// Pods by the addresses that they claim.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(super) struct AddressClaims {
     /// One claim per claimed address.
     first: HashTable<Claim>,
     /// Further claimants of an address; no list is empty.
@@ -35,7 +35,7 @@ impl Claim {
     }
 }
 
-impl Claims {
+impl AddressClaims {
     /// The pods that claim an address.
     pub(super) fn of(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
         let is_of = |claim: &Claim| claim.address() == Some(address);
@@ -93,7 +93,7 @@ mod tests {
         Arc::new(Pod { key, addresses, ..Pod::default() })
     }
 
-    fn names(claims: &Claims, address: u8) -> Vec<&str> {
+    fn names(claims: &AddressClaims, address: u8) -> Vec<&str> {
         let mut names: Vec<_> =
             claims.of([10, 0, 0, address].into()).map(|pod| &*pod.key.name).collect();
         names.sort_unstable();
@@ -104,7 +104,7 @@ mod tests {
     fn whoever_claims_an_address_is_found_until_it_goes() {
         let pods = [pod("x", &[1, 2]), pod("y", &[2]), pod("z", &[2, 3])];
         for gone in 0..pods.len() {
-            let mut claims = Claims::default();
+            let mut claims = AddressClaims::default();
             pods.iter().for_each(|pod| claims.add(pod));
             assert_eq!(names(&claims, 1), ["x"]);
             assert_eq!(names(&claims, 2), ["x", "y", "z"]);

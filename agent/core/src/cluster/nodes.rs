@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use crate::model::{Node, Selector};
 
 /// Number of objects that report an address.
-type Counted = BTreeMap<IpAddr, u32>;
+type AddressCounts = BTreeMap<IpAddr, u32>;
 
 /// Every node.
 #[derive(Debug, Default)]
@@ -19,11 +19,11 @@ pub(crate) struct Nodes {
     /// Node objects by listed address; no set is empty.
     listed: BTreeMap<IpAddr, BTreeSet<String>>,
     /// The own node's addresses.
-    own: Counted,
+    own: AddressCounts,
     /// Addresses of other nodes, by node name; no map is empty.
-    others: BTreeMap<String, Counted>,
+    others: BTreeMap<String, AddressCounts>,
     /// Every node's addresses.
-    all: Counted,
+    all: AddressCounts,
     /// [`Node::pod_ranges`], with the number of nodes that have each.
     pod_ranges: BTreeMap<IpNet, u32>,
     /// Addresses of the own node's interfaces, whether or not an object reports them.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::cluster::claims::Claims;
+use crate::cluster::claims::AddressClaims;
 use crate::cluster::label_groups::PodsByLabels;
 use crate::cluster::pods_by_name::PodsByName;
 use crate::cluster::second::SecondClaims;
@@ -18,7 +18,7 @@ pub(crate) struct Pods {
     /// Pods that policy does not ignore.
     by_labels: PodsByLabels,
     /// Address claims of these pods.
-    claims: Claims,
+    claims: AddressClaims,
     /// Claims of addresses on secondary networks.
     second: SecondClaims,
     node_names: Strings,

@@ -9,27 +9,27 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::cluster::whose::Whose;
+use crate::cluster::whose::AddressOwner;
 use crate::model::{Key, Pod};
 
 /// Reason why a pod's claim to an address on a secondary network is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refusal {
+pub enum ClaimRefusal {
     /// The address is in none of the blocks for secondary networks.
     Elsewhere,
     /// The address belongs to another object.
-    Held(Whose),
+    Held(AddressOwner),
     /// The address is in a node's podCIDR.
     PodRange,
     /// This other pod claims the same address.
     Contested(Key),
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ClaimRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Elsewhere => f.write_str("it is in no block of --second-networks"),
-            Self::Held(Whose::Pod(pod)) => write!(f, "it is an address of pod {pod}"),
+            Self::Held(AddressOwner::Pod(pod)) => write!(f, "it is an address of pod {pod}"),
             Self::Held(other) => write!(f, "it is an address of {other}"),
             Self::PodRange => f.write_str("it is in a node's podCIDR"),
             Self::Contested(pod) => write!(f, "pod {pod} claims it too, so it counts for neither"),
@@ -124,7 +124,7 @@ mod tests {
         let both = [Change::Pod(a.clone()), Change::Pod(b.clone())];
         assert_eq!(owner(&both, "192.168.0.1"), None);
         let cluster: Cluster = both.iter().cloned().collect();
-        let contested = Some(Refusal::Contested(b.key.clone()));
+        let contested = Some(ClaimRefusal::Contested(b.key.clone()));
         assert_eq!(cluster.refused(&a, ip("192.168.0.1")), contested);
         assert_eq!(cluster.refused(&a, ip("fd00::1")), None);
         let leaving = Pod { terminating: true, ..a.clone() };

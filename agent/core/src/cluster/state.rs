@@ -14,9 +14,9 @@ use crate::cluster::pod_policies::PodPolicies;
 use crate::cluster::pods::Pods;
 use crate::cluster::pods_by_name::PodsByName;
 use crate::cluster::policies::Policies;
-use crate::cluster::second::Refusal;
+use crate::cluster::second::ClaimRefusal;
 use crate::cluster::services::Services;
-use crate::cluster::whose::Whose;
+use crate::cluster::whose::AddressOwner;
 use crate::model::{
     ClusterPolicy, Denial, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node,
     Owner, Pod, Policy, Service,
@@ -203,27 +203,27 @@ impl Cluster {
     }
 
     /// Returns the reason why no claim to an address on a secondary network is accepted, apart from competing claims.
-    fn refusal(&self, address: IpAddr) -> Option<Refusal> {
+    fn refusal(&self, address: IpAddr) -> Option<ClaimRefusal> {
         if !self.second_networks.contains(address) {
-            return Some(Refusal::Elsewhere);
+            return Some(ClaimRefusal::Elsewhere);
         }
         if let Some(pod) = self.first_owner(address) {
-            return Some(Refusal::Held(Whose::Pod(pod.key.clone())));
+            return Some(ClaimRefusal::Held(AddressOwner::Pod(pod.key.clone())));
         }
         if self.nodes.is_any(address) {
             let name = self.nodes.with(address).unwrap_or(self.node_name()).to_owned();
-            return Some(Refusal::Held(Whose::Node { name }));
+            return Some(ClaimRefusal::Held(AddressOwner::Node { name }));
         }
         if let Some(service) = self.service_at(address) {
-            return Some(Refusal::Held(Whose::Service(service.clone())));
+            return Some(ClaimRefusal::Held(AddressOwner::Service(service.clone())));
         }
-        self.nodes.is_in_pod_range(address).then_some(Refusal::PodRange)
+        self.nodes.is_in_pod_range(address).then_some(ClaimRefusal::PodRange)
     }
 
     /// Returns the reason why a pod's claim to an address on a secondary network is not accepted; `None`: it is
     /// accepted.
     #[must_use]
-    pub fn refused(&self, pod: &Pod, address: IpAddr) -> Option<Refusal> {
+    pub fn refused(&self, pod: &Pod, address: IpAddr) -> Option<ClaimRefusal> {
         if let Some(refusal) = self.refusal(address) {
             return Some(refusal);
         }
@@ -235,7 +235,7 @@ impl Cluster {
             others
                 .map(|other| &other.key)
                 .min()
-                .map_or(Refusal::Elsewhere, |key| Refusal::Contested(key.clone())),
+                .map_or(ClaimRefusal::Elsewhere, |key| ClaimRefusal::Contested(key.clone())),
         )
     }
 
@@ -276,15 +276,15 @@ impl Cluster {
 
     /// Returns the object with an address: a pod, else a node, else a Service.
     #[must_use]
-    pub fn whose(&self, address: IpAddr) -> Whose {
+    pub fn whose(&self, address: IpAddr) -> AddressOwner {
         if let Some(pod) = self.owner(address) {
-            return Whose::Pod(pod.key.clone());
+            return AddressOwner::Pod(pod.key.clone());
         }
         let own = self.is_own_node(address).then_some(self.node_name());
         if let Some(name) = own.or_else(|| self.nodes.with(address)) {
-            return Whose::Node { name: name.to_owned() };
+            return AddressOwner::Node { name: name.to_owned() };
         }
-        self.service_at(address).map_or(Whose::Outside, |key| Whose::Service(key.clone()))
+        self.service_at(address).map_or(AddressOwner::Outside, |key| AddressOwner::Service(key.clone()))
     }
 
     /// Whether an address belongs to the own node: to its Node object, to a hostNetwork pod on it, or to one of its

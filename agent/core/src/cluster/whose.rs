@@ -9,7 +9,7 @@ use crate::model::Key;
 /// Owner of an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Whose {
+pub enum AddressOwner {
     /// A pod.
     Pod(Key),
     /// A node, also for the addresses of its hostNetwork pods.
@@ -24,7 +24,7 @@ pub enum Whose {
 }
 
 /// `shop/web`, `node/n1`, `svc/shop/db` or `outside`.
-impl fmt::Display for Whose {
+impl fmt::Display for AddressOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pod(key) => key.fmt(f),

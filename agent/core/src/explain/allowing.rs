@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use crate::cluster::{Cluster, is_subject};
 use crate::explain::answer::{Cause, Detail, Verdict};
 use crate::explain::literal::Literal;
-use crate::explain::resolved::Resolved;
+use crate::explain::resolved::ResolvedNames;
 use crate::explain::rule::Traffic;
 use crate::explain::services::{backends, frontends};
 use crate::explain::text;
@@ -40,7 +40,7 @@ pub struct PodFlow<'a> {
 
 /// Rules that allow a flow.
 #[derive(Clone, Debug, Default)]
-pub struct Allowed {
+pub struct AllowingRules {
     /// Rules of NetworkPolicies, sorted: the policy's index in the given list, and the rule's index in the flow's
     /// direction.
     pub rules: Vec<(u32, u32)>,
@@ -51,22 +51,22 @@ pub struct Allowed {
 }
 
 /// A rule's index in its direction, and its peer's index in the rule.
-type Place = (u32, u32);
+type RulePeerPosition = (u32, u32);
 
 /// Index of a policy's rules by properties of their peers.
 #[derive(Debug)]
 pub struct RuleIndex {
     policy: Arc<Policy>,
-    ingress: Peers,
-    egress: Peers,
+    ingress: RulePeers,
+    egress: RulePeers,
 }
 
 /// The peers of one direction.
 #[derive(Debug, Default)]
-struct Peers {
+struct RulePeers {
     /// Rules without peers.
     everyone: Vec<u32>,
-    blocks: HashMap<IpNet, Vec<Place>>,
+    blocks: HashMap<IpNet, Vec<RulePeerPosition>>,
     /// Distinct lengths of the blocks' prefixes, IPv4 and IPv6.
     lengths: [Vec<u8>; 2],
     /// Peers by a label that the pod must have: name, then value.
@@ -74,16 +74,16 @@ struct Peers {
     /// Peers by a label that the pod's namespace must have.
     by_namespace: ByLabel,
     /// Peers without a block or a required label.
-    others: Vec<Place>,
+    others: Vec<RulePeerPosition>,
 }
 
-type ByLabel = HashMap<String, HashMap<String, Vec<Place>>>;
+type ByLabel = HashMap<String, HashMap<String, Vec<RulePeerPosition>>>;
 
 impl RuleIndex {
     /// Indexes one policy.
     #[must_use]
     pub fn new(policy: Arc<Policy>) -> Self {
-        let peers = |direction| Peers::new(policy.rules(direction).unwrap_or_default());
+        let peers = |direction| RulePeers::new(policy.rules(direction).unwrap_or_default());
         let (ingress, egress) = (peers(Direction::Ingress), peers(Direction::Egress));
         Self { policy, ingress, egress }
     }
@@ -125,7 +125,7 @@ impl RuleIndex {
     }
 }
 
-impl Peers {
+impl RulePeers {
     fn new(rules: &[Rule]) -> Self {
         let mut this = Self::default();
         let all = || {
@@ -182,7 +182,7 @@ impl Peers {
     }
 
     /// Passes each peer that may match to `visit`.
-    fn candidates(&self, traffic: &Traffic<'_>, mut visit: impl FnMut(Place)) {
+    fn candidates(&self, traffic: &Traffic<'_>, mut visit: impl FnMut(RulePeerPosition)) {
         let remote = traffic.remote;
         for length in &self.lengths[usize::from(remote.is_ipv6())] {
             let net = IpNet::new(remote, *length).ok().map(|net| net.trunc());
@@ -223,7 +223,7 @@ fn asked(selector: &Selector) -> impl Iterator<Item = (&str, &[String])> {
 #[derive(Clone, Copy, Debug)]
 pub struct Allowing<'c> {
     cluster: &'c Cluster,
-    resolved: Option<&'c Resolved>,
+    resolved: Option<&'c ResolvedNames>,
 }
 
 impl<'c> Allowing<'c> {
@@ -235,7 +235,7 @@ impl<'c> Allowing<'c> {
 
     /// Matches domain names by the addresses that pods resolved.
     #[must_use]
-    pub fn with_resolved(mut self, resolved: &'c Resolved) -> Self {
+    pub fn with_resolved(mut self, resolved: &'c ResolvedNames) -> Self {
         self.resolved = Some(resolved);
         self
     }
@@ -267,13 +267,13 @@ impl<'c> Allowing<'c> {
         policies: &[&RuleIndex],
         flow: PodFlow<'a>,
         former: impl Fn(IpAddr) -> Option<&'a Pod>,
-    ) -> Allowed
+    ) -> AllowingRules
     where
         'c: 'a,
     {
         let cluster = self.cluster;
         let literal = Literal { resolved: self.resolved, ..Literal::new(cluster) };
-        let (mut allowed, mut found) = (Allowed::default(), Vec::new());
+        let (mut allowed, mut found) = (AllowingRules::default(), Vec::new());
         let mut look = |flow: PodFlow<'a>, out_of_sight: bool| {
             allowed.compared += 1;
             let PodFlow { pod, direction, remote, protocol, port } = flow;

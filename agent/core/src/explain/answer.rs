@@ -55,22 +55,22 @@ pub struct Explanation {
     /// Ready backends of the translation; the traffic is allowed if one backend is. At another node's node port it is
     /// allowed if the sender may reach every backend, or that node, and one backend admits it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub backends: Vec<Backend>,
+    pub backends: Vec<ServiceBackend>,
     /// Sides of the probe that are pod templates instead of pods.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub templates: Vec<Template>,
+    pub templates: Vec<JudgedTemplate>,
 }
 
 /// A pod template judged in place of its workload's pods.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Template {
+pub struct JudgedTemplate {
     /// Name of the stand-in pod, as `shop/web`.
     pub pod: String,
     /// Title of the workload, as `Deployment shop/web (template)`.
     pub title: String,
 }
 
-impl Template {
+impl JudgedTemplate {
     pub(super) fn of(pod: &Pod) -> Option<Self> {
         pod.template()?;
         Some(Self { pod: pod.key.to_string(), title: pod.title() })
@@ -79,7 +79,7 @@ impl Template {
 
 /// A backend of a Service, as the sender's traffic reaches it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Backend {
+pub struct ServiceBackend {
     /// Address of the backend; unspecified if the backend is a pod without an address.
     #[serde(skip_serializing_if = "IpAddr::is_unspecified")]
     pub address: IpAddr,
@@ -127,7 +127,7 @@ pub struct Judgement {
     pub isolated_by: Vec<Key>,
     /// Result of the ClusterNetworkPolicies.
     #[serde(flatten)]
-    pub tiers: Tiers,
+    pub tiers: TierVerdict,
     /// First rule of a NetworkPolicy that allows the traffic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_by: Option<RuleRef>,
@@ -139,7 +139,7 @@ pub struct Judgement {
     pub denied_on_trial: Vec<Key>,
     /// Parts of the isolating policies that could not be interpreted and therefore grant nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub problems: Vec<Problem>,
+    pub problems: Vec<PolicyProblem>,
     /// Whether the sender of the denied traffic gets an answer, see [`crate::model::Denial::Reject`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub rejected: bool,
@@ -176,17 +176,17 @@ pub enum Cause {
 
 /// Result of the ClusterNetworkPolicies for one direction at one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Tiers {
+pub struct TierVerdict {
     /// Evaluated policies in order: the policies that select the pod and have rules in this direction, up to the
     /// deciding one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<TierPolicy>,
     /// Matching Pass rules; each of them skips the rest of its tier.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub passed_by: Vec<TierRule>,
+    pub passed_by: Vec<MatchedTierRule>,
     /// The deciding Accept or Deny rule.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub decided_by: Option<TierRule>,
+    pub decided_by: Option<MatchedTierRule>,
     /// Rules before the deciding one that would match if the pod has resolved a domain name to the address, where that
     /// is not known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -216,7 +216,7 @@ pub struct TierPolicy {
 
 /// A rule of a ClusterNetworkPolicy that matches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct TierRule {
+pub struct MatchedTierRule {
     /// Policy of the rule.
     #[serde(flatten)]
     pub policy: TierPolicy,
@@ -273,7 +273,7 @@ pub struct Nearest {
 
 /// A part of a policy that could not be interpreted, or a policy over its budget.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Problem {
+pub struct PolicyProblem {
     /// Policy with the problem.
     pub policy: Key,
     /// Description and path of the problem.

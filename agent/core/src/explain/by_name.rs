@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use crate::explain::answer::{Detail, Judgement, Verdict};
 use crate::explain::blocks::Blocks;
 use crate::explain::literal::Literal;
-use crate::explain::rule::Names;
+use crate::explain::rule::ResolvableNames;
 use crate::explain::unaddressed::named;
 use crate::model::{Direction, DomainName, Key, Pod};
 use crate::probe::IpProtocol;
@@ -176,7 +176,7 @@ impl Literal<'_> {
         detail: Detail,
     ) -> Judgement {
         let mut traffic = self.traffic(pod, Direction::Egress, remote, protocol, port);
-        traffic.names = name.map_or(Names::Unknown, Names::Assumed);
+        traffic.names = name.map_or(ResolvableNames::Unknown, ResolvableNames::Assumed);
         self.judge_traffic(&traffic, None, detail)
     }
 }

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use crate::cluster::{Cluster, PodPolicies, is_subject};
-use crate::explain::answer::{Cause, Detail, Judgement, Problem, Tiers, Verdict};
-use crate::explain::resolved::Resolved;
-use crate::explain::rule::{Names, Traffic, Way};
+use crate::explain::answer::{Cause, Detail, Judgement, PolicyProblem, TierVerdict, Verdict};
+use crate::explain::resolved::ResolvedNames;
+use crate::explain::rule::{ResolvableNames, Traffic, PacketPath};
 use crate::model::{ClusterPolicy, Denial, Direction, Enforcement, Key, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
@@ -19,7 +19,7 @@ pub(super) struct Literal<'c> {
     /// Whether audited policies are evaluated as enforced.
     pub(super) with_trials: bool,
     /// Addresses that pods resolved, if known.
-    pub(super) resolved: Option<&'c Resolved>,
+    pub(super) resolved: Option<&'c ResolvedNames>,
 }
 
 /// Policies that are not evaluated, with the cause.
@@ -109,9 +109,9 @@ impl<'c> Literal<'c> {
             remote_is_node: self.cluster.nodes.is_listed(remote),
             protocol,
             port,
-            way: Way::Direct,
+            way: PacketPath::Direct,
             asked: None,
-            names: self.resolved.map_or(Names::Unknown, Names::Resolved),
+            names: self.resolved.map_or(ResolvableNames::Unknown, ResolvableNames::Resolved),
         };
         traffic.of_remote(self.owner(remote));
         traffic
@@ -179,7 +179,7 @@ impl<'c> Literal<'c> {
             verdict: Verdict::Allow,
             cause: Cause::NotIsolated,
             isolated_by: Vec::new(),
-            tiers: Tiers::default(),
+            tiers: TierVerdict::default(),
             allowed_by: None,
             nearest: None,
             denied_on_trial: Vec::new(),
@@ -224,9 +224,9 @@ impl<'c> Literal<'c> {
         }
         if pod.addresses.contains(&remote) {
             match traffic.way {
-                Way::Direct => return Some(Exempt::FromAll(Cause::Itself)),
-                Way::Translated => return Some(Exempt::FromNetworkPolicy(Cause::Itself)),
-                Way::Elsewhere => {}
+                PacketPath::Direct => return Some(Exempt::FromAll(Cause::Itself)),
+                PacketPath::Translated => return Some(Exempt::FromNetworkPolicy(Cause::Itself)),
+                PacketPath::Elsewhere => {}
             }
         }
         let to_own_node =
@@ -235,8 +235,8 @@ impl<'c> Literal<'c> {
     }
 
     /// Returns the reasons why a policy or parts of it grant nothing.
-    fn problems<'p>(&self, policy: &'p Policy) -> impl Iterator<Item = Problem> + use<'p, 'c> {
-        let problem = |problem: &str, over_budget| Problem {
+    fn problems<'p>(&self, policy: &'p Policy) -> impl Iterator<Item = PolicyProblem> + use<'p, 'c> {
+        let problem = |problem: &str, over_budget| PolicyProblem {
             policy: policy.key.clone(),
             problem: problem.to_owned(),
             over_budget,

@@ -8,9 +8,9 @@ use crate::model::{DomainName, Key};
 
 /// Time left of each address, by pod and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Resolved(BTreeMap<Key, BTreeMap<DomainName, BTreeMap<IpAddr, Duration>>>);
+pub struct ResolvedNames(BTreeMap<Key, BTreeMap<DomainName, BTreeMap<IpAddr, Duration>>>);
 
-impl Resolved {
+impl ResolvedNames {
     /// Adds an address that a pod resolved a name of its rules to.
     pub fn insert(&mut self, pod: &Key, name: &DomainName, address: IpAddr, left: Duration) {
         let names = self.0.entry(pod.clone()).or_default();
@@ -67,7 +67,7 @@ mod tests {
     fn the_time_left_is_no_difference() {
         let name = |text: &str| DomainName::try_from(text.to_owned()).unwrap();
         let resolved = |pod: &str, of: &str, address: [u8; 4], seconds| {
-            let mut resolved = Resolved::default();
+            let mut resolved = ResolvedNames::default();
             let left = Duration::from_secs(seconds);
             resolved.insert(&Key::new("shop", pod), &name(of), IpAddr::from(address), left);
             resolved
@@ -78,10 +78,10 @@ mod tests {
             resolved("db", "a.example.com", [192, 0, 2, 1], 60),
             resolved("web", "b.example.com", [192, 0, 2, 1], 60),
             resolved("web", "a.example.com", [192, 0, 2, 2], 60),
-            Resolved::default(),
+            ResolvedNames::default(),
         ] {
             assert!(!one.is_alike(&other) && !other.is_alike(&one), "{other:?}");
         }
-        assert_eq!((one.len(), Resolved::default().len()), (1, 0));
+        assert_eq!((one.len(), ResolvedNames::default().len()), (1, 0));
     }
 }

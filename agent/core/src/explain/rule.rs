@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::cluster::{Cluster, is_unaddressed};
 use crate::explain::answer::{Cause, Detail, Judgement, Nearest, RuleRef, Verdict};
-use crate::explain::resolved::Resolved;
+use crate::explain::resolved::ResolvedNames;
 use crate::explain::text;
 use crate::model::{
     Direction, DomainName, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement,
@@ -26,19 +26,19 @@ pub(super) struct Traffic<'a> {
     pub(super) remote_is_node: bool,
     pub(super) protocol: IpProtocol,
     pub(super) port: u16,
-    pub(super) way: Way,
+    pub(super) way: PacketPath,
     /// Address and port of the Service or node port that the packet was sent to, if it was translated.
     pub(super) asked: Option<(IpAddr, u16)>,
-    pub(super) names: Names<'a>,
+    pub(super) names: ResolvableNames<'a>,
 }
 
 /// Known domain names of the remote address.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Names<'a> {
+pub(super) enum ResolvableNames<'a> {
     /// No name is known, so a name matches no address.
     Unknown,
     /// Addresses that pods resolved.
-    Resolved(&'a Resolved),
+    Resolved(&'a ResolvedNames),
     /// The pod resolved this name, or any name below this wildcard, to the address.
     Assumed(&'a DomainName),
 }
@@ -55,7 +55,7 @@ struct Nearness {
 
 /// Path of a packet to the address at which it is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum PacketPath {
     /// The packet was sent to this address.
     Direct,
     /// The pod's own node translated the packet.
@@ -65,7 +65,7 @@ pub(super) enum Way {
 }
 
 /// Result of matching a list: `None` without a match, `Some(None)` without a list, else the matching item's index.
-pub(super) type Hit = Option<Option<usize>>;
+pub(super) type ListMatch = Option<Option<usize>>;
 
 impl<'a> Traffic<'a> {
     /// Sets the pod of the other side.
@@ -136,7 +136,7 @@ impl Traffic<'_> {
 
     /// Returns whether a rule allows the address before translation; `peer` and `port`: whether they match after
     /// translation.
-    fn is_for_asked(&self, rule: &Rule, peer: Hit, port: Hit) -> bool {
+    fn is_for_asked(&self, rule: &Rule, peer: ListMatch, port: ListMatch) -> bool {
         let Some((address, number)) = self.asked else { return false };
         let is_block = |peer: &Peer| matches!(peer, Peer::Block(block) if block.contains(address));
         let is_port = |port: &PortRule| {
@@ -194,7 +194,7 @@ impl Traffic<'_> {
     }
 
     /// Finds the matching peer of a rule. `namespace` is the policy's, empty for a cluster-wide policy.
-    pub(super) fn peer_hit(&self, namespace: &str, rule: &Rule) -> Hit {
+    pub(super) fn peer_hit(&self, namespace: &str, rule: &Rule) -> ListMatch {
         self.peer_hit_if(namespace, rule, |_| true)
     }
 
@@ -204,7 +204,7 @@ impl Traffic<'_> {
         namespace: &str,
         rule: &Rule,
         counts: impl Fn(&DomainName) -> bool,
-    ) -> Hit {
+    ) -> ListMatch {
         let Some(peers) = &rule.peers else { return Some(None) };
         let matches = |peer: &Peer| {
             let counts = || if let Peer::Domain(name) = peer { counts(name) } else { true };
@@ -230,9 +230,9 @@ impl Traffic<'_> {
     /// Whether the remote address belongs to a name. Addresses that the node may translate belong to none.
     pub(super) fn belongs_to(&self, name: &DomainName) -> bool {
         let belongs = match self.names {
-            Names::Unknown => false,
-            Names::Resolved(resolved) => resolved.left(&self.pod.key, name, self.remote).is_some(),
-            Names::Assumed(asked) => name.covers(asked),
+            ResolvableNames::Unknown => false,
+            ResolvableNames::Resolved(resolved) => resolved.left(&self.pod.key, name, self.remote).is_some(),
+            ResolvableNames::Assumed(asked) => name.covers(asked),
         };
         belongs && !self.is_translated()
     }
@@ -241,25 +241,25 @@ impl Traffic<'_> {
     pub(super) fn resolution(&self, name: &DomainName) -> Option<String> {
         match self.names {
             _ if !self.belongs_to(name) => None,
-            Names::Unknown => None,
-            Names::Resolved(resolved) => {
+            ResolvableNames::Unknown => None,
+            ResolvableNames::Resolved(resolved) => {
                 let (remote, left) = (self.remote, resolved.left(&self.pod.key, name, self.remote));
                 let left = left?.as_secs();
                 Some(format!(
                     "the pod resolved {name} to {remote}, which counts for another {left} s"
                 ))
             }
-            Names::Assumed(asked) => Some(format!("{name} matches {asked}")),
+            ResolvableNames::Assumed(asked) => Some(format!("{name} matches {asked}")),
         }
     }
 
     /// Whether it is not known if the pod resolved a name to the remote address.
     pub(super) fn may_be_resolved(&self) -> bool {
-        matches!(self.names, Names::Unknown) && !self.is_translated()
+        matches!(self.names, ResolvableNames::Unknown) && !self.is_translated()
     }
 
     pub(super) fn is_translated(&self) -> bool {
-        self.way != Way::Direct
+        self.way != PacketPath::Direct
             || self.asked.is_some()
             || self.cluster.service_at(self.remote).is_some()
             || self.cluster.is_own_node(self.remote)
@@ -270,11 +270,11 @@ impl Traffic<'_> {
     fn name_lack(&self, name: &DomainName) -> String {
         let remote = self.remote;
         let resolved = match self.names {
-            Names::Resolved(resolved) => resolved,
-            Names::Unknown => {
+            ResolvableNames::Resolved(resolved) => resolved,
+            ResolvableNames::Unknown => {
                 return format!("it is not known here whether the pod resolved {name} to {remote}");
             }
-            Names::Assumed(asked) => return format!("{name} does not match {asked}"),
+            ResolvableNames::Assumed(asked) => return format!("{name} does not match {asked}"),
         };
         if self.is_translated() {
             return format!("{remote} may be translated, so it belongs to no name such as {name}");
@@ -300,7 +300,7 @@ impl Traffic<'_> {
         }
     }
 
-    pub(super) fn port_hit(&self, rule: &Rule) -> Hit {
+    pub(super) fn port_hit(&self, rule: &Rule) -> ListMatch {
         let Some(ports) = &rule.ports else { return Some(None) };
         ports.iter().position(|port| self.port_matches(port)).map(Some)
     }

@@ -5,28 +5,28 @@ use std::net::IpAddr;
 
 use crate::cluster::Cluster;
 use crate::explain::answer::{
-    Backend, Cause, Detail, Explanation, Judgement, TierRule, Tiers, Verdict,
+    ServiceBackend, Cause, Detail, Explanation, Judgement, MatchedTierRule, TierVerdict, Verdict,
 };
 use crate::explain::literal::Literal;
-use crate::explain::rule::{Traffic, Way};
+use crate::explain::rule::{Traffic, PacketPath};
 use crate::explain::text;
 use crate::model::{Direction, Key, Pod, Service, ServicePort};
 use crate::probe::{IpProtocol, Probe};
 
 /// Translation of a packet to a Service's address or a node port.
-struct Translation {
+struct ServiceTranslation {
     /// Services of the frontend, by name.
     services: Vec<Key>,
     /// Backends that receive new connections.
-    backends: Backends,
+    backends: BackendAddresses,
     /// Backends that only keep their existing connections: not ready.
-    waiting: Backends,
+    waiting: BackendAddresses,
     /// Whether the frontend is a node port.
     at_node: bool,
 }
 
 /// Address and port of each backend.
-pub(super) type Backends = BTreeSet<(IpAddr, u16)>;
+pub(super) type BackendAddresses = BTreeSet<(IpAddr, u16)>;
 
 fn same_port(slice: &crate::model::SlicePort, service: &ServicePort) -> bool {
     slice.name == service.name && slice.protocol == service.protocol
@@ -66,8 +66,8 @@ pub(super) fn backends(
     cluster: &Cluster,
     frontends: &[(&Service, &ServicePort)],
     v6: bool,
-) -> [Backends; 2] {
-    let [mut ready, mut waiting] = [const { Backends::new() }; 2];
+) -> [BackendAddresses; 2] {
+    let [mut ready, mut waiting] = [const { BackendAddresses::new() }; 2];
     for (service, port) in frontends {
         for slice in cluster.translation.slices_of(&service.key) {
             let same = |p: &&_| same_port(p, port);
@@ -85,13 +85,13 @@ pub(super) fn backends(
 
 /// Judges traffic to Services by their backends.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Translated<'c> {
+pub(super) struct ServiceTranslator<'c> {
     pub(super) literal: Literal<'c>,
 }
 
-impl Translated<'_> {
+impl ServiceTranslator<'_> {
     /// Returns the translation of packets to this port of an address; `None` if nothing translates them.
-    fn translated(&self, address: IpAddr, protocol: IpProtocol, port: u16) -> Option<Translation> {
+    fn translated(&self, address: IpAddr, protocol: IpProtocol, port: u16) -> Option<ServiceTranslation> {
         let at = |at_node| self.translated_at(at_node, address, protocol, port);
         at(false).or_else(|| at(true))
     }
@@ -102,7 +102,7 @@ impl Translated<'_> {
         address: IpAddr,
         protocol: IpProtocol,
         port: u16,
-    ) -> Option<Translation> {
+    ) -> Option<ServiceTranslation> {
         let frontends = frontends(self.literal.cluster, at_node, address, protocol, port);
         if frontends.is_empty() {
             return None;
@@ -111,7 +111,7 @@ impl Translated<'_> {
         let mut keys: Vec<Key> = frontends.iter().map(|(s, _)| s.key.clone()).collect();
         keys.sort();
         keys.dedup();
-        Some(Translation { services: keys, backends, waiting, at_node })
+        Some(ServiceTranslation { services: keys, backends, waiting, at_node })
     }
 
     /// Returns whether some backend of an address is a pod.
@@ -155,10 +155,10 @@ impl Translated<'_> {
         pod: &Pod,
         so_far: Judgement,
         (protocol, _): (IpProtocol, u16),
-        to: Translation,
+        to: ServiceTranslation,
         detail: Detail,
     ) -> Judgement {
-        let way = if to.at_node { Way::Elsewhere } else { Way::Translated };
+        let way = if to.at_node { PacketPath::Elsewhere } else { PacketPath::Translated };
         let is_itself =
             |(address, _): (IpAddr, u16)| !to.at_node && pod.addresses.contains(&address);
         let judge_at = |direction, backend: (IpAddr, u16), detail| {
@@ -197,7 +197,7 @@ impl Translated<'_> {
                 (judge(*backend, detail).tiers, Verdict::Deny, Cause::BackendDenied)
             }
             _ if is_allowed && so_far.verdict == Verdict::Deny => {
-                (Tiers::default(), Verdict::Allow, Cause::Backend)
+                (TierVerdict::default(), Verdict::Allow, Cause::Backend)
             }
             _ => return so_far,
         };
@@ -206,7 +206,7 @@ impl Translated<'_> {
     }
 
     /// Returns the rule of a ClusterNetworkPolicy that denies a pod's packets to an address, without translation.
-    fn denying_address(&self, pod: &Pod, address: IpAddr, probe: &Probe) -> Option<TierRule> {
+    fn denying_address(&self, pod: &Pod, address: IpAddr, probe: &Probe) -> Option<MatchedTierRule> {
         let (protocol, port) = (probe.protocol, probe.port);
         let traffic = self.literal.traffic(pod, Direction::Egress, address, protocol, port);
         let judged = self.literal.judge_traffic(&traffic, None, Detail::Reasons);
@@ -221,11 +221,11 @@ impl Translated<'_> {
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Option<Explanation> {
-        let Translation { services, backends, at_node, .. } =
+        let ServiceTranslation { services, backends, at_node, .. } =
             self.translated(destination, probe.protocol, probe.port)?;
         let own = |pod: &Pod| self.literal.cluster.is_node_of(pod, destination);
         let out_of_sight = at_node && from.is_some_and(|pod| !own(pod));
-        let backends: Vec<Backend> = backends
+        let backends: Vec<ServiceBackend> = backends
             .into_iter()
             .map(|(address, port)| {
                 let pod = self.literal.owner(address);
@@ -235,7 +235,7 @@ impl Translated<'_> {
                 let (egress, ingress) = self.literal.judge_pair(from, to, (kind, asked), detail);
                 let verdict = Verdict::of([&egress, &ingress]);
                 let pod = pod.map(|pod| pod.key.clone());
-                Backend { address, port, pod, verdict, egress, ingress }
+                ServiceBackend { address, port, pod, verdict, egress, ingress }
             })
             .collect();
         let egress = from.map(|pod| {
@@ -243,7 +243,7 @@ impl Translated<'_> {
             self.judge_at_veth(pod, Direction::Egress, destination, kind, detail)
         });
         // Another node chooses the backend, unseen by the sender's veth, which has therefore judged all backends.
-        let receives = |backend: &Backend| match out_of_sight {
+        let receives = |backend: &ServiceBackend| match out_of_sight {
             true => Verdict::of([&None, &backend.ingress]),
             false => backend.verdict,
         };

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 
 use crate::explain::answer::{
-    Backend, Cause, Explanation, Judgement, RuleRef, TierPolicy, TierRule, Verdict,
+    ServiceBackend, Cause, Explanation, Judgement, RuleRef, TierPolicy, MatchedTierRule, Verdict,
 };
 use crate::model::{
     Action, Direction, Key, Labels, Peer, PortMatch, PortRule, Requirement, Rule, Selector, Tier,
@@ -63,7 +63,7 @@ impl Explanation {
     }
 }
 
-impl Backend {
+impl ServiceBackend {
     fn lines(&self) -> Vec<String> {
         let (verdict, port) = (self.verdict, self.port);
         let place = match (&self.pod, self.address) {
@@ -82,7 +82,7 @@ impl Backend {
 /// Summarises a Service's backends. `out_of_sight`: another node chooses the backend.
 pub(super) fn translated(
     services: &[Key],
-    backends: &[Backend],
+    backends: &[ServiceBackend],
     egress: Option<&Judgement>,
     out_of_sight: bool,
 ) -> Option<String> {
@@ -252,7 +252,7 @@ impl fmt::Display for TierPolicy {
 }
 
 /// Numbers rules from 1.
-impl fmt::Display for TierRule {
+impl fmt::Display for MatchedTierRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (direction, number) = (self.direction, self.index + 1);
         write!(f, "{direction} rule {number}")?;
@@ -368,7 +368,7 @@ fn requirement(requirement: &Requirement) -> String {
 }
 
 /// Notes a rule of a ClusterNetworkPolicy that denies the address of a Service, without effect on its backends.
-pub(super) fn ineffective_denial(rule: &TierRule) -> String {
+pub(super) fn ineffective_denial(rule: &MatchedTierRule) -> String {
     format!(
         "{rule}; that is the Service's address, which is translated before policy is evaluated, so this rule denies \
          nothing here"

@@ -7,9 +7,9 @@ use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES};
 
 use crate::cluster::beyond_limit;
 use crate::explain::answer::{
-    Cause, Detail, Judgement, TierPolicy, TierProblem, TierRule, Verdict,
+    Cause, Detail, Judgement, TierPolicy, TierProblem, MatchedTierRule, Verdict,
 };
-use crate::explain::rule::{Names, Traffic};
+use crate::explain::rule::{ResolvableNames, Traffic};
 use crate::explain::text;
 use crate::model::{
     Action, ClusterPolicy, ClusterRule, Direction, DomainName, Enforcement, Peer, Rule, Tier,
@@ -115,8 +115,8 @@ impl Traffic<'_> {
             let port = self.port_hit(&rule.matches)?;
             let counts = |name: &DomainName| match self.names {
                 _ if limits.is_beyond(policy, index) => false,
-                Names::Assumed(asked) => limits.is_matched(name, asked),
-                Names::Unknown | Names::Resolved(_) => true,
+                ResolvableNames::Assumed(asked) => limits.is_matched(name, asked),
+                ResolvableNames::Unknown | ResolvableNames::Resolved(_) => true,
             };
             let peer = self.peer_hit_if("", &rule.matches, counts)?;
             Some(Match { policy, index, rule, peer, port })
@@ -180,7 +180,7 @@ impl Traffic<'_> {
         policies: &[&ClusterPolicy],
     ) -> impl Iterator<Item = String> {
         let is_on_trial = policy.enforcement == Enforcement::Audit;
-        let may_match = is_on_trial && !matches!(self.names, Names::Assumed(_));
+        let may_match = is_on_trial && !matches!(self.names, ResolvableNames::Assumed(_));
         let rules = self.with_names(policy, before).filter(move |_| may_match);
         rules.filter_map(move |(index, rule)| {
             let enforced = policies.iter().filter(|it| it.enforcement == Enforcement::Enforce);
@@ -205,9 +205,9 @@ impl Traffic<'_> {
         self.resolution(name)
     }
 
-    fn tier_rule(&self, found: &Match<'_>) -> TierRule {
+    fn tier_rule(&self, found: &Match<'_>) -> MatchedTierRule {
         let Match { policy, index, rule, peer, port } = *found;
-        TierRule {
+        MatchedTierRule {
             policy: tier_policy(policy),
             direction: self.direction,
             index,

@@ -20,28 +20,28 @@ const BLOCKS: usize = 256;
 
 /// A sample address of a block, representative of all equivalent addresses.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct SampleAddress {
     address: IpAddr,
     block: IpNet,
 }
 
 /// One side of a probe.
-pub(super) struct Side<'c> {
+pub(super) struct ProbeEnd<'c> {
     pub(super) pod: Option<&'c Pod>,
     pub(super) addresses: Vec<IpAddr>,
     /// Sample addresses of a pod without an address, instead of `addresses`.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<SampleAddress>,
 }
 
 /// Verdicts at several places.
 #[derive(Default)]
-struct Verdicts {
-    allowed: Vec<Place>,
-    denied: Vec<Place>,
+struct SampleVerdicts {
+    allowed: Vec<SampleAddress>,
+    denied: Vec<SampleAddress>,
 }
 
-impl Verdicts {
-    fn add(&mut self, place: Place, judgement: Option<&Judgement>) {
+impl SampleVerdicts {
+    fn add(&mut self, place: SampleAddress, judgement: Option<&Judgement>) {
         match judgement.is_some_and(|judgement| judgement.verdict == Verdict::Deny) {
             true => self.denied.push(place),
             false => self.allowed.push(place),
@@ -49,7 +49,7 @@ impl Verdicts {
     }
 
     /// Returns an allowed and a denied place if the verdict depends on the address.
-    fn differ(&self) -> Option<(Place, Place)> {
+    fn differ(&self) -> Option<(SampleAddress, SampleAddress)> {
         Some((*self.allowed.first()?, *self.denied.first()?))
     }
 }
@@ -58,10 +58,10 @@ impl Verdicts {
 pub(super) fn give_places<'c>(
     cluster: &'c Cluster,
     ranges: &[IpNet],
-    from: &mut Side<'c>,
-    to: &mut Side<'c>,
+    from: &mut ProbeEnd<'c>,
+    to: &mut ProbeEnd<'c>,
 ) {
-    let lacks = |side: &Side<'_>| side.pod.is_some_and(is_unaddressed);
+    let lacks = |side: &ProbeEnd<'_>| side.pod.is_some_and(is_unaddressed);
     if lacks(from) {
         from.places = match to.pod {
             Some(pod) => places(cluster, ranges, named(cluster, pod, Direction::Ingress)),
@@ -76,7 +76,7 @@ pub(super) fn give_places<'c>(
 }
 
 /// Returns one place for each set of addresses in the ranges that the blocks distinguish.
-fn places(cluster: &Cluster, ranges: &[IpNet], blocks: BTreeSet<IpNet>) -> Vec<Place> {
+fn places(cluster: &Cluster, ranges: &[IpNet], blocks: BTreeSet<IpNet>) -> Vec<SampleAddress> {
     let blocks = Blocks::new(blocks.into_iter().chain(ranges.iter().copied()));
     let is_known = |address| {
         cluster.owner(address).is_some()
@@ -84,15 +84,15 @@ fn places(cluster: &Cluster, ranges: &[IpNet], blocks: BTreeSet<IpNet>) -> Vec<P
             || cluster.service_at(address).is_some()
     };
     let within = blocks.iter().filter(|block| ranges.iter().any(|r| r.contains(block)));
-    let place = |block| Some(Place { address: blocks.sample(block, is_known)?, block });
+    let place = |block| Some(SampleAddress { address: blocks.sample(block, is_known)?, block });
     within.take(BLOCKS + 1).filter_map(place).collect()
 }
 
 /// Answers a probe in which a side has no address.
 pub(super) fn explain_places(
     probe: &Probe,
-    from: &Side<'_>,
-    to: &Side<'_>,
+    from: &ProbeEnd<'_>,
+    to: &ProbeEnd<'_>,
     detail: Detail,
     explain_pair: impl Fn((IpAddr, IpAddr), Detail) -> Explanation,
 ) -> Explanation {
@@ -105,28 +105,28 @@ pub(super) fn explain_places(
             return Explanation::unknown(probe, reason);
         }
     }
-    let at = |side: &Side<'_>| -> Vec<Place> {
-        let known = side.addresses.iter().map(|a| Place { address: *a, block: IpNet::from(*a) });
+    let at = |side: &ProbeEnd<'_>| -> Vec<SampleAddress> {
+        let known = side.addresses.iter().map(|a| SampleAddress { address: *a, block: IpNet::from(*a) });
         known.chain(side.places.iter().copied()).collect()
     };
     let (sources, destinations) = (at(from), at(to));
     let pairs = sources.iter().flat_map(|a| {
-        let same = move |b: &&Place| a.address.is_ipv4() == b.address.is_ipv4();
+        let same = move |b: &&SampleAddress| a.address.is_ipv4() == b.address.is_ipv4();
         destinations.iter().filter(same).map(move |b| (*a, *b))
     });
-    let pairs: Vec<(Place, Place)> = pairs.collect();
+    let pairs: Vec<(SampleAddress, SampleAddress)> = pairs.collect();
     let Some((source, destination)) = pairs.first().copied() else {
         let reason = "the two sides have no address family in common".to_owned();
         return Explanation::unknown(probe, reason);
     };
-    let explain = |source: Place, destination: Place, detail| {
+    let explain = |source: SampleAddress, destination: SampleAddress, detail| {
         explain_pair((source.address, destination.address), detail)
     };
     let answer = explain(source, destination, detail);
     if !answer.services.is_empty() {
         return explain_behind(&sources, answer, from, |a| explain(a, destination, detail));
     }
-    let (mut sent, mut received) = (Verdicts::default(), Verdicts::default());
+    let (mut sent, mut received) = (SampleVerdicts::default(), SampleVerdicts::default());
     let mut asked: [BTreeSet<IpAddr>; 2] = Default::default();
     for (a, b) in &pairs {
         if asked[0].insert(b.address) {
@@ -145,19 +145,19 @@ pub(super) fn explain_places(
     if reasons.is_empty() {
         return answer;
     }
-    let pick = |verdicts: &Verdicts, other| verdicts.denied.first().copied().unwrap_or(other);
+    let pick = |verdicts: &SampleVerdicts, other| verdicts.denied.first().copied().unwrap_or(other);
     let answer = explain(pick(&received, source), pick(&sent, destination), detail);
     Explanation { verdict: Verdict::Unknown, reason: Some(reasons.join("; ")), ..answer }
 }
 
 /// Answers for traffic of a pod without an address to a translated destination.
 fn explain_behind(
-    sources: &[Place],
+    sources: &[SampleAddress],
     first: Explanation,
-    from: &Side<'_>,
-    explain: impl Fn(Place) -> Explanation,
+    from: &ProbeEnd<'_>,
+    explain: impl Fn(SampleAddress) -> Explanation,
 ) -> Explanation {
-    let same_family = |place: &&Place| place.address.is_ipv4() == sources[0].address.is_ipv4();
+    let same_family = |place: &&SampleAddress| place.address.is_ipv4() == sources[0].address.is_ipv4();
     for place in sources.iter().filter(same_family).skip(1) {
         let other = explain(*place);
         if other.verdict != first.verdict {
@@ -172,7 +172,7 @@ fn explain_behind(
     first
 }
 
-fn depends_on(side: &Side<'_>, (allowed, denied): (Place, Place)) -> String {
+fn depends_on(side: &ProbeEnd<'_>, (allowed, denied): (SampleAddress, SampleAddress)) -> String {
     let title = side.pod.map(Pod::title).unwrap_or_default();
     if side.places.is_empty() {
         let (allowed, denied) = (allowed.address, denied.address);

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explainer, Resolved, Verdict, Within};
+use netpold_core::explain::{Explainer, ResolvedNames, Verdict, Within};
 use netpold_core::model::{Action, Change, ClusterRule, Direction, DomainName, Key, Service};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::{NAME_GROUPS, RESOLVER_SLOTS};
@@ -469,7 +469,7 @@ fn groups_beyond_the_limit_match_nothing() {
         .collect();
     let net = Net::new(rules.clone());
     let (cluster, pod) = explained(rules.clone());
-    let mut resolved = Resolved::default();
+    let mut resolved = ResolvedNames::default();
     for n in 0..rules.len() as u16 {
         let name = format!("n{n}.example.com");
         let at = ip(&format!("192.0.2.{n}"));

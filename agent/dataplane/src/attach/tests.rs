@@ -21,7 +21,7 @@ const PASS: i32 = 0;
 /// `TCX_DROP` and `TC_ACT_SHOT`.
 const DROP: i32 = 2;
 
-const MODES: [Mode; 2] = [Mode::Tcx, Mode::Clsact];
+const MODES: [AttachMode; 2] = [AttachMode::Tcx, AttachMode::Clsact];
 const LOOPBACK: [Hook; 2] = [
     Hook { ifindex: 1, direction: Direction::Ingress },
     Hook { ifindex: 1, direction: Direction::Egress },
@@ -65,7 +65,7 @@ fn hooks(attacher: &mut Attacher) -> Vec<Hook> {
 #[test]
 fn this_kernel_is_probed_as_its_version_says() {
     let version = netpold_testbed::kernel_version().unwrap();
-    assert_eq!(Mode::probe() == Mode::Tcx, version >= (6, 6), "{version:?}");
+    assert_eq!(AttachMode::probe() == AttachMode::Tcx, version >= (6, 6), "{version:?}");
 }
 
 #[test]
@@ -121,10 +121,10 @@ fn ours_is_first_and_others_still_run() {
             let hook = LOOPBACK[1];
             let other = classifier(DROP);
             let foreign = match mode {
-                Mode::Tcx => {
+                AttachMode::Tcx => {
                     Some(sys::tcx_link_create(other.as_fd(), 1, LOOPBACK[1].tcx_type()).unwrap())
                 }
-                Mode::Clsact => {
+                AttachMode::Clsact => {
                     let pin = pins.join("other");
                     sys::obj_pin(other.as_fd(), &pin).unwrap();
                     run("tc qdisc add dev lo clsact");
@@ -162,10 +162,10 @@ fn ours_goes_in_front_of_what_was_put_there() {
             attacher.attach(ours.as_fd(), hook).unwrap();
             assert!(attacher.attached().unwrap()[0].ahead.is_empty(), "{mode}");
             let foreign = match mode {
-                Mode::Tcx => {
+                AttachMode::Tcx => {
                     Some(sys::tcx_link_create(other.as_fd(), 1, LOOPBACK[1].tcx_type()).unwrap())
                 }
-                Mode::Clsact => {
+                AttachMode::Clsact => {
                     let pin = pins.join("other");
                     sys::obj_pin(other.as_fd(), &pin).unwrap();
                     let pin = pin.display();
@@ -200,7 +200,7 @@ fn a_filter_of_another_protocol_in_our_place_is_named() {
         sys::obj_pin(classifier(PASS).as_fd(), &pin).unwrap();
         let pin = pin.display();
         run(&format!("tc filter add dev lo ingress prio 1 protocol ip bpf da object-pinned {pin}"));
-        let mut attacher = Attacher::new(pins, Mode::Clsact).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Clsact).unwrap();
         let error = attacher.attach(classifier(DROP).as_fd(), LOOPBACK[1]).unwrap_err();
         assert!(
             error.to_string().contains("priority 1 is taken by another tool's filter"),
@@ -212,7 +212,7 @@ fn a_filter_of_another_protocol_in_our_place_is_named() {
 #[test]
 fn the_qdisc_goes_with_its_last_filter() {
     isolated(|pins| {
-        let mut attacher = Attacher::new(pins, Mode::Clsact).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Clsact).unwrap();
         let clsact = || {
             let list = Command::new("tc").args(["qdisc", "show", "dev", "lo"]).output().unwrap();
             String::from_utf8(list.stdout).unwrap().contains("clsact")
@@ -257,7 +257,7 @@ fn an_interface_that_goes_leaves_nothing_that_hinders_the_next_with_its_index() 
 #[test]
 fn a_rename_does_not_matter_and_foreign_files_are_left_alone() {
     isolated(|pins| {
-        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
         let foreign = classifier(NEXT);
         sys::obj_pin(foreign.as_fd(), &pins.join("something")).unwrap();
         run("ip link add v0 index 77 type veth peer name v1");
@@ -284,7 +284,7 @@ fn hooks_and_file_names_are_one_to_one() {
 fn an_ingress_qdisc_is_no_place_for_both() {
     isolated(|pins| {
         run("tc qdisc add dev lo ingress");
-        let mut attacher = Attacher::new(pins, Mode::Clsact).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Clsact).unwrap();
         let error = attacher.attach(classifier(DROP).as_fd(), LOOPBACK[0]).unwrap_err();
         assert!(error.to_string().contains("the interface has an ingress qdisc"), "{error}");
         assert!(delivers());
@@ -307,14 +307,14 @@ impl Drop for Done<'_> {
 #[test]
 fn a_guard_finds_a_program_throughout_a_promotion() {
     isolated(|pins| {
-        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
         let hook = LOOPBACK[1];
         attacher.attach(classifier(NEXT).as_fd(), hook).unwrap();
         let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let _done = Done(&is_done);
             scope.spawn(|| {
-                let guard = Closing::new(pins.to_owned(), Mode::Tcx);
+                let guard = HookCloser::new(pins.to_owned(), AttachMode::Tcx);
                 while !is_done.load(Ordering::Relaxed) {
                     guard.close(hook, false);
                 }
@@ -337,7 +337,7 @@ fn a_guard_closes_where_nothing_can_be_pinned() {
         let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
         mount(none, pins, none, read_only, none).unwrap();
         let hook = LOOPBACK[1];
-        let guard = Closing::new(pins.to_owned(), Mode::Tcx);
+        let guard = HookCloser::new(pins.to_owned(), AttachMode::Tcx);
         guard.close(hook, false);
         let programs = sys::programs(hook.ifindex, hook.tcx_type()).unwrap();
         assert_eq!(programs, [guard.program().unwrap().id]);
@@ -349,7 +349,7 @@ fn a_guard_closes_where_nothing_can_be_pinned() {
 fn a_guard_closes_again_what_another_one_could_not_pin_before_its_end() {
     isolated(|pins| {
         let hook = LOOPBACK[1];
-        let guard = Closing::new(pins.to_owned(), Mode::Tcx);
+        let guard = HookCloser::new(pins.to_owned(), AttachMode::Tcx);
         let program = guard.program().unwrap();
         let other = sys::tcx_link_create(program.as_fd(), 1, hook.tcx_type()).unwrap();
         std::thread::scope(|scope| {
@@ -369,7 +369,7 @@ fn a_guard_closes_again_what_another_one_could_not_pin_before_its_end() {
 #[test]
 fn a_new_interface_is_closed_once_the_engine_leaves_the_former_one() {
     isolated(|pins| {
-        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
         let guard = attacher.closing().clone();
         let leave = |attacher: &mut Attacher, is_new: Option<bool>| {
             for hook in LOOPBACK {
@@ -396,8 +396,8 @@ fn a_new_interface_is_closed_once_the_engine_leaves_the_former_one() {
 fn a_barrier_closes_until_a_program_is_attached() {
     for mode in MODES {
         isolated(|pins| {
-            let guard = Closing::new(pins.to_owned(), mode);
-            let found = || Closing::new(pins.to_owned(), mode).barred_hooks();
+            let guard = HookCloser::new(pins.to_owned(), mode);
+            let found = || HookCloser::new(pins.to_owned(), mode).barred_hooks();
             guard.bar(1, true);
             assert!(!delivers(), "{mode}: barred");
             assert_eq!((guard.barred_hooks(), found()), (LOOPBACK.into(), LOOPBACK.into()));
@@ -411,7 +411,7 @@ fn a_barrier_closes_until_a_program_is_attached() {
 #[test]
 fn a_barrier_stays_when_its_interface_gets_another_name() {
     isolated(|pins| {
-        let guard = Closing::new(pins.to_owned(), Mode::Tcx);
+        let guard = HookCloser::new(pins.to_owned(), AttachMode::Tcx);
         guard.renamed(1);
         assert_eq!(guard.barred_hooks(), [].into(), "no barrier to keep");
         guard.bar(1, false);
@@ -430,15 +430,15 @@ fn a_barrier_stays_when_its_interface_gets_another_name() {
 #[test]
 fn a_barrier_that_another_process_has_removed_stays_removed() {
     isolated(|pins| {
-        let agent = Closing::new(pins.to_owned(), Mode::Tcx);
+        let agent = HookCloser::new(pins.to_owned(), AttachMode::Tcx);
         agent.bar(1, false);
-        let standby = Closing::new(pins.to_owned(), Mode::Tcx);
+        let standby = HookCloser::new(pins.to_owned(), AttachMode::Tcx);
         standby.renamed(1);
         assert!(!delivers(), "it drops while it is renewed");
         agent.forget(1);
         assert!(delivers());
         standby.renamed(1);
-        let other = Closing::new(pins.to_owned(), Mode::Tcx);
+        let other = HookCloser::new(pins.to_owned(), AttachMode::Tcx);
         assert!(delivers());
         assert_eq!(other.barred_hooks(), [].into());
         // The index and the name of a new interface.
@@ -452,14 +452,14 @@ fn a_barrier_that_another_process_has_removed_stays_removed() {
 fn a_link_on_its_way_to_the_front_ends_with_the_next_agent() {
     isolated(|pins| {
         let hook = LOOPBACK[1];
-        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
         attacher.attach(classifier(NEXT).as_fd(), hook).unwrap();
         drop(attacher);
         let front = sys::tcx_link_create(classifier(DROP).as_fd(), 1, hook.tcx_type()).unwrap();
         sys::obj_pin(front.as_fd(), &pins.join(format!("{}{FIRST}", hook.file_name()))).unwrap();
         drop(front);
         assert!(!delivers());
-        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
         assert!(delivers());
         assert_eq!(attacher.attached().unwrap().len(), 1);
     });
@@ -468,7 +468,7 @@ fn a_link_on_its_way_to_the_front_ends_with_the_next_agent() {
 #[test]
 fn a_barrier_that_cannot_be_removed_is_removed_later() {
     isolated(|pins| {
-        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
         attacher.closing().bar(1, false);
         without_rights(|| attacher.closing().forget(1));
         assert_eq!(attacher.closing().barred_hooks(), LOOPBACK.into());
@@ -511,8 +511,8 @@ fn a_relay_without_its_target_drops() {
 #[test]
 fn the_barrier_of_a_guard_that_ended_goes_with_the_engines_program() {
     isolated(|pins| {
-        Closing::new(pins.to_owned(), Mode::Tcx).bar(1, false);
-        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        HookCloser::new(pins.to_owned(), AttachMode::Tcx).bar(1, false);
+        let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
         assert_eq!(attacher.closing().barred_hooks(), LOOPBACK.into());
         for hook in LOOPBACK {
             assert!(!delivers(), "{hook:?}");
@@ -520,7 +520,7 @@ fn the_barrier_of_a_guard_that_ended_goes_with_the_engines_program() {
         }
         assert!(delivers());
         // A guard that starts after the programs are in force.
-        for guard in [attacher.closing(), &Closing::new(pins.to_owned(), Mode::Tcx)] {
+        for guard in [attacher.closing(), &HookCloser::new(pins.to_owned(), AttachMode::Tcx)] {
             guard.bar(1, false);
             assert_eq!(guard.barred_hooks(), [].into());
             assert!(delivers(), "a hook with a program is not barred");
@@ -531,7 +531,7 @@ fn the_barrier_of_a_guard_that_ended_goes_with_the_engines_program() {
 #[test]
 fn barriers_of_gone_interfaces_and_of_uninstalled_agents_are_removed() {
     isolated(|pins| {
-        let guard = Closing::new(pins.to_owned(), Mode::Tcx);
+        let guard = HookCloser::new(pins.to_owned(), AttachMode::Tcx);
         guard.bar(1, false);
         run("ip link add gone type veth peer name end");
         let gone = nix::net::if_::if_nametoindex("gone").unwrap();
@@ -542,7 +542,7 @@ fn barriers_of_gone_interfaces_and_of_uninstalled_agents_are_removed() {
         assert_eq!(guard.barred_hooks(), LOOPBACK.into());
         // A later interface of the same name is not barred.
         run("ip link add gone type veth peer name end");
-        assert_eq!(Closing::new(pins.to_owned(), Mode::Tcx).barred_hooks(), LOOPBACK.into());
+        assert_eq!(HookCloser::new(pins.to_owned(), AttachMode::Tcx).barred_hooks(), LOOPBACK.into());
         barrier::remove_all().unwrap();
         assert!(delivers());
         barrier::remove_all().unwrap();
@@ -556,11 +556,11 @@ fn watchers_of_an_agent_that_ended_are_in_nobodys_way() {
         let hook = LOOPBACK[1];
         let programs = [NEXT; 3].map(classifier);
         let [first, killed, next] = programs.each_ref();
-        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
         attacher.attach(first.as_fd(), hook).unwrap();
         assert!(attacher.watch(killed.as_fd(), hook).unwrap());
         drop(attacher);
-        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
         assert!(attacher.watch(next.as_fd(), hook).unwrap());
         attacher.promote(hook).unwrap();
         attacher.stop_watching().unwrap();
@@ -575,7 +575,7 @@ fn nothing_is_left_of_a_pin_root() {
         let root = pins.join("netpold");
         for others in [false, true] {
             let found = PinRoot::open(&root).unwrap();
-            let mut attacher = Attacher::new(&found.links(), Mode::Tcx).unwrap();
+            let mut attacher = Attacher::new(&found.links(), AttachMode::Tcx).unwrap();
             attacher.attach(classifier(NEXT).as_fd(), LOOPBACK[0]).unwrap();
             let foreign = root.join("foreign");
             if others {

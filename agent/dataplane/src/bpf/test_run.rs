@@ -38,7 +38,7 @@ impl<'a> Run<'a> {
 
 /// Result of a test run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct TestRunResult {
     /// Return value of the last run.
     pub retval: u32,
     /// Mean time of a run in nanoseconds.
@@ -86,7 +86,7 @@ pub struct Attributes {
 /// The first fields of `struct __sk_buff`: the kernel accepts a shorter context than its own.
 #[repr(C)]
 #[derive(Default)]
-struct Context {
+struct TestRunContext {
     length_and_type: [u32; 2],
     mark: u32,
     unused: [u32; 6],
@@ -113,7 +113,7 @@ pub unsafe fn call(attributes: &mut Attributes) -> io::Result<()> {
 /// # Errors
 /// Error of bpf(2): `EINVAL` for a frame below 14 bytes or one that does not match its Ethernet type, `ENODEV` for a
 /// missing interface, `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN`.
-pub fn run(program: BorrowedFd<'_>, run: &Run<'_>) -> io::Result<Answer> {
+pub fn run(program: BorrowedFd<'_>, run: &Run<'_>) -> io::Result<TestRunResult> {
     run_into(program, run, &mut []).map(|(answer, _)| answer)
 }
 
@@ -126,13 +126,13 @@ pub fn run_into(
     program: BorrowedFd<'_>,
     run: &Run<'_>,
     out: &mut [u8],
-) -> io::Result<(Answer, usize)> {
-    let context = Context {
+) -> io::Result<(TestRunResult, usize)> {
+    let context = TestRunContext {
         mark: run.mark,
         ingress_ifindex: run.ingress_ifindex,
         ifindex: run.ifindex,
         cb: run.cb,
-        ..Context::default()
+        ..TestRunContext::default()
     };
     let mut attributes = Attributes {
         program: program.as_raw_fd().cast_unsigned(),
@@ -141,13 +141,13 @@ pub fn run_into(
         data_size_out: u32::try_from(out.len()).map_err(io::Error::other)?,
         data_out: if out.is_empty() { 0 } else { out.as_mut_ptr() as u64 },
         repeat: run.repeat,
-        context_size_in: size_of::<Context>() as u32,
+        context_size_in: size_of::<TestRunContext>() as u32,
         context_in: (&raw const context) as u64,
         ..Attributes::default()
     };
     // SAFETY: the attributes name buffers of the sizes they state, which outlive the call.
     unsafe { call(&mut attributes)? };
-    let answer = Answer { retval: attributes.retval, nanoseconds: attributes.duration };
+    let answer = TestRunResult { retval: attributes.retval, nanoseconds: attributes.duration };
     Ok((answer, attributes.data_size_out as usize))
 }
 

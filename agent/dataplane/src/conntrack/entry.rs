@@ -11,7 +11,7 @@ use crate::bpf::mmap::MappedArray;
 
 /// State of a flow's two buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum BucketState {
     /// The flow has an entry.
     Taken,
     /// The flow has no entry, and a way is free without moving another entry.
@@ -23,7 +23,7 @@ pub enum Place {
 impl Sweeper {
     /// Returns whether a flow has an entry, or room for one.
     #[must_use]
-    pub fn place(&self, key: &FlowKey) -> Place {
+    pub fn place(&self, key: &FlowKey) -> BucketState {
         match key {
             FlowKey::V4(key) => place(words4(key), &self.buckets4(words4(key))),
             FlowKey::V6(key) => place(key6_words(key), &self.buckets6(key6_words(key))),
@@ -62,12 +62,12 @@ fn has<K: Key>(key: &K, way: &[AtomicU64]) -> (bool, Control) {
     (control.is_valid() && same, control)
 }
 
-fn place<K: Key>(key: K, ways: &[&[AtomicU64]]) -> Place {
+fn place<K: Key>(key: K, ways: &[&[AtomicU64]]) -> BucketState {
     let found: Vec<(bool, Control)> = ways.iter().map(|way| has(&key, way)).collect();
     match () {
-        () if found.iter().any(|(has, _)| *has) => Place::Taken,
-        () if found.iter().any(|(_, control)| control.is_vacant()) => Place::Free,
-        () => Place::Full,
+        () if found.iter().any(|(has, _)| *has) => BucketState::Taken,
+        () if found.iter().any(|(_, control)| control.is_vacant()) => BucketState::Free,
+        () => BucketState::Full,
     }
 }
 

@@ -22,7 +22,7 @@ pub enum FlowKey {
 
 /// A flow tracked elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tracked {
+pub struct TrackedFlow {
     /// Key of the flow.
     pub key: FlowKey,
     /// State of the flow as `CT_*` flags.
@@ -45,7 +45,7 @@ impl Sweeper {
     /// Returns the time stamp of a flow that the kernel forgets in `remaining` seconds (`None`: unknown), so that the
     /// entry expires at the same time. `now` is in jiffies.
     #[must_use]
-    pub fn stamp(&self, flow: &Tracked, remaining: Option<u32>, now: u32) -> u32 {
+    pub fn stamp(&self, flow: &TrackedFlow, remaining: Option<u32>, now: u32) -> u32 {
         let timeout = Control::new(0, 0, flow.flags).timeout(flow.key.protocol());
         let timeout = self.settings.timeouts[timeout];
         let remaining = remaining.map_or(timeout, |seconds| seconds.saturating_mul(self.hz));
@@ -56,7 +56,7 @@ impl Sweeper {
     ///
     /// # Errors
     /// [`Full`] if its buckets have no room.
-    pub fn import(&self, flow: &Tracked, now: u32) -> Result<(), Full> {
+    pub fn import(&self, flow: &TrackedFlow, now: u32) -> Result<(), Full> {
         match &flow.key {
             FlowKey::V4(key) => {
                 self.import_in(&self.four, self.settings.ct4_mask, words4(key), flow, now)
@@ -72,7 +72,7 @@ impl Sweeper {
         table: &MappedArray<B>,
         mask: u32,
         key: K,
-        flow: &Tracked,
+        flow: &TrackedFlow,
         now: u32,
     ) -> Result<(), Full> {
         let size = CT_WAYS * K::STRIDE;

@@ -128,7 +128,7 @@ fn what_flows_leave_is_unused_a_pass_later_unless_one_is_in_its_second_bucket() 
         })
     };
     for key in of(1).take(CT_WAYS).chain(of(2).take(1)) {
-        let flow = Tracked { key: FlowKey::V4(key), flags: OPENING | CT_REPLIED, seen: START };
+        let flow = TrackedFlow { key: FlowKey::V4(key), flags: OPENING | CT_REPLIED, seen: START };
         sweeper.import(&flow, START).unwrap();
     }
     let passed = |seconds: u32, known: &[u32]| {

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
-use super::{ConntrackEntry, KernelFlow, PartialTuple, Tuple};
+use super::{ConntrackEntry, KernelFlow, PartialTuple, ConntrackTuple};
 use crate::netlink::{
-    Message, NETFILTER_HEADER, NLA_F_NESTED, ask_netfilter, attribute, attributes,
+    NetlinkMessage, NETFILTER_HEADER, NLA_F_NESTED, ask_netfilter, attribute, attributes,
 };
 
 // Constants of `linux/netfilter/nfnetlink.h`, `nfnetlink_conntrack.h` and `nf_conntrack_common.h`.
@@ -60,7 +60,7 @@ pub(super) fn dump(mut each: impl FnMut(KernelFlow)) -> io::Result<()> {
 }
 
 /// Returns [`KernelFlow::seen_from_start`] for the flow of an original tuple; `None` if unknown.
-pub(super) fn seen_from_start(original: &Tuple) -> Option<bool> {
+pub(super) fn seen_from_start(original: &ConntrackTuple) -> Option<bool> {
     let family = if original.source.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let octets = |address: IpAddr| match address {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -89,7 +89,7 @@ pub(super) fn seen_from_start(original: &Tuple) -> Option<bool> {
     requested.ok().and(seen)
 }
 
-fn flow(message: Message<'_>) -> Option<KernelFlow> {
+fn flow(message: NetlinkMessage<'_>) -> Option<KernelFlow> {
     let (mut original, mut reply, mut bits, mut tcp) = (None, None, 0, (0, None));
     let mut remaining = None;
     for (kind, value) in message.attributes(NETFILTER_HEADER) {
@@ -132,7 +132,7 @@ fn tcp_state(info: &[u8]) -> Option<(u8, Option<bool>)> {
     Some((state?, picked_up))
 }
 
-fn tuple(value: &[u8]) -> Option<Tuple> {
+fn tuple(value: &[u8]) -> Option<ConntrackTuple> {
     let (mut tuple, mut protocol) = (PartialTuple::default(), None);
     let port = |value: &[u8]| value.first_chunk().map_or(0, |port| u16::from_be_bytes(*port));
     for (kind, value) in attributes(value) {

@@ -50,7 +50,7 @@ impl Word {
 
 /// An interval of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct KeyInterval {
     /// First key of the interval.
     pub(super) first: u64,
     /// Words of the interval, by the bit below the key's.
@@ -58,13 +58,13 @@ pub(super) struct Entry {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Copied {
+struct NodeCopy {
     node: Blocks6Node,
     lens: [[u8; 2]; ENTRIES],
 }
 
-impl Copied {
-    fn new(entries: &[Entry]) -> Self {
+impl NodeCopy {
+    fn new(entries: &[KeyInterval]) -> Self {
         let mut copied = Self::default();
         let firsts = entries.iter().skip(1).map(|entry| entry.first);
         for (key, first) in copied.node.keys.iter_mut().zip(firsts.chain(std::iter::repeat(NO_KEY)))
@@ -83,23 +83,23 @@ impl Copied {
     }
 
     /// Entries of the node, with the first key of its range.
-    fn entries(&self, first: u64) -> Vec<Entry> {
+    fn entries(&self, first: u64) -> Vec<KeyInterval> {
         let keys = self.node.keys.iter().copied().take_while(|key| *key != NO_KEY);
         let words =
             self.node.values.iter().zip(&self.lens).map(|(values, lens)| {
                 [0, 1].map(|half| Word { value: values[half], len: lens[half] })
             });
         let entries = std::iter::once(first).chain(keys).zip(words);
-        entries.map(|(first, words)| Entry { first, words }).collect()
+        entries.map(|(first, words)| KeyInterval { first, words }).collect()
     }
 }
 
 /// All nodes.
 #[derive(Debug)]
-pub(super) struct Nodes {
+pub(super) struct TreeNodes {
     map: MappedArray<Blocks6Node>,
     /// Copies of all nodes that ever were in use.
-    copies: Vec<Copied>,
+    copies: Vec<NodeCopy>,
     free: Vec<u32>,
     /// Nodes that become unreachable with the current operation.
     leaving: Vec<u32>,
@@ -111,7 +111,7 @@ pub(super) struct Nodes {
     audited: usize,
 }
 
-impl Nodes {
+impl TreeNodes {
     pub(super) fn new(map: MappedArray<Blocks6Node>, wait: fn()) -> Self {
         let (copies, free, leaving, retired) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { map, copies, free, leaving, retired, wait, audited: 0 }
@@ -132,17 +132,17 @@ impl Nodes {
     }
 
     /// Entries of a node, with the first key of its range.
-    pub(super) fn entries(&self, node: u32, first: u64) -> Vec<Entry> {
+    pub(super) fn entries(&self, node: u32, first: u64) -> Vec<KeyInterval> {
         self.copies.get(node as usize).map(|copied| copied.entries(first)).unwrap_or_default()
     }
 
     /// Adds a node, which is unreachable so far.
-    pub(super) fn add(&mut self, entries: &[Entry]) -> Result<u32, TableError> {
-        let copied = Copied::new(entries);
+    pub(super) fn add(&mut self, entries: &[KeyInterval]) -> Result<u32, TableError> {
+        let copied = NodeCopy::new(entries);
         let node = match self.free.pop() {
             Some(node) => node,
             None => {
-                self.copies.push(Copied::default());
+                self.copies.push(NodeCopy::default());
                 self.copies.len() as u32 - 1
             }
         };

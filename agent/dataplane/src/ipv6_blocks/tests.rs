@@ -46,8 +46,8 @@ fn read_class(blocks: &Ipv6Blocks, address: u128) -> ClassId {
 }
 
 /// Longest match by a naive search.
-fn naive(prefixes: &BTreeMap<Key, ClassId>, address: u128) -> ClassId {
-    let holds = |&(&(bits, len), _): &(&Key, &ClassId)| {
+fn naive(prefixes: &BTreeMap<PrefixKey, ClassId>, address: u128) -> ClassId {
+    let holds = |&(&(bits, len), _): &(&PrefixKey, &ClassId)| {
         (address ^ bits).checked_shr(128 - u32::from(len)).unwrap_or(0) == 0
     };
     let longest = prefixes.iter().filter(holds).max_by_key(|((_, len), _)| *len);
@@ -107,7 +107,7 @@ proptest! {
         for address in &seen {
             prop_assert_eq!(read_class(&blocks, *address), naive(&prefixes, *address));
         }
-        let all: Vec<Key> = prefixes.keys().copied().collect();
+        let all: Vec<PrefixKey> = prefixes.keys().copied().collect();
         for (bits, len) in all {
             prop_assert!(blocks.remove(net(bits, len)).unwrap());
         }

@@ -3,7 +3,7 @@
 //! A node in use changes only words, one by one; where intervals begin or end, a new node replaces it. So each address
 //! has its old class until one store, and its new one from then on.
 
-use super::nodes::{ENTRIES, Entry, Nodes, Word};
+use super::nodes::{ENTRIES, KeyInterval, TreeNodes, Word};
 use crate::maps::TableError;
 
 /// The last key.
@@ -67,22 +67,22 @@ enum Painted {
     /// The node stays in use.
     InPlace,
     /// The node is retired; the entries, in any number, are to replace its own.
-    Anew(Vec<Entry>),
+    Anew(Vec<KeyInterval>),
 }
 
 /// A child of a node during an edit.
 enum Child {
-    Kept(Entry),
-    Anew(Vec<Entry>),
+    Kept(KeyInterval),
+    Anew(Vec<KeyInterval>),
 }
 
 /// Gives the addresses of a prefix another word; returns the new word of the root.
-pub(super) fn paint(nodes: &mut Nodes, root: Word, paint: &Paint) -> Result<Word, TableError> {
+pub(super) fn paint(nodes: &mut TreeNodes, root: Word, paint: &Paint) -> Result<Word, TableError> {
     paint_tree(nodes, root, Half::Upper, paint)
 }
 
 fn paint_tree(
-    nodes: &mut Nodes,
+    nodes: &mut TreeNodes,
     root: Word,
     half: Half,
     paint: &Paint,
@@ -93,7 +93,7 @@ fn paint_tree(
             Painted::Anew(entries) => entries,
         },
         None => {
-            let mut entries = vec![Entry { first: 0, words: [root; 2] }];
+            let mut entries = vec![KeyInterval { first: 0, words: [root; 2] }];
             paint_entries(nodes, &mut entries, LAST, half, paint)?;
             entries
         }
@@ -101,12 +101,12 @@ fn paint_tree(
     while let [_, _, ..] = entries[..] {
         entries = pack(nodes, &entries, paint.covers(half).0.last)?;
     }
-    let Some(Entry { words: [word, _], .. }) = entries.pop() else { return Ok(root) };
+    let Some(KeyInterval { words: [word, _], .. }) = entries.pop() else { return Ok(root) };
     Ok(if half == Half::Lower && word.node().is_some() { word.lower() } else { word })
 }
 
 fn paint_node(
-    nodes: &mut Nodes,
+    nodes: &mut TreeNodes,
     node: u32,
     keys: Keys,
     half: Half,
@@ -133,12 +133,12 @@ fn paint_node(
 
 /// Entries of an inner node after its children were painted.
 fn paint_children(
-    nodes: &mut Nodes,
-    old: &[Entry],
+    nodes: &mut TreeNodes,
+    old: &[KeyInterval],
     last: u64,
     half: Half,
     paint: &Paint,
-) -> Result<Vec<Entry>, TableError> {
+) -> Result<Vec<KeyInterval>, TableError> {
     let (covered, _) = paint.covers(half);
     let mut children = Vec::with_capacity(old.len());
     for (index, entry) in old.iter().enumerate() {
@@ -166,7 +166,7 @@ fn paint_children(
 }
 
 /// Joins children that have become too small with a neighbour.
-fn join_small(nodes: &mut Nodes, children: &mut Vec<Child>) {
+fn join_small(nodes: &mut TreeNodes, children: &mut Vec<Child>) {
     let is_small = |child: &Child| matches!(child, Child::Anew(entries) if entries.len() < LEAST);
     while children.len() > 1 {
         let Some(small) = children.iter().position(is_small) else { return };
@@ -190,8 +190,8 @@ fn join_small(nodes: &mut Nodes, children: &mut Vec<Child>) {
 
 /// Paints the entries of a leaf with a range up to `last`.
 fn paint_entries(
-    nodes: &mut Nodes,
-    entries: &mut Vec<Entry>,
+    nodes: &mut TreeNodes,
+    entries: &mut Vec<KeyInterval>,
     last: u64,
     half: Half,
     paint: &Paint,
@@ -202,7 +202,7 @@ fn paint_entries(
         let place = entries.partition_point(|entry| entry.first < first);
         let begins = entries.get(place).is_some_and(|entry| entry.first == first);
         if !begins && let Some(before) = place.checked_sub(1) {
-            entries.insert(place, Entry { first, ..entries[before] });
+            entries.insert(place, KeyInterval { first, ..entries[before] });
         }
     }
     for entry in entries.iter_mut() {
@@ -218,7 +218,7 @@ fn paint_entries(
 }
 
 fn paint_word(
-    nodes: &mut Nodes,
+    nodes: &mut TreeNodes,
     word: Word,
     half: Half,
     paint: &Paint,
@@ -230,13 +230,13 @@ fn paint_word(
 }
 
 /// Merges equal neighbours into one entry.
-fn merge_equal(entries: &mut Vec<Entry>) {
+fn merge_equal(entries: &mut Vec<KeyInterval>) {
     entries.dedup_by(|later, earlier| later.words == earlier.words);
 }
 
 /// Packs entries into new nodes; returns the entries of the node above. Nodes fill up before another one begins if
 /// entries are added in ascending order.
-fn pack(nodes: &mut Nodes, entries: &[Entry], painted_last: u64) -> Result<Vec<Entry>, TableError> {
+fn pack(nodes: &mut TreeNodes, entries: &[KeyInterval], painted_last: u64) -> Result<Vec<KeyInterval>, TableError> {
     let count = entries.len().div_ceil(ENTRIES);
     let at_the_end = entries.last().is_some_and(|entry| entry.first <= painted_last + 1);
     let mut rest = entries;
@@ -251,7 +251,7 @@ fn pack(nodes: &mut Nodes, entries: &[Entry], painted_last: u64) -> Result<Vec<E
         rest = others;
         if let Some(first) = these.first().map(|entry| entry.first) {
             let word = Word::pointer(nodes.add(these)?);
-            above.push(Entry { first, words: [word; 2] });
+            above.push(KeyInterval { first, words: [word; 2] });
         }
     }
     Ok(above)

@@ -85,7 +85,7 @@ fn neighbours_share_an_entry() {
         assert_eq!(read(&table, &settings, *address), None);
         assert_eq!(table.set(&settings, *address, class).unwrap(), Ok(()));
     }
-    assert_eq!(table.set(&settings, address(9), 1).unwrap(), Err(Full));
+    assert_eq!(table.set(&settings, address(9), 1).unwrap(), Err(HostsFull));
     assert_eq!(table.set(&settings, neighbours[6], 1 << 30 | 5).unwrap(), Ok(()));
     for address in &neighbours[4..6] {
         assert!(table.remove(&settings, *address).unwrap());
@@ -103,7 +103,7 @@ fn neighbours_share_an_entry() {
     assert_eq!(listed, [&neighbours[..4], &neighbours[6..]].concat());
     // The place of an entry is reused once its last address is removed.
     for address in &neighbours[6..8] {
-        assert_eq!(table.set(&settings, Ipv6Addr::LOCALHOST, 1).unwrap(), Err(Full));
+        assert_eq!(table.set(&settings, Ipv6Addr::LOCALHOST, 1).unwrap(), Err(HostsFull));
         assert!(table.remove(&settings, *address).unwrap());
     }
     assert_eq!(table.set(&settings, Ipv6Addr::LOCALHOST, 77).unwrap(), Ok(()));
@@ -198,7 +198,7 @@ fn a_full_bucket_refuses_and_changes_classes() {
     for number in 0..HOST6_WAYS as u128 {
         assert_eq!(table.set(&settings, address(number), 1).unwrap(), Ok(()));
     }
-    assert_eq!(table.set(&settings, address(9), 1).unwrap(), Err(Full));
+    assert_eq!(table.set(&settings, address(9), 1).unwrap(), Err(HostsFull));
     assert_eq!(table.set(&settings, address(2), 1 << 30 | 5).unwrap(), Ok(()));
     assert_eq!(table.get(&settings, address(2)).unwrap(), Some(1 << 30 | 5));
     assert!(table.remove(&settings, address(0)).unwrap());

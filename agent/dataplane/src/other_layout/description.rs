@@ -13,7 +13,7 @@ use netpold_ebpf::layout::{
 };
 
 /// A pinned record: a name of 24 bytes, padded with zeros, then place and width.
-pub(super) type Record = [u32; 8];
+pub(super) type PinnedRecord = [u32; 8];
 /// Length of a name in bytes.
 const NAME: usize = 24;
 
@@ -46,12 +46,12 @@ const RESOLVED: [(&str, usize, usize); 5] = [
 
 /// Place of a field: in bytes from its record's start, or in bits of a control word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct FieldPosition {
     pub(super) at: usize,
     pub(super) width: usize,
 }
 
-impl Place {
+impl FieldPosition {
     /// Distance between records of this width: the kernel rounds the width up to 8 bytes. Never 0, even for a malformed
     /// width of 0.
     pub(super) fn stride(self) -> usize {
@@ -62,11 +62,11 @@ impl Place {
 /// Error: the description lacks a name.
 #[derive(Debug, thiserror::Error)]
 #[error("the other version's layout does not describe `{0}`")]
-pub(crate) struct Missing(String);
+pub(crate) struct MissingName(String);
 
 /// Places of a version's tables and fields, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Description(BTreeMap<String, Place>);
+pub(crate) struct Description(BTreeMap<String, FieldPosition>);
 
 impl Description {
     /// Description of this version.
@@ -99,30 +99,30 @@ impl Description {
         let flags = FLAGS.into_iter().chain([(valid, CT_VALID), (busy, CT_BUSY)]);
         let flags = flags.map(|(name, flag)| (name, flag.trailing_zeros() as usize, 1));
         let all = fields.chain(flags);
-        Self(all.map(|(name, at, width)| (name.to_owned(), Place { at, width })).collect())
+        Self(all.map(|(name, at, width)| (name.to_owned(), FieldPosition { at, width })).collect())
     }
 
     /// Place of a name.
-    pub(super) fn place(&self, name: &str) -> Result<Place, Missing> {
-        self.0.get(name).copied().ok_or_else(|| Missing(name.to_owned()))
+    pub(super) fn place(&self, name: &str) -> Result<FieldPosition, MissingName> {
+        self.0.get(name).copied().ok_or_else(|| MissingName(name.to_owned()))
     }
 
     /// Place of a name; `None` in a version without the name.
-    pub(super) fn find(&self, name: &str) -> Option<Place> {
+    pub(super) fn find(&self, name: &str) -> Option<FieldPosition> {
         self.0.get(name).copied()
     }
 
     /// Whether resolved addresses have the layout of this version.
     pub(super) fn has_own_resolved(&self) -> bool {
         let same = |(name, at, width): &(&str, usize, usize)| {
-            self.find(name) == Some(Place { at: *at, width: *width })
+            self.find(name) == Some(FieldPosition { at: *at, width: *width })
         };
         RESOLVED.iter().all(same)
     }
 
     /// Records to pin.
-    pub(super) fn to_records(&self) -> Vec<Record> {
-        let record = |(name, place): (&String, &Place)| {
+    pub(super) fn to_records(&self) -> Vec<PinnedRecord> {
+        let record = |(name, place): (&String, &FieldPosition)| {
             let mut bytes = [0; NAME];
             let length = name.len().min(NAME);
             bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
@@ -136,12 +136,12 @@ impl Description {
     }
 
     /// Parses pinned records.
-    pub(super) fn from_records(records: impl Iterator<Item = Record>) -> Self {
-        let entry = |record: Record| {
+    pub(super) fn from_records(records: impl Iterator<Item = PinnedRecord>) -> Self {
+        let entry = |record: PinnedRecord| {
             let bytes = record[..NAME / 4].iter().flat_map(|word| word.to_le_bytes());
             let name: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
             let (at, width) = (record[6] as usize, record[7] as usize);
-            (String::from_utf8_lossy(&name).into_owned(), Place { at, width })
+            (String::from_utf8_lossy(&name).into_owned(), FieldPosition { at, width })
         };
         Self(records.map(entry).filter(|(name, _)| !name.is_empty()).collect())
     }

@@ -20,7 +20,7 @@ use super::{answer, shared, stream};
 use crate::engine::{Engine, flow_reader, name_remotes};
 use crate::events::DropLog;
 use crate::metrics::Metrics;
-use crate::observe::Observer;
+use crate::observe::ObserveServer;
 use crate::questions::Questions;
 use crate::trace::Tracer;
 
@@ -29,7 +29,7 @@ pub fn requests(
     node: &str,
     engine: &Arc<Mutex<Engine>>,
     drops: &Arc<Mutex<DropLog>>,
-    observer: Arc<Observer>,
+    observer: Arc<ObserveServer>,
     source: watch::Receiver<SourceStatus>,
     readiness: Arc<Metrics>,
 ) -> Router {

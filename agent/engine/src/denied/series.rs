@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use netpold_api::events::Outcome;
-use netpold_api::observe::Event;
-use netpold_core::cluster::Whose;
+use netpold_api::events::TrafficVerdict;
+use netpold_api::observe::ObservedEvent;
+use netpold_core::cluster::AddressOwner;
 use netpold_core::model::Direction;
 
 /// Time after which a series without new packets or flows gives way before smaller ones.
@@ -15,9 +15,9 @@ const POLICIES_MAX: usize = 200;
 
 /// Labels of a series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Labels {
+pub struct SeriesLabels {
     /// [`Outcome::Deny`] or [`Outcome::Audit`].
-    pub outcome: Outcome,
+    pub outcome: TrafficVerdict,
     /// Direction from the pod's view.
     pub direction: Direction,
     /// Namespace of the pod.
@@ -34,20 +34,20 @@ pub struct Labels {
     pub reason: String,
 }
 
-impl Labels {
+impl SeriesLabels {
     /// Returns the labels of an event; `None` for a flow that passed, and if the pod is unknown.
-    pub(super) fn of(event: &Event) -> Option<Self> {
-        let pod = event.pod.as_ref().filter(|_| event.verdict != Outcome::Allow)?;
+    pub(super) fn of(event: &ObservedEvent) -> Option<Self> {
+        let pod = event.pod.as_ref().filter(|_| event.verdict != TrafficVerdict::Allow)?;
         let name = |workload: &Option<_>| {
             workload.as_ref().map(|it: &netpold_api::workload::WorkloadName| it.name.clone())
         };
         let (peer_namespace, peer_workload) = match &event.peer {
-            Some(Whose::Pod(key)) => {
+            Some(AddressOwner::Pod(key)) => {
                 (key.namespace.clone(), name(&event.peer_workload).unwrap_or_default())
             }
-            Some(Whose::Service(key)) => (key.namespace.clone(), format!("svc/{}", key.name)),
-            Some(Whose::Node { .. }) => (String::new(), "node".to_owned()),
-            Some(Whose::Outside) => (String::new(), "outside".to_owned()),
+            Some(AddressOwner::Service(key)) => (key.namespace.clone(), format!("svc/{}", key.name)),
+            Some(AddressOwner::Node { .. }) => (String::new(), "node".to_owned()),
+            Some(AddressOwner::Outside) => (String::new(), "outside".to_owned()),
             None => (String::new(), String::new()),
         };
         Some(Self {
@@ -74,7 +74,7 @@ impl Labels {
     }
 }
 
-fn policies(event: &Event) -> String {
+fn policies(event: &ObservedEvent) -> String {
     let all = &event.attribution.policies;
     let (mut text, mut named) = (String::new(), 0);
     for policy in all {
@@ -93,7 +93,7 @@ fn policies(event: &Event) -> String {
 }
 
 #[derive(Debug)]
-struct Count {
+struct SeriesCount {
     value: u64,
     last: Instant,
 }
@@ -102,7 +102,7 @@ struct Count {
 #[derive(Debug)]
 pub(super) struct Series {
     most: usize,
-    counts: BTreeMap<Labels, Count>,
+    counts: BTreeMap<SeriesLabels, SeriesCount>,
     /// Number of series by the namespaces of sender and receiver.
     shares: BTreeMap<String, BTreeMap<String, usize>>,
 }
@@ -114,13 +114,13 @@ impl Series {
     }
 
     /// Returns all series with their counts.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Labels, u64)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&SeriesLabels, u64)> {
         self.counts.iter().map(|(labels, count)| (labels, count.value))
     }
 
     /// Adds 1 to a series. Returns the labels and count that leave the table: a displaced series, or the given labels
     /// with 1 if the namespace has no room for them.
-    pub(super) fn count(&mut self, labels: Labels, now: Instant) -> Option<(Labels, u64)> {
+    pub(super) fn count(&mut self, labels: SeriesLabels, now: Instant) -> Option<(SeriesLabels, u64)> {
         if let Some(count) = self.counts.get_mut(&labels) {
             count.value += 1;
             count.last = now;
@@ -133,11 +133,11 @@ impl Series {
         }
         let [sender, receiver] = labels.sides().map(str::to_owned);
         *self.shares.entry(sender).or_default().entry(receiver).or_default() += 1;
-        self.counts.insert(labels, Count { value: 1, last: now });
+        self.counts.insert(labels, SeriesCount { value: 1, last: now });
         displaced
     }
 
-    fn remove(&mut self, labels: &Labels) -> Option<u64> {
+    fn remove(&mut self, labels: &SeriesLabels) -> Option<u64> {
         let [sender, receiver] = labels.sides();
         if let Some(share) = self.shares.get_mut(sender) {
             if let Some(number) = share.get_mut(receiver) {
@@ -153,7 +153,7 @@ impl Series {
 
     /// Returns the series that gives way to a new one: of the sender with the most series, and of these, to the
     /// receiver with the most, the smallest. `None`: the new series is the one that exceeds its share.
-    fn victim(&self, new: &Labels, now: Instant) -> Option<Labels> {
+    fn victim(&self, new: &SeriesLabels, now: Instant) -> Option<SeriesLabels> {
         let [sender, receiver] = new.sides();
         let loads = self.shares.iter().map(|(name, share)| {
             let own = usize::from(name == sender);
@@ -178,10 +178,10 @@ impl Series {
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::denied) fn labels(namespace: &str, workload: &str, peer: &str) -> Labels {
+    pub(in crate::denied) fn labels(namespace: &str, workload: &str, peer: &str) -> SeriesLabels {
         let (peer_namespace, peer_workload) = peer.split_once('/').unwrap_or(("", peer));
-        Labels {
-            outcome: Outcome::Deny,
+        SeriesLabels {
+            outcome: TrafficVerdict::Deny,
             direction: Direction::Egress,
             namespace: namespace.into(),
             workload: workload.into(),
@@ -207,7 +207,7 @@ pub(super) mod tests {
         // Random pods, labels and receivers, as sender in both directions.
         for n in 0..10_000 {
             count(labels("evil", &format!("w{n}"), &format!("other{}/x", n % 300)));
-            let victim = Labels {
+            let victim = SeriesLabels {
                 direction: Direction::Ingress,
                 ..labels("shop", &format!("w{}", n % 20), &format!("evil/w{n}"))
             };
@@ -239,7 +239,7 @@ pub(super) mod tests {
         }
         for n in 0..10_000 {
             let policy = format!("evil/p{n}");
-            let hostile = Labels {
+            let hostile = SeriesLabels {
                 direction: Direction::Ingress,
                 policy,
                 ..labels("evil", "w", "monitor/scraper")
@@ -275,7 +275,7 @@ pub(super) mod tests {
         };
         event.attribution.policies = (0..4).map(named).collect();
         event.attribution.more_policies = 3;
-        let policy = Labels::of(&event).unwrap().policy;
+        let policy = SeriesLabels::of(&event).unwrap().policy;
         assert!(policy.starts_with("shop/0p") && policy.ends_with(",+5"), "{policy}");
         assert!(policy.len() <= POLICIES_MAX + 10);
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netpold_core::compile::Compiler;
-use netpold_dataplane::netlink::{Connection, Message, word};
+use netpold_dataplane::netlink::{NetlinkConnection, NetlinkMessage, word};
 
 use super::interfaces::NodeInterfaces;
 
@@ -26,7 +26,7 @@ const IFLA_LINK_NETNSID: u16 = 37;
 /// Packets that passed by the programs, by interface and endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Bypass {
-    requests: Option<Connection>,
+    requests: Option<NetlinkConnection>,
     pods: BTreeMap<(u32, u32), Past>,
     /// Packets of gone pods.
     former: u64,
@@ -98,7 +98,7 @@ impl Bypass {
         });
         let requests = match &mut self.requests {
             Some(requests) => requests,
-            none => none.insert(Connection::open()?),
+            none => none.insert(NetlinkConnection::open()?),
         };
         let mut fresh = Vec::new();
         for &key in isolated {
@@ -122,7 +122,7 @@ impl Bypass {
 /// Returns the packets that the pod's side received and the host's side did not send; `None` where the counters are not
 /// available, for example of a veth under removal.
 fn past(
-    requests: &mut Connection,
+    requests: &mut NetlinkConnection,
     index: u32,
     known: Option<(u32, i32)>,
 ) -> Option<((u32, i32), u64)> {
@@ -140,7 +140,7 @@ fn past(
     same.then(|| (peer, received.saturating_sub(host.sent)))
 }
 
-fn side(requests: &mut Connection, index: u32, namespace: Option<i32>) -> io::Result<Side> {
+fn side(requests: &mut NetlinkConnection, index: u32, namespace: Option<i32>) -> io::Result<Side> {
     let mut message = LinkMessage::default();
     message.header.index = index;
     message.attributes.extend(namespace.map(LinkAttribute::IfNetnsId));
@@ -149,7 +149,7 @@ fn side(requests: &mut Connection, index: u32, namespace: Option<i32>) -> io::Re
     Ok(side)
 }
 
-fn read(answer: Message<'_>, side: &mut Side) {
+fn read(answer: NetlinkMessage<'_>, side: &mut Side) {
     for (kind, value) in answer.attributes(LINK_HEADER) {
         match kind {
             IFLA_LINK => side.peer = word(value).unwrap_or(0),

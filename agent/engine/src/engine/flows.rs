@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use netpold_api::flows::ListedFlow;
 use netpold_dataplane::generation::GenerationError;
-use netpold_dataplane::import_conntrack::Wanted;
+use netpold_dataplane::import_conntrack::ImportRequest;
 
 use super::Engine;
 use crate::events::unix_millis;
@@ -18,7 +18,7 @@ pub fn flow_reader(engine: &Engine) -> Result<Option<FlowReader>, GenerationErro
     let (compiler, dataplane) = (&engine.reconciler.compiler, &engine.reconciler.dataplane);
     let Some(tables) = dataplane.active().flow_tables()? else { return Ok(None) };
     let mut pods = BTreeMap::new();
-    let mut untracked = Wanted::default();
+    let mut untracked = ImportRequest::default();
     for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
         let addresses = engine.reconciler.addresses_of(&endpoint);
         let has_rows = endpoint.slot.zip(dataplane.active().generation());

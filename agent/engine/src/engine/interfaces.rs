@@ -12,7 +12,7 @@ use netpold_core::model::Key;
 use netpold_core::pattern::matches;
 use netpold_dataplane::Dataplane;
 use netpold_dataplane::bridges::Bridge;
-use netpold_dataplane::role::{Link, Role};
+use netpold_dataplane::role::{DeviceLink, Role};
 
 use netpold_discovery::Device;
 
@@ -346,7 +346,7 @@ impl NodeInterfaces {
             let link = it.link.map(|link| if self.is_door(it) { link.of_exit() } else { link });
             (*index, &it.name, link)
         });
-        let veths = self.veths.iter().map(|(index, it)| (*index, &it.name, Some(Link::Veth)));
+        let veths = self.veths.iter().map(|(index, it)| (*index, &it.name, Some(DeviceLink::Veth)));
         let bridges = self.bridges(compiler);
         let with_pods = |index: &u32| {
             let is_door = self.devices.get(index).is_some_and(|device| self.is_door(device));
@@ -359,13 +359,13 @@ impl NodeInterfaces {
             }
             if !self.judged.include(name) {
                 // The guard has closed veths; the role reopens them.
-                return (link == Link::Veth).then_some((index, Role::Unjudged));
+                return (link == DeviceLink::Veth).then_some((index, Role::Unjudged));
             }
-            let is_port = link == Link::Ethernet && with_pods(&index);
-            Some((index, Role::Device(if is_port { Link::Port } else { link })))
+            let is_port = link == DeviceLink::Ethernet && with_pods(&index);
+            Some((index, Role::Device(if is_port { DeviceLink::Port } else { link })))
         });
         let bridges = bridges.keys().filter(|_| self.judged != NodeDevices::None);
-        let bridges = bridges.map(|bridge| (*bridge, Role::Device(Link::Bridge)));
+        let bridges = bridges.map(|bridge| (*bridge, Role::Device(DeviceLink::Bridge)));
         let roles = devices.chain(bridges).chain(pods).collect();
         &self.roles.insert((compiler.endpoints_version(), roles)).1
     }
@@ -435,19 +435,19 @@ mod tests {
         let mut interfaces = NodeInterfaces::new();
         assert_eq!(interfaces.own(), None, "nothing is known yet");
         interfaces.devices_are(BTreeMap::from([
-            (2, device("eth0", Link::Ethernet, false)),
-            (3, device("door", Link::EthernetTunnel, true)),
+            (2, device("eth0", DeviceLink::Ethernet, false)),
+            (3, device("door", DeviceLink::EthernetTunnel, true)),
         ]));
         let compiler = Compiler::new(Options::default());
         assert_eq!(interfaces.own(), Some([2].into()));
         assert_eq!(interfaces.doors().collect::<Vec<_>>(), ["door"]);
         let role = interfaces.assign_roles(&compiler, false, Instant::now())[&3];
-        assert_eq!(role, Role::Device(Link::Ethernet), "nothing proves what comes by it");
+        assert_eq!(role, Role::Device(DeviceLink::Ethernet), "nothing proves what comes by it");
         interfaces.trust("do*".parse().unwrap());
         assert_eq!(interfaces.own(), Some([2, 3].into()));
         assert_eq!(
             interfaces.assign_roles(&compiler, false, Instant::now())[&3],
-            Role::Device(Link::EthernetTunnel)
+            Role::Device(DeviceLink::EthernetTunnel)
         );
         interfaces.judge_at(NodeDevices::None);
         assert_eq!(interfaces.own(), None, "not every veth gets a program");
@@ -467,7 +467,7 @@ mod tests {
             let now = begin + Duration::from_secs(seconds);
             interfaces.assign_roles(compiler, restored, now)[&7]
         };
-        let open = Role::Device(Link::Veth);
+        let open = Role::Device(DeviceLink::Veth);
         assert_eq!([9, 10].map(|age| role(&compiler, false, age)), [Role::Closed, open]);
         assert_eq!(role(&compiler, true, 10), Role::Closed, "pods may be unknown");
         let pod = objects::pod("x", "a", &[], &[]);

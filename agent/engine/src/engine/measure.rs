@@ -11,7 +11,7 @@ use super::health::Health;
 use super::reconciler::Reconciler;
 use super::report::{tables, wrong_with_node};
 use super::{Engine, unsupported};
-use crate::metrics::{EndpointCounts, Fill, Instruments, Snapshot};
+use crate::metrics::{EndpointCounts, TableFill, Instruments, Snapshot};
 
 /// Kinds of repairs by [`Engine::repair`] and [`Engine::readback`].
 const REPAIRS: [&str; 4] = ["entries", "order", "pins", "programs"];
@@ -134,6 +134,6 @@ fn objects(cluster: &Cluster) -> Vec<(&'static str, u64)> {
     counts.map(|(kind, count)| (kind, count as u64)).to_vec()
 }
 
-fn fill(TableStatus { name, used, capacity }: TableStatus) -> Fill {
-    Fill { table: name.to_lowercase().replace(' ', "_"), used, capacity }
+fn fill(TableStatus { name, used, capacity }: TableStatus) -> TableFill {
+    TableFill { table: name.to_lowercase().replace(' ', "_"), used, capacity }
 }

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use netpold_api::events::Outcome;
+use netpold_api::events::TrafficVerdict;
 use netpold_api::filter::EventFilter;
-use netpold_api::observe::{Attribution, Event};
+use netpold_api::observe::{Attribution, ObservedEvent};
 use netpold_api::workload::WorkloadName;
-use netpold_core::cluster::{Cluster, Whose};
+use netpold_core::cluster::{Cluster, AddressOwner};
 use netpold_core::explain::Explainer;
 use netpold_core::model::Pod;
 use netpold_core::probe::IpProtocol;
@@ -16,7 +16,7 @@ use netpold_core::probe::IpProtocol;
 use super::Engine;
 use super::interfaces::NodeInterfaces;
 use crate::events::JournalEvent;
-use crate::observe::{Attributed, Attributions, Names, admits, admits_names, destination_port};
+use crate::observe::{EventAttribution, Attributions, EventNames, admits, admits_names, destination_port};
 
 /// Returns the events that pass the filter, with names and, within the time limit, with policy and rule. Also returns
 /// the number of events without attribution.
@@ -26,7 +26,7 @@ pub fn observed(
     seen: &[JournalEvent],
     filter: &EventFilter,
     attributions: &mut Attributions,
-) -> (Vec<Event>, u64) {
+) -> (Vec<ObservedEvent>, u64) {
     let Engine { reconciler, interfaces, rule_use, .. } = engine;
     let compiler = &reconciler.compiler;
     let (cluster, revision) = (compiler.cluster(), reconciler.revision.desired);
@@ -39,7 +39,7 @@ pub fn observed(
         let pod = rule_use.pod_of(packet.endpoint, packet.ifindex);
         let at = packet.unix_millis;
         let peer = packet.remote.map(|address| rule_use.whose(cluster, address, at));
-        let names = Names { pod: pod.map(|pod| pod.key.clone()), peer };
+        let names = EventNames { pod: pod.map(|pod| pod.key.clone()), peer };
         if !admits_names(filter, seen, &names) {
             continue;
         }
@@ -53,10 +53,10 @@ pub fn observed(
         let explained = pod.filter(listed).filter(|_| !packet.remote.is_some_and(is_another));
         let explained = explained.map(|pod| &**pod);
         let attributed = attributions.of(&explainer, explained, seen, Instant::now());
-        unattributed += u64::from(attributed == Attributed::Omitted);
+        unattributed += u64::from(attributed == EventAttribution::Omitted);
         let peer_pod = packet.remote.and_then(|address| {
             let named = || match &names.peer {
-                Some(Whose::Pod(key)) => cluster.pods().get(key),
+                Some(AddressOwner::Pod(key)) => cluster.pods().get(key),
                 _ => None,
             };
             rule_use.former(cluster, address, at).or_else(named)
@@ -65,7 +65,7 @@ pub fn observed(
         let own = pod.map(|pod| &pod.addresses[..]);
         let event = event(cluster, interfaces, (seen, own), names, &attributed);
         let [workload, peer_workload] = workloads;
-        events.push(Event { workload, peer_workload, ..event });
+        events.push(ObservedEvent { workload, peer_workload, ..event });
     }
     (events, unattributed)
 }
@@ -74,9 +74,9 @@ fn event(
     cluster: &Cluster,
     interfaces: &NodeInterfaces,
     (seen, addresses): (&JournalEvent, Option<&[IpAddr]>),
-    Names { pod, peer }: Names,
-    attributed: &Attributed,
-) -> Event {
+    EventNames { pod, peer }: EventNames,
+    attributed: &EventAttribution,
+) -> ObservedEvent {
     let packet = &seen.packet;
     let [local_port, remote_port] = packet.ports().unwrap_or_default();
     // The flow table does not store the pod's own address.
@@ -84,13 +84,13 @@ fn event(
         let of_family = |own: &&_| packet.remote.is_some_and(|it| same_family(it, **own));
         addresses?.iter().find(of_family).copied()
     };
-    Event {
+    ObservedEvent {
         time: packet.time(),
         node: cluster.node_name().to_owned(),
         verdict: seen.outcome,
         reason: packet.reason.to_owned(),
         direction: packet.direction,
-        interface: (seen.outcome == Outcome::Deny).then(|| interfaces.label(packet.ifindex)),
+        interface: (seen.outcome == TrafficVerdict::Deny).then(|| interfaces.label(packet.ifindex)),
         local: packet.local.or_else(own),
         local_port,
         peer,
@@ -101,8 +101,8 @@ fn event(
         protocol: packet.protocol.map(IpProtocol),
         port: destination_port(seen),
         attribution: match attributed {
-            Attributed::Known(known) => (**known).clone(),
-            Attributed::Omitted => Attribution::default(),
+            EventAttribution::Known(known) => (**known).clone(),
+            EventAttribution::Omitted => Attribution::default(),
         },
         pod,
     }

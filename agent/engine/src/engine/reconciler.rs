@@ -12,7 +12,7 @@ use netpold_core::ops::Capacity;
 use netpold_dataplane::Dataplane;
 use netpold_dataplane::attach::Hook;
 use netpold_dataplane::audit::Repaired;
-use netpold_dataplane::import_conntrack::Wanted;
+use netpold_dataplane::import_conntrack::ImportRequest;
 use netpold_dataplane::role::Role;
 use nix::time::{ClockId, clock_gettime};
 
@@ -211,7 +211,7 @@ impl Reconciler {
             let id = e.id;
             self.addresses_of(e).into_iter().map(move |address| (address, id))
         };
-        let wanted = Wanted {
+        let wanted = ImportRequest {
             endpoints: newly.iter().flat_map(addresses).collect(),
             own: self.compiler.cluster().own_addresses().collect(),
         };

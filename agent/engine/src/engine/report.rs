@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use netpold_api::status::{
     DropCount, EndpointStatus, RecentDrop, AgentStatus, TableStatus, UplinkStatus,
 };
-use netpold_core::bindings::Problem as Unbound;
+use netpold_core::bindings::BindingProblem as Unbound;
 use netpold_core::cluster::is_subject;
 use netpold_core::compile::Compiler;
-use netpold_core::explain::{Explainer, Resolved};
+use netpold_core::explain::{Explainer, ResolvedNames};
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_dataplane::Dataplane;
@@ -201,7 +201,7 @@ fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
 }
 
 /// Returns the fill levels of the policy tables, and of the programs' table of resolved addresses.
-pub(super) fn tables(compiler: &Compiler, resolved: &Resolved) -> Vec<TableStatus> {
+pub(super) fn tables(compiler: &Compiler, resolved: &ResolvedNames) -> Vec<TableStatus> {
     let policy = compiler.fill().into_iter().map(|fill| TableStatus {
         name: fill.table.to_string(),
         used: fill.used.into(),
@@ -216,7 +216,7 @@ pub(super) fn tables(compiler: &Compiler, resolved: &Resolved) -> Vec<TableStatu
 }
 
 /// Returns recent drops, explained by the current policies.
-fn recent_drops(engine: &Engine, dropped: &[Dropped], resolved: &Resolved) -> Vec<RecentDrop> {
+fn recent_drops(engine: &Engine, dropped: &[Dropped], resolved: &ResolvedNames) -> Vec<RecentDrop> {
     let Engine { reconciler, interfaces, .. } = engine;
     let compiler = &reconciler.compiler;
     let mut distinct = BTreeMap::new();

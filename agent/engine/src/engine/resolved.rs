@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use netpold_core::explain::Resolved;
+use netpold_core::explain::ResolvedNames;
 use netpold_core::model::{DomainName, Key};
 use netpold_dataplane::generation::GenerationError;
 use netpold_dataplane::names;
@@ -14,8 +14,8 @@ impl Reconciler {
     ///
     /// # Errors
     /// The table or the clock cannot be read.
-    fn resolved(&self) -> Result<Resolved, GenerationError> {
-        let mut resolved = Resolved::default();
+    fn resolved(&self) -> Result<ResolvedNames, GenerationError> {
+        let mut resolved = ResolvedNames::default();
         let active = self.dataplane.active();
         let (Some(generation), Some(settings)) = (active.generation(), active.settings()) else {
             return Ok(resolved);
@@ -49,10 +49,10 @@ impl Reconciler {
     }
 
     /// The addresses of [`Reconciler::resolved`]; none if they cannot be read, with a warning.
-    pub(super) fn resolved_or_none(&self) -> Resolved {
+    pub(super) fn resolved_or_none(&self) -> ResolvedNames {
         self.resolved().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read the addresses that pods resolved");
-            Resolved::default()
+            ResolvedNames::default()
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use netpold_api::events::Outcome;
+use netpold_api::events::TrafficVerdict;
 use netpold_api::observe::Attribution;
 use netpold_api::trace::{TracedPacket, TraceRequest};
 use netpold_core::cluster::Cluster;
@@ -14,14 +14,14 @@ use netpold_ebpf::reason::Reason;
 
 use super::Engine;
 use crate::events::{Dropped, JournalEvent};
-use crate::observe::{Attributed, Attributions};
-use crate::trace::{RawPacket, Target, Tracing, clauses};
+use crate::observe::{EventAttribution, Attributions};
+use crate::trace::{RawPacket, TraceTarget, Tracing, clauses};
 
 /// Reason why there is nothing to trace.
 const NOTHING: &str = "nothing is enforced yet";
 
 impl Tracing for Engine {
-    fn target(&self, request: &TraceRequest) -> Result<Target, String> {
+    fn target(&self, request: &TraceRequest) -> Result<TraceTarget, String> {
         let (compiler, dataplane) = (&self.reconciler.compiler, &self.reconciler.dataplane);
         let (cluster, pod) = (compiler.cluster(), request.pod()?);
         let endpoints = compiler.endpoints().filter(|it| !it.waiting && it.pod == *pod);
@@ -40,7 +40,7 @@ impl Tracing for Engine {
         let clauses = clauses(request, |party| addresses(cluster, party))?;
         let maps =
             dataplane.active().shared_maps().map_err(|error| error.to_string())?.ok_or(NOTHING)?;
-        Ok(Target { node: cluster.node_name().to_owned(), interfaces, maps, clauses })
+        Ok(TraceTarget { node: cluster.node_name().to_owned(), interfaces, maps, clauses })
     }
 
     fn begin(
@@ -94,7 +94,7 @@ fn named(
     attributions: &mut Attributions,
 ) -> TracedPacket {
     let packet = Dropped::new(&event);
-    let verdict = if dropped { Outcome::Deny } else { Outcome::Allow };
+    let verdict = if dropped { TrafficVerdict::Deny } else { TrafficVerdict::Allow };
     let reason = Reason::from_number(event.reason);
     let attribution = attributed(cluster, pod, &packet, reason, explainer, attributions);
     let [local_port, remote_port] = packet.ports().unwrap_or_default();
@@ -128,16 +128,16 @@ fn attributed(
 ) -> Attribution {
     let own = packet.direction;
     let (outcome, direction) = match reason {
-        Some(Reason::Policy) => (Outcome::Deny, own),
-        Some(Reason::Allowed | Reason::Translated) => (Outcome::Allow, own),
-        Some(Reason::Reply | Reason::Answer) => (Outcome::Allow, own.opposite()),
+        Some(Reason::Policy) => (TrafficVerdict::Deny, own),
+        Some(Reason::Allowed | Reason::Translated) => (TrafficVerdict::Allow, own),
+        Some(Reason::Reply | Reason::Answer) => (TrafficVerdict::Allow, own.opposite()),
         _ => return Attribution::default(),
     };
     let seen = JournalEvent { outcome, packet: Dropped { direction, ..packet.clone() } };
     let pod = cluster.pods().get(pod).map(|pod| &**pod);
     match attributions.of(explainer, pod, &seen, std::time::Instant::now()) {
-        Attributed::Known(known) => (*known).clone(),
-        Attributed::Omitted => Attribution::default(),
+        EventAttribution::Known(known) => (*known).clone(),
+        EventAttribution::Omitted => Attribution::default(),
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 
-use netpold_api::events::{LostEvents, Outcome};
+use netpold_api::events::{LostEvents, TrafficVerdict};
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 use netpold_dataplane::conntrack::FlowTuple;
@@ -23,7 +23,7 @@ const KEPT: usize = 8192;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalEvent {
     /// Outcome of the packet or flow.
-    pub outcome: Outcome,
+    pub outcome: TrafficVerdict,
     /// The dropped packet; for a flow, its addresses and ports.
     pub packet: Dropped,
 }
@@ -33,7 +33,7 @@ impl JournalEvent {
     pub(crate) fn flow(tuple: &FlowTuple, direction: Direction, reason: Reason) -> Self {
         let packet =
             Dropped { reason: reason.as_str(), ..Dropped::audited(tuple, direction, None) };
-        Self { outcome: Outcome::Allow, packet }
+        Self { outcome: TrafficVerdict::Allow, packet }
     }
 }
 
@@ -122,7 +122,7 @@ impl Journal {
 
     /// Records a dropped packet or an audited flow.
     pub(crate) fn dropped(&self, packet: &Dropped) {
-        let outcome = if packet.is_audit() { Outcome::Audit } else { Outcome::Deny };
+        let outcome = if packet.is_audit() { TrafficVerdict::Audit } else { TrafficVerdict::Deny };
         let mut rings = self.rings();
         rings.totals.audited += u64::from(packet.is_audit());
         rings.drops.push(JournalEvent { outcome, packet: packet.clone() });

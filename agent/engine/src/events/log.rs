@@ -105,7 +105,7 @@ impl DropLog {
     }
 
     /// Records a drop without an event of the kernel, as [`DropLog::record`] does.
-    pub fn take_in(&mut self, dropped: Dropped, now: Instant) -> Option<DropLogLine> {
+    pub fn record_drop(&mut self, dropped: Dropped, now: Instant) -> Option<DropLogLine> {
         self.journal.dropped(&dropped);
         self.say_of(dropped, now)
     }

@@ -15,12 +15,12 @@ use std::sync::Arc;
 
 use netpold_api::learn::{LearnAnswer, ObservedFlow, LearnedPeer, PeerAddress};
 use netpold_api::workload::Workload;
-use netpold_core::cluster::{Cluster, Whose, is_subject};
+use netpold_core::cluster::{Cluster, AddressOwner, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Direction, DomainName, Pod};
 use netpold_core::probe::IpProtocol;
 
-use super::shares::{Refused, Shares};
+use super::shares::{NoRoom, Shares};
 
 /// Most recorded ports per peer of a workload.
 const PORTS_MAX: u16 = 64;
@@ -44,10 +44,10 @@ const CLOCKS_APART: u64 = 5000;
 const LATELY: u64 = 20 * 60_000;
 
 /// Cache key of flows with a common record: endpoint, direction, remote address, protocol, port.
-type Kind = (u32, Direction, IpAddr, u8, u16);
+type FlowCacheKey = (u32, Direction, IpAddr, u8, u16);
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Subject {
+struct RecordKey {
     workload: Arc<Workload>,
     direction: Direction,
     peer: LearnedPeer<Arc<Workload>>,
@@ -67,7 +67,7 @@ struct Counts {
 
 /// Observation of a flow.
 #[derive(Clone, Copy, Debug)]
-pub struct Met {
+pub struct FlowSighting {
     /// Number of the pod's endpoint.
     pub endpoint: u32,
     /// Time of the last packet, in milliseconds since the epoch.
@@ -79,19 +79,19 @@ pub struct Met {
 }
 
 /// Workload, direction and remote side of flows.
-type Pair = (Arc<Workload>, Direction, LearnedPeer<Arc<Workload>>);
+type WorkloadPeer = (Arc<Workload>, Direction, LearnedPeer<Arc<Workload>>);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Recorder {
     /// Last number given to a record; numbers are unique and never 0.
     last_id: u32,
-    ids: BTreeMap<Subject, u32>,
+    ids: BTreeMap<RecordKey, u32>,
     records: HashMap<u32, Counts>,
     /// Domain names of policy that pods resolved to the address of a record.
     names: HashMap<u32, BTreeSet<DomainName>>,
     /// Number of recorded ports per workload, direction and peer.
-    ports: HashMap<Pair, u16>,
+    ports: HashMap<WorkloadPeer, u16>,
     shares: Shares,
     workloads: HashSet<Arc<Workload>>,
     /// Number of records per address that belongs to no pod.
@@ -99,7 +99,7 @@ pub struct Recorder {
     /// Last known workload of each address, and the time of its last flow.
     addresses: BTreeMap<IpAddr, (Arc<Workload>, u64)>,
     /// Cached record numbers for one state of the cluster.
-    remembered: HashMap<Kind, u32>,
+    remembered: HashMap<FlowCacheKey, u32>,
     left_out: BTreeMap<String, u64>,
     displaced: usize,
     /// Start of the recording, in milliseconds since the epoch.
@@ -121,7 +121,7 @@ impl Recorder {
             let ObservedFlow { direction, protocol, port, flows, on_trial, denied, .. } = flow;
             let workload = self.intern(flow.workload);
             let peer = flow.peer.map(|workload| self.intern(workload));
-            let subject = Subject { workload, direction, peer, protocol: protocol.0, port };
+            let subject = RecordKey { workload, direction, peer, protocol: protocol.0, port };
             let [first, last] = [flow.first, flow.last].map(|at| at.saturating_mul(1000));
             if let Some(id) = self.id(subject, true) {
                 self.records.insert(id, Counts { flows, on_trial, denied, first, last });
@@ -164,20 +164,20 @@ impl Recorder {
             let Some(workload) = Workload::of(pod) else { return };
             let peer = LearnedPeer::Workload(self.intern(workload));
             let since = |id: &u32| self.records.get(id).map_or(0, |counts| counts.first);
-            let is_its = |(subject, id): &(&Subject, &u32)| {
+            let is_its = |(subject, id): &(&RecordKey, &u32)| {
                 subject.peer == LearnedPeer::Address(*address)
                     && since(id).saturating_add(CLOCKS_APART) >= created
             };
-            let its: Vec<Subject> =
+            let its: Vec<RecordKey> =
                 self.ids.iter().filter(is_its).map(|(subject, _)| subject.clone()).collect();
             for subject in its {
-                self.rename(&subject, Subject { peer: peer.clone(), ..subject.clone() });
+                self.rename(&subject, RecordKey { peer: peer.clone(), ..subject.clone() });
             }
         }
     }
 
     /// Moves the record of one subject to another.
-    fn rename(&mut self, from: &Subject, to: Subject) {
+    fn rename(&mut self, from: &RecordKey, to: RecordKey) {
         let Some(counts) = self.ids.get(from).and_then(|id| self.records.get(id)).copied() else {
             return;
         };
@@ -214,7 +214,7 @@ impl Recorder {
         self.remembered.clear();
         let old = now.saturating_sub(KEPT);
         let is_old = |id: &u32| self.records.get(id).is_none_or(|counts| counts.last < old);
-        let gone: Vec<Subject> =
+        let gone: Vec<RecordKey> =
             self.ids.iter().filter(|(_, id)| is_old(id)).map(|(of, _)| of.clone()).collect();
         gone.iter().for_each(|subject| self.remove(subject));
         self.forget_addresses(now);
@@ -228,7 +228,7 @@ impl Recorder {
         cluster: &Cluster,
         flow: PodFlow<'_>,
         former: impl Fn(IpAddr) -> Option<&'p Pod>,
-        met: Met,
+        met: FlowSighting,
         cost: &mut usize,
     ) -> u32 {
         let PodFlow { direction, remote, protocol, port, .. } = flow;
@@ -304,7 +304,7 @@ impl Recorder {
     pub fn answer(&self, node: &str, now: u64) -> LearnAnswer {
         let plain = |workload: &Arc<Workload>| Workload::clone(workload);
         let flows = self.ids.iter().filter_map(|(subject, id)| {
-            let Subject { workload, direction, peer, protocol, port } = subject;
+            let RecordKey { workload, direction, peer, protocol, port } = subject;
             let Counts { flows, on_trial, denied, first, last } = *self.records.get(id)?;
             let is_outside = matches!(peer, LearnedPeer::Address(_));
             let names = self.names.get(id).filter(|_| is_outside).cloned().unwrap_or_default();
@@ -337,7 +337,7 @@ impl Recorder {
         cluster: &Cluster,
         flow: PodFlow<'_>,
         former: Option<&Pod>,
-        met: Met,
+        met: FlowSighting,
     ) -> u32 {
         let Some(subject) = self.subject(cluster, flow, former, met.at) else { return 0 };
         let Some(id) = self.id(subject, true) else { return 0 };
@@ -352,7 +352,7 @@ impl Recorder {
         flow: PodFlow<'_>,
         former: Option<&Pod>,
         at: u64,
-    ) -> Option<Subject> {
+    ) -> Option<RecordKey> {
         let PodFlow { pod, direction, remote, protocol, port } = flow;
         if pod.addresses.contains(&remote) {
             return None;
@@ -373,13 +373,13 @@ impl Recorder {
                     self.keep_address(remote, &peer, at);
                     let workload = self.intern(workload);
                     let peer = LearnedPeer::Workload(peer);
-                    return Some(Subject { workload, direction, peer, protocol: protocol.0, port });
+                    return Some(RecordKey { workload, direction, peer, protocol: protocol.0, port });
                 }
                 None => self.kept_address(cluster, remote, at),
             }
         };
         let workload = self.intern(workload);
-        Some(Subject { workload, direction, peer, protocol: protocol.0, port })
+        Some(RecordKey { workload, direction, peer, protocol: protocol.0, port })
     }
 
     /// Stores the workload of an address at a time in milliseconds since the epoch.
@@ -392,7 +392,7 @@ impl Recorder {
 
     /// Returns the peer for an address without a pod: the workload that had it, unless another object has it now.
     fn kept_address(&mut self, cluster: &Cluster, address: IpAddr, at: u64) -> LearnedPeer<Arc<Workload>> {
-        let outside = || cluster.whose(address) == Whose::Outside;
+        let outside = || cluster.whose(address) == AddressOwner::Outside;
         match self.addresses.get_mut(&address) {
             Some((workload, last)) if at < last.saturating_add(ADDRESS_KEPT) && outside() => {
                 *last = at.max(*last);
@@ -421,7 +421,7 @@ impl Recorder {
     }
 
     /// Returns the number of a record, creating one if necessary; `None` if there is no room.
-    fn id(&mut self, subject: Subject, may_displace: bool) -> Option<u32> {
+    fn id(&mut self, subject: RecordKey, may_displace: bool) -> Option<u32> {
         if let Some(id) = self.ids.get(&subject) {
             return Some(*id);
         }
@@ -430,7 +430,7 @@ impl Recorder {
             return None;
         }
         let (owner, source) = (subject.workload.namespace.clone(), source(&subject.peer));
-        if let Err(Refused { owner: whose, source: from }) = self.shares.room(&owner, source) {
+        if let Err(NoRoom { owner: whose, source: from }) = self.shares.room(&owner, source) {
             if !may_displace || self.displaced >= DISPLACED_MAX {
                 return None;
             }
@@ -454,7 +454,7 @@ impl Recorder {
         Some(self.last_id)
     }
 
-    fn remove(&mut self, subject: &Subject) {
+    fn remove(&mut self, subject: &RecordKey) {
         let Some(id) = self.ids.remove(subject) else { return };
         self.records.remove(&id);
         self.names.remove(&id);

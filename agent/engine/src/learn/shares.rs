@@ -9,7 +9,7 @@ pub(super) const TOTAL_MAX: usize = 16_384;
 
 /// Refusal for lack of room, with the record to displace if the requester has fewer records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Refused {
+pub(super) struct NoRoom {
     /// Namespace of the workloads.
     pub(super) owner: Option<String>,
     /// Namespace of the peers; empty for outside addresses.
@@ -20,16 +20,16 @@ pub(super) struct Refused {
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     total: usize,
-    owners: BTreeMap<String, Owner>,
+    owners: BTreeMap<String, NamespaceShare>,
 }
 
 #[derive(Debug, Default)]
-struct Owner {
+struct NamespaceShare {
     records: usize,
     sources: BTreeMap<String, usize>,
 }
 
-impl Owner {
+impl NamespaceShare {
     /// Returns the source with most records, and their number.
     fn largest(&self) -> (Option<&String>, usize) {
         let largest = self.sources.iter().max_by_key(|(_, records)| **records);
@@ -39,16 +39,16 @@ impl Owner {
 
 impl Shares {
     /// Checks whether there is room for a record.
-    pub(super) fn room(&self, owner: &str, source: &str) -> Result<(), Refused> {
+    pub(super) fn room(&self, owner: &str, source: &str) -> Result<(), NoRoom> {
         let own = self.owners.get(owner);
         if let Some(own) = own.filter(|own| own.records >= NAMESPACE_MAX) {
             let has = own.sources.get(source).copied().unwrap_or(0);
             let (largest, records) = own.largest();
             return Err(match largest.filter(|_| records > has + 1) {
                 Some(largest) => {
-                    Refused { owner: Some(owner.to_owned()), source: Some(largest.clone()) }
+                    NoRoom { owner: Some(owner.to_owned()), source: Some(largest.clone()) }
                 }
-                None => Refused::default(),
+                None => NoRoom::default(),
             });
         }
         if self.total < TOTAL_MAX {
@@ -58,9 +58,9 @@ impl Shares {
         let largest = self.owners.iter().max_by_key(|(_, of)| of.records);
         Err(match largest.filter(|(_, of)| of.records > has + 1) {
             Some((name, of)) => {
-                Refused { owner: Some(name.clone()), source: of.largest().0.cloned() }
+                NoRoom { owner: Some(name.clone()), source: of.largest().0.cloned() }
             }
-            None => Refused::default(),
+            None => NoRoom::default(),
         })
     }
 

@@ -9,10 +9,10 @@ use netpold_core::probe::IpProtocol;
 use netpold_testkit::objects;
 
 use super::shares::{NAMESPACE_MAX, TOTAL_MAX};
-use super::{Met, Recorder};
+use super::{FlowSighting, Recorder};
 
-fn met(at: u64) -> Met {
-    Met { endpoint: 1, at, is_new: true, on_trial: false }
+fn met(at: u64) -> FlowSighting {
+    FlowSighting { endpoint: 1, at, is_new: true, on_trial: false }
 }
 
 fn address(number: u32) -> IpAddr {

@@ -2,19 +2,19 @@
 
 use std::fmt;
 
-use netpold_api::events::Outcome;
+use netpold_api::events::TrafficVerdict;
 
 use super::snapshot::name;
-use super::writer::Writer;
-use crate::denied::Denied;
+use super::writer::MetricWriter;
+use crate::denied::DeniedCounters;
 
 const PACKETS: &str = "Denied packets by workload; those that the kernel did not report one by one, and those without \
                        a series of their own, have no workload";
 const FLOWS: &str = "Allowed flows that policies in audit mode would deny, by workload; those not reported one by one, \
                      and those without a series of their own, have no workload";
 
-pub(super) fn write(denied: &Denied, writer: &mut Writer<'_>) -> fmt::Result {
-    let of = |outcome: Outcome| {
+pub(super) fn write(denied: &DeniedCounters, writer: &mut MetricWriter<'_>) -> fmt::Result {
+    let of = |outcome: TrafficVerdict| {
         let named = denied.named().filter(move |(labels, _)| labels.outcome == outcome);
         let named = named.map(|(labels, count)| {
             let own = [
@@ -40,9 +40,9 @@ pub(super) fn write(denied: &Denied, writer: &mut Writer<'_>) -> fmt::Result {
             (own, kind.reason.as_str(), count)
         }))
     };
-    let packets = of(Outcome::Deny)
+    let packets = of(TrafficVerdict::Deny)
         .map(|([a, b, c, d, e, f], reason, count)| ([a, b, c, d, e, f, ("reason", reason)], count));
     writer.counters("denied_packets", PACKETS, packets)?;
-    let flows = of(Outcome::Audit).map(|(labels, _, count)| (labels, count));
+    let flows = of(TrafficVerdict::Audit).map(|(labels, _, count)| (labels, count));
     writer.counters("audit_denied_flows", FLOWS, flows)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::writer::Writer;
+use super::writer::MetricWriter;
 
 /// Counters since the agent's start; all 0 without an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Exported {
 }
 
 impl Exported {
-    pub(super) fn write(&self, writer: &mut Writer<'_>) -> fmt::Result {
+    pub(super) fn write(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
         let help = "Log records sent to the OTLP collector, and lost ones: no room, or refused by the collector";
         let records = [("sent", self.sent), ("lost", self.lost)];
         let records = records.map(|(result, count)| ([("result", result)], count));

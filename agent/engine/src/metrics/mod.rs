@@ -29,18 +29,18 @@ use tokio::sync::watch;
 
 pub use exported::Exported;
 pub use instruments::Instruments;
-use process::Process;
-pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
-use writer::Writer;
+use process::ProcessCollector;
+pub use snapshot::{ByDirection, EndpointCounts, TableFill, Snapshot};
+use writer::MetricWriter;
 
-use crate::denied::Denied;
+use crate::denied::DeniedCounters;
 use crate::events::DropLog;
 
 /// All metrics of an agent.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    observed: Arc<Observed>,
+    observed: Arc<ScrapedParts>,
 }
 
 impl Metrics {
@@ -53,7 +53,7 @@ impl Metrics {
         first: Snapshot,
         snapshot: impl Fn() -> Option<Snapshot> + Send + Sync + 'static,
         drops: Arc<Mutex<DropLog>>,
-        denied: Option<Arc<Mutex<Denied>>>,
+        denied: Option<Arc<Mutex<DeniedCounters>>>,
         exported: impl Fn() -> Exported + Send + Sync + 'static,
         source: watch::Receiver<SourceStatus>,
     ) -> Self {
@@ -68,7 +68,7 @@ impl Metrics {
         instruments.register(netpold);
         let snapshot = Box::new(snapshot);
         let last = Mutex::new((first, Instant::now()));
-        let observed = Arc::new(Observed {
+        let observed = Arc::new(ScrapedParts {
             snapshot,
             drops,
             denied,
@@ -77,7 +77,7 @@ impl Metrics {
             last,
         });
         netpold.register_collector(Box::new(Arc::clone(&observed)));
-        registry.register_collector(Box::new(Process::default()));
+        registry.register_collector(Box::new(ProcessCollector::default()));
         Self { registry, observed }
     }
 
@@ -102,10 +102,10 @@ impl Metrics {
 }
 
 /// Parts of the agent that a scrape reads.
-struct Observed {
+struct ScrapedParts {
     snapshot: Box<dyn Fn() -> Option<Snapshot> + Send + Sync>,
     drops: Arc<Mutex<DropLog>>,
-    denied: Option<Arc<Mutex<Denied>>>,
+    denied: Option<Arc<Mutex<DeniedCounters>>>,
     exported: Box<dyn Fn() -> Exported + Send + Sync>,
     source: watch::Receiver<SourceStatus>,
     /// The last snapshot, and the earliest time of the next one.
@@ -116,13 +116,13 @@ struct Observed {
 const SHARE: u32 = 20;
 
 /// Required by the registry.
-impl fmt::Debug for Observed {
+impl fmt::Debug for ScrapedParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Observed").finish_non_exhaustive()
     }
 }
 
-impl Observed {
+impl ScrapedParts {
     /// Returns a new snapshot; the previous one while the engine is busy, or before the next one is due.
     fn snapshot(&self) -> Snapshot {
         let mut last = lock(&self.last);
@@ -135,7 +135,7 @@ impl Observed {
         last.0.clone()
     }
 
-    fn write_events(&self, writer: &mut Writer<'_>) -> fmt::Result {
+    fn write_events(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
         let (seen, suppressed) = {
             let drops = lock(&self.drops);
             (drops.seen(), drops.suppressed())
@@ -153,9 +153,9 @@ impl Observed {
     }
 }
 
-impl Collector for Observed {
+impl Collector for ScrapedParts {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut writer = Writer::new(encoder);
+        let mut writer = MetricWriter::new(encoder);
         watches::write(&self.source.borrow(), &mut writer)?;
         self.write_events(&mut writer)?;
         if let Some(denied) = &self.denied {
@@ -185,7 +185,7 @@ mod tests {
             sleep(TAKES);
             Some(Snapshot::default())
         };
-        let observed = Observed {
+        let observed = ScrapedParts {
             snapshot: Box::new(snapshot),
             drops: Arc::default(),
             denied: None,

@@ -10,18 +10,18 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::writer::Writer;
+use super::writer::MetricWriter;
 
 /// Collector that reads `/proc/self`.
 #[derive(Debug, Default)]
-pub(super) struct Process {
+pub(super) struct ProcessCollector {
     /// Constant start time; its computation reads the whole of `/proc/stat`.
     started: OnceLock<Option<f64>>,
 }
 
-impl Collector for Process {
+impl Collector for ProcessCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut writer = Writer::new(encoder);
+        let mut writer = MetricWriter::new(encoder);
         // Without /proc only these metrics are missing.
         let Ok(process) = Proc::myself() else { return Ok(()) };
         self.write_stat(&process, &mut writer)?;
@@ -37,8 +37,8 @@ impl Collector for Process {
     }
 }
 
-impl Process {
-    fn write_stat(&self, process: &Proc, writer: &mut Writer<'_>) -> fmt::Result {
+impl ProcessCollector {
+    fn write_stat(&self, process: &Proc, writer: &mut MetricWriter<'_>) -> fmt::Result {
         let Ok(stat) = process.stat() else { return Ok(()) };
         let seconds = (stat.utime + stat.stime) as f64 / ticks_per_second() as f64;
         let help = "CPU time spent, user and system";

@@ -8,11 +8,11 @@ use netpold_dataplane::conntrack::{Census, Pass};
 use netpold_ebpf::layout::Unproven;
 use netpold_ebpf::reason::Reason;
 
-use super::writer::Writer;
+use super::writer::MetricWriter;
 
 /// A number for each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Direct {
+pub struct ByDirection {
     /// Number for pod ingress.
     pub ingress: u64,
     /// Number for pod egress.
@@ -21,7 +21,7 @@ pub struct Direct {
 
 /// Fill level of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fill {
+pub struct TableFill {
     /// Value of the label `table`.
     pub table: String,
     /// Elements in use.
@@ -38,7 +38,7 @@ pub struct EndpointCounts {
     /// Interfaces with programs.
     pub enforced: u64,
     /// Interfaces of pods that a policy isolates.
-    pub isolated: Direct,
+    pub isolated: ByDirection,
 }
 
 /// Numbers of the engine at one moment.
@@ -57,7 +57,7 @@ pub struct Snapshot {
     /// Local pods' interfaces.
     pub endpoints: EndpointCounts,
     /// Fill levels of the policy tables.
-    pub tables: Vec<Fill>,
+    pub tables: Vec<TableFill>,
     /// Content of the flow tables as of the last sweep.
     pub conntrack: Pass,
     /// Flows that sweeps removed since the agent's start.
@@ -79,7 +79,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    pub(super) fn write(&self, writer: &mut Writer<'_>) -> fmt::Result {
+    pub(super) fn write(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
         self.write_state(writer)?;
         self.write_endpoints(writer)?;
         self.write_tables(writer)?;
@@ -103,7 +103,7 @@ impl Snapshot {
         writer.counters("audited_flows", help, named.chain(others))
     }
 
-    fn write_state(&self, writer: &mut Writer<'_>) -> fmt::Result {
+    fn write_state(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
         let ready = u64::from(self.not_ready.is_empty());
         writer.gauge("enforcing", "1: the engine has no pending work that it can do", ready)?;
         let revision = &self.revision;
@@ -128,7 +128,7 @@ impl Snapshot {
         writer.gauges("objects", "Objects known, by kind", objects)
     }
 
-    fn write_endpoints(&self, writer: &mut Writer<'_>) -> fmt::Result {
+    fn write_endpoints(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
         let EndpointCounts { all, enforced, isolated } = self.endpoints;
         writer.gauge("endpoints", "Interfaces of local pods", all)?;
         writer.gauge(
@@ -151,15 +151,15 @@ impl Snapshot {
         )
     }
 
-    fn write_tables(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        let labels = |fill: &Fill| [("table", fill.table.clone())];
+    fn write_tables(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
+        let labels = |fill: &TableFill| [("table", fill.table.clone())];
         let used = self.tables.iter().map(|fill| (labels(fill), fill.used));
         writer.gauges("table_entries", "Elements of a table in use", used)?;
         let capacity = self.tables.iter().map(|fill| (labels(fill), fill.capacity));
         writer.gauges("table_capacity_entries", "Capacity of a table in elements", capacity)
     }
 
-    fn write_conntrack(&self, writer: &mut Writer<'_>) -> fmt::Result {
+    fn write_conntrack(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
         let flows = by_family(&self.conntrack).flat_map(|(family, census)| {
             let Census { one_way, two_way, closed, .. } = *census;
             [("one_way", one_way), ("two_way", two_way), ("closed", closed)]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use netpold_api::source::{KindStatus, SourceStatus};
 
-use super::writer::Writer;
+use super::writer::MetricWriter;
 
 /// Returns the reasons why the source is not in sync.
 pub(super) fn not_ready(source: &SourceStatus) -> Vec<String> {
@@ -24,7 +24,7 @@ pub(super) fn not_ready(source: &SourceStatus) -> Vec<String> {
     reasons
 }
 
-pub(super) fn write(source: &SourceStatus, writer: &mut Writer<'_>) -> fmt::Result {
+pub(super) fn write(source: &SourceStatus, writer: &mut MetricWriter<'_>) -> fmt::Result {
     let in_sync = u64::from(source.in_sync);
     writer.gauge("source_in_sync", "1: all objects of the source are known", in_sync)?;
     let help = "Parts of the source that cannot be read or decoded";
@@ -64,7 +64,7 @@ mod tests {
 
     impl Collector for Source {
         fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-            write(&self.0, &mut Writer::new(encoder))
+            write(&self.0, &mut MetricWriter::new(encoder))
         }
     }
 

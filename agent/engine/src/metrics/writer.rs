@@ -8,11 +8,11 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 /// Writer of metrics, one after the other.
-pub(super) struct Writer<'e> {
+pub(super) struct MetricWriter<'e> {
     encoder: DescriptorEncoder<'e>,
 }
 
-impl<'e> Writer<'e> {
+impl<'e> MetricWriter<'e> {
     pub(super) fn new(encoder: DescriptorEncoder<'e>) -> Self {
         Self { encoder }
     }

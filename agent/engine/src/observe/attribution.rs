@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use netpold_api::events::Outcome;
+use netpold_api::events::TrafficVerdict;
 use netpold_api::observe::{Attribution, PolicyName, RuleName};
-use netpold_core::explain::{Cause, Explainer, Judgement, Resolved, Verdict};
+use netpold_core::explain::{Cause, Explainer, Judgement, ResolvedNames, Verdict};
 use netpold_core::model::{Key, Pod};
 use netpold_core::printable::cut;
 use netpold_core::probe::IpProtocol;
@@ -39,7 +39,7 @@ const CHANGED: &str = "policies have changed since; now:";
 
 /// Attribution of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Attributed {
+pub enum EventAttribution {
     /// Policies and rule that decided; the default for a verdict without a policy.
     Known(Arc<Attribution>),
     /// Not explained: the budget is used up.
@@ -53,21 +53,21 @@ pub struct Attributions {
     state: Option<(u64, u64)>,
     known: HashMap<DropKey, Arc<Attribution>>,
     /// Names that pods resolved, as of `resolved_at`.
-    resolved: Arc<Resolved>,
+    resolved: Arc<ResolvedNames>,
     resolved_at: Option<Instant>,
-    budget: Budget,
+    budget: ExplainBudget,
 }
 
 /// Time spent on explanations in the current second.
 #[derive(Debug, Default)]
-struct Budget {
+struct ExplainBudget {
     since: Option<Instant>,
     spent: Duration,
     /// Time by endpoint.
     shares: HashMap<u32, Duration>,
 }
 
-impl Budget {
+impl ExplainBudget {
     /// Returns whether an event of an endpoint may be explained now.
     fn allows(&mut self, endpoint: u32, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
@@ -91,8 +91,8 @@ impl Attributions {
     pub fn follow(
         &mut self,
         state: (u64, u64),
-        resolve: impl FnOnce() -> Resolved,
-    ) -> Arc<Resolved> {
+        resolve: impl FnOnce() -> ResolvedNames,
+    ) -> Arc<ResolvedNames> {
         let mut changed = self.state != Some(state) || self.known.len() >= REMEMBERED;
         let now = Instant::now();
         if self.resolved_at.is_none_or(|at| now.duration_since(at) >= RESOLVED_FOR) {
@@ -118,28 +118,28 @@ impl Attributions {
         pod: Option<&Pod>,
         seen: &JournalEvent,
         now: Instant,
-    ) -> Attributed {
+    ) -> EventAttribution {
         let packet = &seen.packet;
         let is_policy = match seen.outcome {
-            Outcome::Deny => packet.is_denial(),
-            Outcome::Audit => true,
-            Outcome::Allow => packet.reason != Reason::Node.as_str(),
+            TrafficVerdict::Deny => packet.is_denial(),
+            TrafficVerdict::Audit => true,
+            TrafficVerdict::Allow => packet.reason != Reason::Node.as_str(),
         };
         let parts = (pod, packet.remote, packet.protocol);
         let (true, (Some(pod), Some(remote), Some(protocol))) = (is_policy, parts) else {
-            return Attributed::Known(Arc::default());
+            return EventAttribution::Known(Arc::default());
         };
         let key = packet.key();
         if let Some(known) = self.known.get(&key) {
-            return Attributed::Known(Arc::clone(known));
+            return EventAttribution::Known(Arc::clone(known));
         }
         if !self.budget.allows(packet.endpoint, now) {
-            return Attributed::Omitted;
+            return EventAttribution::Omitted;
         }
         let began = Instant::now();
         let protocol = IpProtocol(protocol);
         let port = destination_port(seen).unwrap_or(0);
-        let (direction, on_trial) = (packet.direction, seen.outcome == Outcome::Audit);
+        let (direction, on_trial) = (packet.direction, seen.outcome == TrafficVerdict::Audit);
         let judge = if on_trial { explainer.with_trials() } else { *explainer };
         let judgement = judge.judge(&pod.key, direction, remote, protocol, port);
         let denying = || explainer.denied_on_trial(pod, direction, remote, protocol, port);
@@ -147,16 +147,16 @@ impl Attributions {
         let attribution = Arc::new(attribution.unwrap_or_default());
         self.budget.spend(packet.endpoint, began.elapsed());
         self.known.insert(key, Arc::clone(&attribution));
-        Attributed::Known(attribution)
+        EventAttribution::Known(attribution)
     }
 }
 
 fn attribute(
     judgement: &Judgement,
-    outcome: Outcome,
+    outcome: TrafficVerdict,
     on_trial: impl FnOnce() -> Vec<Key>,
 ) -> Attribution {
-    let denies = outcome != Outcome::Allow;
+    let denies = outcome != TrafficVerdict::Allow;
     let mut explanation: Vec<String> = judgement.lines();
     let is_unchanged = denies == (judgement.verdict == Verdict::Deny);
     if !is_unchanged {
@@ -175,7 +175,7 @@ fn attribute(
         all.map(PolicyName::new).collect()
     };
     let mut policies = match (outcome, &rule) {
-        (Outcome::Audit, _) => on_trial().iter().map(PolicyName::new).collect(),
+        (TrafficVerdict::Audit, _) => on_trial().iter().map(PolicyName::new).collect(),
         (_, Some(rule)) => vec![RuleName::clone(rule).policy],
         (_, None) => isolated_by(),
     };
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn events_of_one_pod_leave_time_for_other_pods() {
-        let (mut budget, start) = (Budget::default(), Instant::now());
+        let (mut budget, start) = (ExplainBudget::default(), Instant::now());
         let one = Duration::from_millis(1);
         let mut explain = |endpoint, events: u32, now| {
             let explained = (0..events).filter(|_| {

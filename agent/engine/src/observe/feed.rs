@@ -4,17 +4,17 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use netpold_api::events::Outcome;
+use netpold_api::events::TrafficVerdict;
 use netpold_api::filter::EventFilter;
-use netpold_api::observe::Event;
+use netpold_api::observe::ObservedEvent;
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, timeout};
 
-use super::server::Observer;
-use crate::denied::{Denied, Kind, Totals, totals};
+use super::server::ObserveServer;
+use crate::denied::{DeniedCounters, EventKind, Totals, totals};
 use crate::events::JournalCursor;
 
 /// Interval between reads of the totals.
@@ -27,15 +27,15 @@ const PAUSE: Duration = Duration::from_millis(50);
 const BATCHES: u32 = 32;
 
 /// Receiver of events, and of the numbers of packets and flows that were not reported one by one.
-pub type Sink = Box<dyn Fn(Vec<Event>, Vec<(Kind, u64)>) + Send + Sync>;
+pub type Sink = Box<dyn Fn(Vec<ObservedEvent>, Vec<(EventKind, u64)>) + Send + Sync>;
 /// Reader of the kernel's packet counters; waits for the engine's lock.
 pub type DroppedPackets = Box<dyn Fn() -> Vec<(Direction, Reason, u64)> + Send + Sync>;
 
 /// Reader of all events.
 pub struct Feed {
-    observer: Arc<Observer>,
+    observer: Arc<ObserveServer>,
     dropped: Arc<DroppedPackets>,
-    denied: Arc<Mutex<Denied>>,
+    denied: Arc<Mutex<DeniedCounters>>,
     sink: Arc<Sink>,
     filter: EventFilter,
     cursor: JournalCursor,
@@ -46,13 +46,13 @@ impl Feed {
     /// too.
     #[must_use]
     pub fn new(
-        observer: Arc<Observer>,
+        observer: Arc<ObserveServer>,
         dropped: DroppedPackets,
-        denied: Arc<Mutex<Denied>>,
+        denied: Arc<Mutex<DeniedCounters>>,
         sink: Sink,
         with_flows: bool,
     ) -> Self {
-        let verdicts = Outcome::ALL.into_iter().filter(|it| with_flows || *it != Outcome::Allow);
+        let verdicts = TrafficVerdict::ALL.into_iter().filter(|it| with_flows || *it != TrafficVerdict::Allow);
         let filter = EventFilter { verdicts: verdicts.collect(), ..EventFilter::default() };
         let cursor = observer.cursor();
         lock(&denied).begin(totals(&dropped(), observer.flow_totals()));
@@ -94,7 +94,7 @@ impl Feed {
     async fn drain(&mut self) -> io::Result<bool> {
         for _ in 0..BATCHES {
             let (denied, sink) = (Arc::clone(&self.denied), Arc::clone(&self.sink));
-            let with = move |events: Vec<Event>, _| {
+            let with = move |events: Vec<ObservedEvent>, _| {
                 lock(&denied).count(&events, Instant::now());
                 sink(events, Vec::new());
             };

@@ -1,8 +1,8 @@
 //! Events that a watcher's filter admits.
 
-use netpold_api::events::Outcome;
+use netpold_api::events::TrafficVerdict;
 use netpold_api::filter::EventFilter;
-use netpold_core::cluster::Whose;
+use netpold_core::cluster::AddressOwner;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 
@@ -10,11 +10,11 @@ use crate::events::JournalEvent;
 
 /// Names of an event's sides, from the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names {
+pub struct EventNames {
     /// Pod; `None` if it is deleted.
     pub pod: Option<Key>,
     /// Owner of the remote address.
-    pub peer: Option<Whose>,
+    pub peer: Option<AddressOwner>,
 }
 
 /// Returns the destination port, if the protocol has ports.
@@ -36,7 +36,7 @@ pub fn admits(filter: &EventFilter, seen: &JournalEvent) -> bool {
         packet.protocol.is_some_and(same)
     };
     let verdict = match &filter.verdicts[..] {
-        [] => seen.outcome != Outcome::Allow,
+        [] => seen.outcome != TrafficVerdict::Allow,
         verdicts => verdicts.contains(&seen.outcome),
     };
     verdict
@@ -49,7 +49,7 @@ pub fn admits(filter: &EventFilter, seen: &JournalEvent) -> bool {
 
 /// Returns whether the filter's conditions on names admit an event.
 #[must_use]
-pub fn admits_names(filter: &EventFilter, seen: &JournalEvent, Names { pod, peer }: &Names) -> bool {
+pub fn admits_names(filter: &EventFilter, seen: &JournalEvent, EventNames { pod, peer }: &EventNames) -> bool {
     let pod = pod.as_ref();
     let in_namespace = |name: &String| pod.is_some_and(|pod| pod.namespace == *name);
     filter.namespace.as_ref().is_none_or(in_namespace)

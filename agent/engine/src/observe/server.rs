@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use netpold_api::events::LostEvents;
 use netpold_api::filter::{EventFilter, ObserveRequest};
-use netpold_api::observe::{Event, ObserveLine};
+use netpold_api::observe::{ObservedEvent, ObserveLine};
 use netpold_core::lock::lock;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 
 use crate::events::{JournalCursor, Journal, JournalEvent, UnreportedFlows, unix_millis};
-use crate::lines::{Lines, line};
+use crate::lines::{LineSender, line};
 
 /// Most concurrent watchers; a further one replaces the oldest.
 const WATCHERS: usize = 16;
@@ -22,10 +22,10 @@ const BATCH: usize = 256;
 /// Pause between batches; the next batch has all events of the pause.
 const PAUSE: Duration = Duration::from_millis(50);
 
-type Resolve = Box<dyn FnMut(&[JournalEvent], &EventFilter) -> (Vec<Event>, u64) + Send>;
+type Resolve = Box<dyn FnMut(&[JournalEvent], &EventFilter) -> (Vec<ObservedEvent>, u64) + Send>;
 
 /// Server for watchers.
-pub struct Observer {
+pub struct ObserveServer {
     node: String,
     journal: Arc<Journal>,
     /// Builds events with names; returns them and the number of events without attribution.
@@ -46,13 +46,13 @@ impl Drop for WatcherSlot {
     }
 }
 
-impl Observer {
+impl ObserveServer {
     /// Creates a server for a journal; `resolve` builds the events that a filter admits, and returns them with the
     /// number of events without attribution.
     pub fn new(
         node: String,
         journal: Arc<Journal>,
-        resolve: impl FnMut(&[JournalEvent], &EventFilter) -> (Vec<Event>, u64) + Send + 'static,
+        resolve: impl FnMut(&[JournalEvent], &EventFilter) -> (Vec<ObservedEvent>, u64) + Send + 'static,
     ) -> Self {
         let resolve = Mutex::new(Box::new(resolve) as Resolve);
         Self { node, journal, resolve, watchers: Arc::default() }
@@ -66,7 +66,7 @@ impl Observer {
     pub fn serve(
         self: Arc<Self>,
         request: ObserveRequest,
-        lines: Lines,
+        lines: LineSender,
     ) -> impl Future<Output = io::Result<()>> {
         let since = request.since.map(|millis| unix_millis().saturating_sub(millis));
         let cursor = self.journal.cursor(since);
@@ -94,7 +94,7 @@ impl Observer {
 
     async fn send(
         self: &Arc<Self>,
-        lines: &Lines,
+        lines: &LineSender,
         mut cursor: JournalCursor,
         request: &ObserveRequest,
     ) -> io::Result<()> {
@@ -154,7 +154,7 @@ impl Observer {
         self: &Arc<Self>,
         cursor: &mut JournalCursor,
         filter: &EventFilter,
-        with: impl FnOnce(Vec<Event>, LostEvents) -> T + Send + 'static,
+        with: impl FnOnce(Vec<ObservedEvent>, LostEvents) -> T + Send + 'static,
     ) -> io::Result<Option<T>> {
         let (seen, lost) = self.journal.read(cursor, filter.wants_flows(), BATCH);
         if seen.is_empty() && lost.is_none() {
@@ -170,7 +170,7 @@ impl Observer {
     }
 }
 
-fn lines(node: String, events: Vec<Event>, lost: LostEvents) -> io::Result<Vec<u8>> {
+fn lines(node: String, events: Vec<ObservedEvent>, lost: LostEvents) -> io::Result<Vec<u8>> {
     let mut lines = Vec::new();
     for event in events {
         lines.extend(line(&ObserveLine::Event(Box::new(event)))?);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use netpold_api::filter::ObserveRequest;
-use netpold_api::observe::{Event, ObserveLine};
+use netpold_api::observe::{ObservedEvent, ObserveLine};
 use netpold_api::samples::{NODE, event};
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
@@ -12,16 +12,16 @@ use netpold_dataplane::conntrack::FlowTuple;
 use netpold_ebpf::reason::Reason;
 use tokio::sync::mpsc::Receiver;
 
-use super::{Feed, Observer};
-use crate::denied::{Denied, Kind};
+use super::{Feed, ObserveServer};
+use crate::denied::{DeniedCounters, EventKind};
 use crate::events::{Journal, JournalEvent, UnreportedFlows};
-use crate::lines::Lines;
+use crate::lines::LineSender;
 
-fn observer() -> (Arc<Observer>, Arc<Journal>) {
+fn observer() -> (Arc<ObserveServer>, Arc<Journal>) {
     let journal = Arc::<Journal>::default();
     let resolve =
         |seen: &[JournalEvent], _: &_| (seen.iter().map(|seen| event(seen.packet.endpoint)).collect(), 0);
-    (Arc::new(Observer::new(NODE.into(), Arc::clone(&journal), resolve)), journal)
+    (Arc::new(ObserveServer::new(NODE.into(), Arc::clone(&journal), resolve)), journal)
 }
 
 fn flow(endpoint: u32) -> JournalEvent {
@@ -34,8 +34,8 @@ fn flow(endpoint: u32) -> JournalEvent {
 /// A watcher, and its received lines that no test has read yet.
 struct Watcher(Receiver<Vec<u8>>, VecDeque<String>);
 
-fn watch(observer: &Arc<Observer>) -> Watcher {
-    let (lines, receiver) = Lines::new();
+fn watch(observer: &Arc<ObserveServer>) -> Watcher {
+    let (lines, receiver) = LineSender::new();
     let request = r#"{"follow":true,"filter":{"verdicts":["allow"]}}"#;
     let request = serde_json::from_str(request).unwrap();
     tokio::spawn(Arc::clone(observer).serve(request, lines));
@@ -123,12 +123,12 @@ async fn a_late_event_is_not_counted_as_unreported() {
         move || vec![(Direction::Ingress, Reason::Policy, counted.load(Ordering::Relaxed))];
     let received = Arc::<Mutex<(usize, u64)>>::default();
     let sums = Arc::clone(&received);
-    let sink = move |events: Vec<Event>, unreported: Vec<(Kind, u64)>| {
+    let sink = move |events: Vec<ObservedEvent>, unreported: Vec<(EventKind, u64)>| {
         let mut received = lock(&sums);
         received.0 += events.len();
         received.1 += unreported.iter().map(|(_, count)| count).sum::<u64>();
     };
-    let denied = Arc::new(Mutex::new(Denied::new(0)));
+    let denied = Arc::new(Mutex::new(DeniedCounters::new(0)));
     let feed = Feed::new(observer, Box::new(dropped), denied, Box::new(sink), false);
     packets.store(2, Ordering::Relaxed);
     // Two packets and one event, which the reader records only on request.

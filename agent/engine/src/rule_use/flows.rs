@@ -12,9 +12,9 @@ use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 use netpold_ebpf::packet::protocol::{TCP, UDP, is_to_server};
 use netpold_ebpf::reason::Reason;
 
-use super::{RuleUse, Swept, millis};
+use super::{RuleUse, SweepResult, millis};
 use crate::events::{Dropped, unix_millis};
-use crate::learn::Met;
+use crate::learn::FlowSighting;
 
 /// Comparisons with rules in a sweep for new flows, and as many for known ones.
 const BUDGET: usize = 400_000;
@@ -29,7 +29,7 @@ const MARGIN: u32 = 20;
 
 /// A flow that the last sweep has visited.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Known {
+pub(super) struct VisitedFlow {
     way: u32,
     incarnation: u16,
     /// Whether the flow is still to be counted.
@@ -54,20 +54,20 @@ pub(super) struct Cursors {
 
 /// Attributions of flows to rules, for one state of the cluster.
 #[derive(Debug)]
-pub(super) struct Cache {
+pub(super) struct RuleCache {
     /// State: the cluster's revision and the endpoints' version.
     of: Option<(u64, u64)>,
     /// Number of the state, from 1.
     epoch: u32,
     groups: Vec<Box<[u32]>>,
     by_rules: HashMap<Box<[u32]>, u32>,
-    by_flow: HashMap<Kind, u32>,
+    by_flow: HashMap<AllowedFlowKey, u32>,
 }
 
 /// Key of flows that the same rules allow: endpoint, direction, remote address, protocol, destination port.
-pub(super) type Kind = (u32, Direction, IpAddr, u8, u16);
+pub(super) type AllowedFlowKey = (u32, Direction, IpAddr, u8, u16);
 
-impl Default for Cache {
+impl Default for RuleCache {
     fn default() -> Self {
         // Group 0: no rule.
         let none: Box<[u32]> = Box::default();
@@ -76,7 +76,7 @@ impl Default for Cache {
     }
 }
 
-impl Cache {
+impl RuleCache {
     /// Clears the cache after a change of the cluster's state, or if the cache is full; returns whether it did.
     pub(super) fn follow(&mut self, state: (u64, u64)) -> bool {
         let changed = self.of != Some(state) || self.by_flow.len() >= CACHE_MAX;
@@ -106,7 +106,7 @@ impl Cache {
 
 /// Attribution of a flow: groups of allowing rules and records in each direction, and whether audited policies would
 /// deny the flow.
-struct Attributed {
+struct FlowAttribution {
     groups: [u32; 2],
     records: [u32; 2],
     audited: bool,
@@ -114,7 +114,7 @@ struct Attributed {
 
 /// A budget of one sweep.
 #[derive(Debug)]
-struct Budget {
+struct SweepBudget {
     left: usize,
     by_endpoint: HashMap<u32, usize>,
     /// First way of this sweep: the last sweep handled the ways before.
@@ -123,7 +123,7 @@ struct Budget {
     ended: Option<u32>,
 }
 
-impl Budget {
+impl SweepBudget {
     fn new(from: u32) -> Self {
         Self { left: BUDGET, by_endpoint: HashMap::new(), from, ended: None }
     }
@@ -150,10 +150,10 @@ pub struct Round<'u> {
     of: &'u mut RuleUse,
     cluster: &'u Cluster,
     /// Flows of the last sweep that this one has not visited yet, the next one last.
-    before: Vec<Known>,
-    after: Vec<Known>,
-    new: Budget,
-    old: Budget,
+    before: Vec<VisitedFlow>,
+    after: Vec<VisitedFlow>,
+    new: SweepBudget,
+    old: SweepBudget,
     missed: u64,
     wall: u64,
     now: Option<u32>,
@@ -165,25 +165,25 @@ impl<'u> Round<'u> {
         before.reverse();
         let Cursors { new, old } = of.last.cursors;
         let after = Vec::with_capacity(before.len());
-        let (new, old) = (Budget::new(new), Budget::new(old));
+        let (new, old) = (SweepBudget::new(new), SweepBudget::new(old));
         Self { of, cluster, before, after, new, old, missed: 0, wall: unix_millis(), now: None }
     }
 
     /// Ends the sweep after all flows.
     #[must_use]
-    pub fn done(self) -> Swept {
+    pub fn done(self) -> SweepResult {
         let unattributed = self.before.iter().filter(|known| known.pending).count() as u64;
         let cursors =
             Cursors { new: self.new.ended.unwrap_or(0), old: self.old.ended.unwrap_or(0) };
         let missed = self.missed + unattributed;
-        Swept { known: self.after, missed, cursors, now: self.now, wall: self.wall }
+        SweepResult { known: self.after, missed, cursors, now: self.now, wall: self.wall }
     }
 
     /// Processes a flow of the table. Call in the order of the table.
     pub fn meet(&mut self, at: &Sighting<'_>) {
         self.now = Some(at.now);
         let (incarnation, seen) = (at.control.incarnation(), at.control.seen());
-        let fresh = Known { way: at.way, incarnation, seen, ..Known::default() };
+        let fresh = VisitedFlow { way: at.way, incarnation, seen, ..VisitedFlow::default() };
         match self.before_at(at.way) {
             Some(known) if known.incarnation == incarnation => {
                 if !known.pending && known.seen == seen {
@@ -202,19 +202,19 @@ impl<'u> Round<'u> {
                     return self.after.push(fresh);
                 }
                 let met = self.attribute(at, fresh, true);
-                let pending = Known { pending: true, ..fresh };
+                let pending = VisitedFlow { pending: true, ..fresh };
                 self.after.push(met.map_or(pending, |met| self.renewed(fresh, met)));
             }
         }
     }
 
-    fn renewed(&self, fresh: Known, met: Attributed) -> Known {
-        let Attributed { groups, records, audited } = met;
-        Known { groups, records, epoch: self.of.cache.epoch, audited, ..fresh }
+    fn renewed(&self, fresh: VisitedFlow, met: FlowAttribution) -> VisitedFlow {
+        let FlowAttribution { groups, records, audited } = met;
+        VisitedFlow { groups, records, epoch: self.of.cache.epoch, audited, ..fresh }
     }
 
     /// Returns the flow of the last sweep in this way.
-    fn before_at(&mut self, way: u32) -> Option<Known> {
+    fn before_at(&mut self, way: u32) -> Option<VisitedFlow> {
         while let Some(known) = self.before.pop_if(|known| known.way <= way) {
             if known.way == way {
                 return Some(known);
@@ -238,8 +238,8 @@ impl<'u> Round<'u> {
     }
 
     /// Marks the rules that allow a flow, and records the flow; `None` if it has to wait for the next sweep.
-    fn attribute(&mut self, at: &Sighting<'_>, known: Known, is_new: bool) -> Option<Attributed> {
-        let Known { mut groups, mut records, mut audited, .. } = known;
+    fn attribute(&mut self, at: &Sighting<'_>, known: VisitedFlow, is_new: bool) -> Option<FlowAttribution> {
+        let VisitedFlow { mut groups, mut records, mut audited, .. } = known;
         let last = self.wall.saturating_sub(millis(at.idle()));
         if known.epoch != self.of.cache.epoch || is_new {
             let tuple = at.tuple()?;
@@ -262,7 +262,7 @@ impl<'u> Round<'u> {
                 groups[index] = self.group(&tuple, direction, &mut cost);
                 let on_trial = !audited && self.audit(&tuple, direction, &mut cost);
                 audited |= on_trial;
-                let met = Met { endpoint: tuple.endpoint, at: last, is_new, on_trial };
+                let met = FlowSighting { endpoint: tuple.endpoint, at: last, is_new, on_trial };
                 // A flow keeps its first record: the other side may be gone by now.
                 let is_answer = tuple.protocol == UDP && answers(&tuple, direction);
                 if is_answer && directions.iter().all(|(is_there, _)| *is_there) {
@@ -284,7 +284,7 @@ impl<'u> Round<'u> {
                 self.of.records.used(*rule, last, is_new);
             }
         }
-        Some(Attributed { groups, records, audited })
+        Some(FlowAttribution { groups, records, audited })
     }
 
     /// Records the flow; returns the number of its record, 0 if it has none.
@@ -292,7 +292,7 @@ impl<'u> Round<'u> {
         &mut self,
         tuple: &FlowTuple,
         direction: Direction,
-        met: Met,
+        met: FlowSighting,
         cost: &mut usize,
     ) -> u32 {
         let RuleUse { pods, recorder, resolved, .. } = &mut *self.of;
@@ -351,7 +351,7 @@ impl<'u> Round<'u> {
     }
 }
 
-fn kind(tuple: &FlowTuple, direction: Direction) -> Kind {
+fn kind(tuple: &FlowTuple, direction: Direction) -> AllowedFlowKey {
     (tuple.endpoint, direction, tuple.remote, tuple.protocol, port(tuple, direction))
 }
 

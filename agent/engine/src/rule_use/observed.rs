@@ -6,12 +6,12 @@
 use netpold_dataplane::conntrack::Sighting;
 use netpold_ebpf::reason::Reason;
 
-use super::opened::Opened;
+use super::opened::OpenedFlows;
 use crate::events::unix_millis;
 
 /// Records of the last sweep.
 #[derive(Debug, Default)]
-pub(super) struct Observed {
+pub(super) struct SweepRecords {
     /// Incarnation of each way at its last sighting; `None`: no sighting yet.
     ways: Vec<Option<u16>>,
     /// Time of the last sweep, in jiffies.
@@ -22,11 +22,11 @@ pub(super) struct Observed {
     missed: u64,
 }
 
-impl Observed {
+impl SweepRecords {
     /// Begins a sweep.
     pub(super) fn begin<'o>(
         &'o mut self,
-        opened: &'o mut Opened,
+        opened: &'o mut OpenedFlows,
         counted_until: Option<u64>,
         unrecorded: u64,
     ) -> ObservedRound<'o> {
@@ -46,8 +46,8 @@ impl Observed {
 
 /// One sweep.
 pub struct ObservedRound<'o> {
-    of: &'o mut Observed,
-    opened: &'o mut Opened,
+    of: &'o mut SweepRecords,
+    opened: &'o mut OpenedFlows,
     /// Time until which an earlier agent has reported flows, in milliseconds since the epoch.
     counted_until: Option<u64>,
     /// Time of the former sweep, in jiffies.
@@ -94,8 +94,8 @@ mod tests {
     use super::*;
 
     /// Sweeps records by way and incarnation; returns the numbers of reported and of missed flows.
-    fn sweep(observed: &mut Observed, unrecorded: u64, records: &[(u32, u16)]) -> (usize, u64) {
-        let mut opened = Opened::default();
+    fn sweep(observed: &mut SweepRecords, unrecorded: u64, records: &[(u32, u16)]) -> (usize, u64) {
+        let mut opened = OpenedFlows::default();
         let mut round = observed.begin(&mut opened, None, unrecorded);
         for (way, incarnation) in records {
             let control = Control::new(1_000, *incarnation, CT_VALID | CT_EGRESS);
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn each_record_is_reported_once_and_replaced_ones_are_counted() {
-        let mut observed = Observed::default();
+        let mut observed = SweepRecords::default();
         assert_eq!(sweep(&mut observed, 50, &[(0, 1), (9, 4)]), (2, 0), "both are new");
         assert_eq!(sweep(&mut observed, 50, &[(0, 1), (9, 4)]), (0, 0));
         assert_eq!(sweep(&mut observed, 50, &[(0, 2), (9, 7)]), (2, 2), "two came and went");

@@ -22,7 +22,7 @@ const TRIES: usize = 16;
 
 /// New flows of a sweep.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedFlows {
     told: Vec<JournalEvent>,
     /// Number of reported flows by endpoint.
     shares: HashMap<u32, usize>,
@@ -30,14 +30,14 @@ pub(super) struct Opened {
     random: u64,
 }
 
-impl Default for Opened {
+impl Default for OpenedFlows {
     fn default() -> Self {
         let random = RandomState::new().build_hasher().finish() | 1;
         Self { told: Vec::new(), shares: HashMap::new(), untold: 0, random }
     }
 }
 
-impl Opened {
+impl OpenedFlows {
     /// Adds a flow; its flags in the table show the initiator. `reason`: why it passed, unless the node began it, which
     /// no policy can deny.
     pub(super) fn met(&mut self, tuple: &FlowTuple, flags: u16, reason: Reason) {
@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    fn meet(opened: &mut Opened, endpoint: u32, flows: std::ops::Range<u32>) {
+    fn meet(opened: &mut OpenedFlows, endpoint: u32, flows: std::ops::Range<u32>) {
         for number in flows {
             let remote = Ipv4Addr::from(number).into();
             let (local_port, remote_port, protocol) = (80, 4000, 6);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn few_flows_are_all_told_and_of_many_some_from_all_over() {
-        let mut opened = Opened::default();
+        let mut opened = OpenedFlows::default();
         meet(&mut opened, 1, 0..TOLD as u32);
         let (told, untold) = opened.take();
         assert_eq!((told.len(), untold), (TOLD, 0));
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_flows_hides_no_other_pods() {
-        let mut opened = Opened::default();
+        let mut opened = OpenedFlows::default();
         meet(&mut opened, 1, 0..20_000);
         (2..50).for_each(|endpoint| meet(&mut opened, endpoint, 0..10));
         meet(&mut opened, 1, 20_000..40_000);

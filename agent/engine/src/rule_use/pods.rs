@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use netpold_core::cluster::{Cluster, Whose, is_subject};
+use netpold_core::cluster::{Cluster, AddressOwner, is_subject};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Key, Pod};
 
@@ -21,7 +21,7 @@ const ENDED_MAX: usize = 4096;
 
 /// A local pod at one of its interfaces.
 #[derive(Debug)]
-struct Local {
+struct SweptPod {
     pod: Arc<Pod>,
     /// Time when the end of the endpoint was noticed, in milliseconds since the epoch.
     ended: Option<u64>,
@@ -50,9 +50,9 @@ fn created(pod: &Pod) -> u64 {
 
 /// Pods of a sweep's flows.
 #[derive(Debug, Default)]
-pub(super) struct Pods {
+pub(super) struct SweptPods {
     /// Pods by endpoint number. Numbers are never reused.
-    endpoints: BTreeMap<u32, Local>,
+    endpoints: BTreeMap<u32, SweptPod>,
     /// Latest endpoint of each interface.
     by_interface: BTreeMap<u32, u32>,
     /// [`Compiler::endpoints_version`] of the endpoints.
@@ -62,7 +62,7 @@ pub(super) struct Pods {
     tenures: usize,
 }
 
-impl Pods {
+impl SweptPods {
     /// Records the addresses that a pod loses, before the cluster ingests its new state (`None`: it is gone). A pod
     /// first reported as finished had its addresses too.
     pub(super) fn note(&mut self, key: &Key, new: Option<&Pod>, cluster: &Cluster, now: u64) {
@@ -128,7 +128,7 @@ impl Pods {
             let pod = cluster.pods().get(&endpoint.pod).or(behind);
             if let Some(pod) = pod {
                 let pod = Arc::clone(pod);
-                self.endpoints.insert(endpoint.id, Local { pod, ended: None });
+                self.endpoints.insert(endpoint.id, SweptPod { pod, ended: None });
                 self.by_interface.insert(ifindex, endpoint.id);
             }
         }
@@ -168,8 +168,8 @@ impl Pods {
     }
 
     /// Returns the owner of an address at a time, in milliseconds since the epoch.
-    pub(super) fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> Whose {
-        let pod = self.former(cluster, address, at).map(|pod| Whose::Pod(Key::clone(&pod.key)));
+    pub(super) fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> AddressOwner {
+        let pod = self.former(cluster, address, at).map(|pod| AddressOwner::Pod(Key::clone(&pod.key)));
         pod.unwrap_or_else(|| cluster.whose(address))
     }
 
@@ -215,7 +215,7 @@ mod tests {
     /// Ingests changes at their times; returns the owner of an address at a time, after all of them.
     #[expect(clippy::wildcard_enum_match_arm, reason = "only pods come and go here")]
     fn whose(changes: &[(u64, Change)], at: u64) -> String {
-        let mut pods = Pods::default();
+        let mut pods = SweptPods::default();
         let mut so_far = Vec::new();
         for (when, change) in changes {
             let cluster: Cluster = so_far.iter().cloned().collect();
@@ -287,10 +287,10 @@ mod tests {
 
     #[test]
     fn names_are_forgotten_in_the_end_and_bounded() {
-        let mut pods = Pods::default();
+        let mut pods = SweptPods::default();
         let pod = Arc::new(pod("a", "10.0.0.1", START));
         let address = pod.addresses[0];
-        let local = Local { pod: Arc::clone(&pod), ended: None };
+        let local = SweptPod { pod: Arc::clone(&pod), ended: None };
         pods.endpoints.insert(7, local);
         pods.by_interface.insert(5, 7);
         (0..10).for_each(|n| pods.end(address, &pod, START + n));
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!((pods.tenures, pods.former.len()), (TENURES_MAX, TENURES_MAX));
         for number in 0..2 * ENDED_MAX as u32 {
             let ended = Some(START);
-            pods.endpoints.insert(number, Local { pod: Arc::clone(&pod), ended });
+            pods.endpoints.insert(number, SweptPod { pod: Arc::clone(&pod), ended });
         }
         pods.forget(&BTreeSet::new(), START);
         assert_eq!(pods.endpoints.len(), ENDED_MAX);

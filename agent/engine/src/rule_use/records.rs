@@ -41,7 +41,7 @@ pub(super) struct PolicyRecord {
 
 /// A policy of either kind.
 #[derive(Clone, Debug)]
-enum Source {
+enum PolicySource {
     Policy(Arc<Policy>),
     /// A ClusterNetworkPolicy, with a key without namespace.
     Cluster(Arc<ClusterPolicy>),
@@ -49,22 +49,22 @@ enum Source {
 
 /// A policy with watched rules.
 #[derive(Debug)]
-struct Watched {
-    rules: Rules,
+struct WatchedPolicy {
+    rules: WatchedRules,
     /// Index of the first rule in each direction, and the number of rules.
     places: [(u32, usize); 2],
 }
 
 #[derive(Debug)]
-enum Rules {
+enum WatchedRules {
     OfPolicy(Box<RuleIndex>),
     OfCluster(Arc<ClusterPolicy>),
 }
 
 /// Records of rules, by policy.
 #[derive(Debug, Default)]
-pub(super) struct Records {
-    policies: BTreeMap<Key, Watched>,
+pub(super) struct RuleRecords {
+    policies: BTreeMap<Key, WatchedPolicy>,
     /// Records of all policies, one after the other.
     rules: Vec<RuleRecord>,
     /// Policies of an endpoint in a direction.
@@ -74,7 +74,7 @@ pub(super) struct Records {
     unwatched: usize,
 }
 
-impl Records {
+impl RuleRecords {
     /// Sets the records of an earlier agent.
     pub(super) fn resume(&mut self, policies: Vec<PolicyRecord>) {
         let key = |policy: &PolicyRecord| Key::new(&policy.namespace, &policy.name);
@@ -93,14 +93,14 @@ impl Records {
     ) {
         self.granting.clear();
         let allowing = Allowing::new(cluster);
-        let mut wanted: BTreeMap<Key, (bool, Source)> = BTreeMap::new();
+        let mut wanted: BTreeMap<Key, (bool, PolicySource)> = BTreeMap::new();
         for (pod, way) in pods.flat_map(|pod| Direction::BOTH.map(|way| (pod, way))) {
             for policy in allowing.policies(pod, way) {
-                wanted.insert(policy.key.clone(), (true, Source::Policy(policy)));
+                wanted.insert(policy.key.clone(), (true, PolicySource::Policy(policy)));
             }
             for policy in allowing.cluster_policies(pod, way) {
                 let key = Key::new("", policy.name.clone());
-                wanted.insert(key, (true, Source::Cluster(policy)));
+                wanted.insert(key, (true, PolicySource::Cluster(policy)));
             }
         }
         // Pods of these policies may return to this node.
@@ -113,7 +113,7 @@ impl Records {
         if !restored {
             self.kept.retain(|key, _| wanted.contains_key(key));
         }
-        let same = |(key, source): (&Key, &Source)| {
+        let same = |(key, source): (&Key, &PolicySource)| {
             self.policies.get(key).is_some_and(|old| old.is_of(source))
         };
         if wanted.len() == self.policies.len() && wanted.iter().all(same) {
@@ -142,16 +142,16 @@ impl Records {
             });
             let rules = match (before, source) {
                 (Some(watched), source) if watched.is_of(&source) => watched.rules,
-                (_, Source::Policy(policy)) => Rules::OfPolicy(Box::new(RuleIndex::new(policy))),
-                (_, Source::Cluster(policy)) => Rules::OfCluster(policy),
+                (_, PolicySource::Policy(policy)) => WatchedRules::OfPolicy(Box::new(RuleIndex::new(policy))),
+                (_, PolicySource::Cluster(policy)) => WatchedRules::OfCluster(policy),
             };
-            self.policies.insert(key, Watched { rules, places });
+            self.policies.insert(key, WatchedPolicy { rules, places });
         }
     }
 
     /// Selects the policies to watch: first those of local pods, among them those with few rules.
     /// ClusterNetworkPolicies have a limit of their own, since administrators write them.
-    fn within_limits(&mut self, wanted: BTreeMap<Key, (bool, Source)>) -> BTreeMap<Key, Source> {
+    fn within_limits(&mut self, wanted: BTreeMap<Key, (bool, PolicySource)>) -> BTreeMap<Key, PolicySource> {
         let mut wanted: Vec<_> = wanted.into_iter().collect();
         wanted.sort_by_cached_key(|(key, (local, source))| (!local, source.count(), key.clone()));
         let (mut left, mut within) = ([RULES_MAX; 2], BTreeMap::new());
@@ -202,7 +202,7 @@ impl Records {
 
     /// Returns the records to save.
     pub(super) fn saved(&self) -> Vec<PolicyRecord> {
-        let of = |(key, watched): (&Key, &Watched)| {
+        let of = |(key, watched): (&Key, &WatchedPolicy)| {
             let [ingress, egress] =
                 Direction::BOTH.map(|way| watched.of(way, &self.rules).to_vec());
             let Key { namespace, name } = key.clone();
@@ -237,7 +237,7 @@ impl Records {
     }
 }
 
-impl Source {
+impl PolicySource {
     fn version(&self) -> &PolicyVersion {
         match self {
             Self::Policy(policy) => &policy.version,
@@ -264,12 +264,12 @@ impl Source {
     }
 }
 
-impl Watched {
-    fn is_of(&self, source: &Source) -> bool {
+impl WatchedPolicy {
+    fn is_of(&self, source: &PolicySource) -> bool {
         match (&self.rules, source) {
-            (Rules::OfPolicy(index), Source::Policy(policy)) => Arc::ptr_eq(index.policy(), policy),
-            (Rules::OfCluster(known), Source::Cluster(policy)) => Arc::ptr_eq(known, policy),
-            (Rules::OfPolicy(_), Source::Cluster(_)) | (Rules::OfCluster(_), Source::Policy(_)) => {
+            (WatchedRules::OfPolicy(index), PolicySource::Policy(policy)) => Arc::ptr_eq(index.policy(), policy),
+            (WatchedRules::OfCluster(known), PolicySource::Cluster(policy)) => Arc::ptr_eq(known, policy),
+            (WatchedRules::OfPolicy(_), PolicySource::Cluster(_)) | (WatchedRules::OfCluster(_), PolicySource::Policy(_)) => {
                 false
             }
         }
@@ -277,31 +277,31 @@ impl Watched {
 
     fn kind(&self) -> &'static str {
         match self.rules {
-            Rules::OfPolicy(_) => "NetworkPolicy",
-            Rules::OfCluster(_) => "ClusterNetworkPolicy",
+            WatchedRules::OfPolicy(_) => "NetworkPolicy",
+            WatchedRules::OfCluster(_) => "ClusterNetworkPolicy",
         }
     }
 
     fn version(&self) -> &PolicyVersion {
         match &self.rules {
-            Rules::OfPolicy(index) => &index.policy().version,
-            Rules::OfCluster(policy) => &policy.version,
+            WatchedRules::OfPolicy(index) => &index.policy().version,
+            WatchedRules::OfCluster(policy) => &policy.version,
         }
     }
 
     /// Describes the allowed traffic in words; `None` for a rule that allows none.
     fn describe(&self, direction: Direction, rule: usize) -> Option<String> {
         match &self.rules {
-            Rules::OfPolicy(index) => Some(index.describe(direction, rule)),
-            Rules::OfCluster(policy) => accepted(policy, direction, rule),
+            WatchedRules::OfPolicy(index) => Some(index.describe(direction, rule)),
+            WatchedRules::OfCluster(policy) => accepted(policy, direction, rule),
         }
     }
 
     /// Returns the rules of a NetworkPolicy, with the index of the first one in a direction.
     fn indexed(&self, direction: Direction) -> Option<(&RuleIndex, u32)> {
         match &self.rules {
-            Rules::OfPolicy(index) => Some((index, self.place(direction).0)),
-            Rules::OfCluster(_) => None,
+            WatchedRules::OfPolicy(index) => Some((index, self.place(direction).0)),
+            WatchedRules::OfCluster(_) => None,
         }
     }
 
@@ -317,11 +317,11 @@ impl Watched {
 }
 
 /// Returns the policy of a key.
-fn source(cluster: &Cluster, key: &Key) -> Option<Source> {
+fn source(cluster: &Cluster, key: &Key) -> Option<PolicySource> {
     if key.namespace.is_empty() {
-        return cluster.cluster_policy(&key.name).cloned().map(Source::Cluster);
+        return cluster.cluster_policy(&key.name).cloned().map(PolicySource::Cluster);
     }
-    cluster.policies().get(key).cloned().map(Source::Policy)
+    cluster.policies().get(key).cloned().map(PolicySource::Policy)
 }
 
 /// Returns records for rules with these hashes. Known records with the same hash are carried over, each once.

@@ -5,7 +5,7 @@ use aya::maps::MapData;
 use netpold_core::model::{Action, Direction, Interface, Key, Owner, Pod, Policy, Rule, Tier};
 use netpold_core::options::Options;
 use netpold_dataplane::bpf::test_objects;
-use netpold_dataplane::conntrack::{FlowKey, Sweeper, Tracked};
+use netpold_dataplane::conntrack::{FlowKey, Sweeper, TrackedFlow};
 use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::layout::{
     CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_VALID, Ct4Bucket, Ct4Key, Ct6Bucket, Settings,
@@ -73,7 +73,7 @@ impl World {
         let endpoint = self.endpoint;
         let key = Ct4Key { endpoint, remote, local_port, remote_port, protocol: 17 };
         let flow =
-            Tracked { key: FlowKey::V4(key), flags: CT_VALID | CT_REPLIED | flags, seen: self.now };
+            TrackedFlow { key: FlowKey::V4(key), flags: CT_VALID | CT_REPLIED | flags, seen: self.now };
         self.sweeper.import(&flow, self.now).unwrap();
     }
 
@@ -134,7 +134,7 @@ fn a_flow_marks_the_rules_that_allow_it_once() {
 fn a_flow_that_is_over_is_counted_before_it_is_removed() {
     let mut world = World::new(vec![policy("p", vec![from("10.0.0.0/8")])], 64);
     // The kernel's clock runs faster than the wall clock here.
-    let mut used = RuleUse { last: Swept::default(), ..RuleUse::default() };
+    let mut used = RuleUse { last: SweepResult::default(), ..RuleUse::default() };
     world.packet("10.1.0.1", [53, 4000], CT_INGRESS);
     world.wait(3600);
     world.sweep(&mut used);
@@ -313,7 +313,7 @@ fn a_sweep_ends_with_its_budget_and_the_next_goes_on() {
         }]),
     });
     let mut world = World::new(vec![policy("p", rules.collect())], 1_024);
-    let mut used = RuleUse { last: Swept::default(), ..RuleUse::default() };
+    let mut used = RuleUse { last: SweepResult::default(), ..RuleUse::default() };
     for port in 1..=2_000 {
         world.packet("10.1.0.1", [port, 4000], CT_INGRESS);
     }
@@ -335,7 +335,7 @@ fn a_full_table_costs_little() {
     const FLOWS: u32 = 400_000;
     let rules = (0..100).map(|n| from(&format!("10.{n}.0.0/16"))).collect();
     let mut world = World::new(vec![policy("p", rules)], 131_072);
-    let mut used = RuleUse { last: Swept::default(), ..RuleUse::default() };
+    let mut used = RuleUse { last: SweepResult::default(), ..RuleUse::default() };
     for n in 0..FLOWS {
         let remote = format!("10.{}.{}.1", n % 100, (n / 100) % 40);
         world.packet(&remote, [53, (n / 4_000) as u16 + 1_024], CT_INGRESS);

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explainer, PodFlow, Resolved};
+use netpold_core::explain::{Explainer, PodFlow, ResolvedNames};
 use netpold_core::model::{Direction, Key};
 use netpold_dataplane::conntrack::FlowTuple;
 
-use super::flows::Kind;
+use super::flows::AllowedFlowKey;
 use crate::events::Dropped;
 
 /// Cost of one evaluation of policies in a sweep's budget.
@@ -34,21 +34,21 @@ pub(super) struct Trials {
     told: Vec<Dropped>,
     /// Number of the last sweep's other flows.
     untold: u64,
-    cache: Cache,
+    cache: TrialCache,
 }
 
 /// Evaluations for one state of the cluster.
 #[derive(Debug, Default)]
-struct Cache {
+struct TrialCache {
     on_trial: HashMap<(u32, Direction), bool>,
     /// Denying policies; empty for a flow that would pass.
-    denied_by: HashMap<Kind, Box<[Key]>>,
+    denied_by: HashMap<AllowedFlowKey, Box<[Key]>>,
 }
 
 impl Trials {
     /// Clears the cache after a change of the cluster's state.
     pub(super) fn forget(&mut self) {
-        self.cache = Cache::default();
+        self.cache = TrialCache::default();
     }
 
     /// Takes the flows of the last sweep as drops, and the number of the others.
@@ -66,10 +66,10 @@ impl Trials {
     /// resolved, for the names of enforced rules. Adds the effort to `cost`.
     pub(super) fn meet(
         &mut self,
-        (cluster, resolved): (&Cluster, &Resolved),
+        (cluster, resolved): (&Cluster, &ResolvedNames),
         tuple: &FlowTuple,
         flow: PodFlow<'_>,
-        kind: Kind,
+        kind: AllowedFlowKey,
         cost: &mut usize,
     ) -> bool {
         let on_trial = self.cache.on_trial.entry((tuple.endpoint, flow.direction));

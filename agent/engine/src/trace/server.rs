@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::steps::{Assembler, RawPacket};
-use crate::lines::{Lines, line};
+use crate::lines::{LineSender, line};
 use crate::observe::Attributions;
 
 /// Reported packets per CPU and second.
@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Interfaces and filter of a trace.
 #[derive(Debug)]
-pub struct Target {
+pub struct TraceTarget {
     /// Name of the node.
     pub node: String,
     /// Host sides of the pod's veths: index and name.
@@ -45,7 +45,7 @@ pub trait Tracing: Send + 'static {
     ///
     /// # Errors
     /// There is no such pod on this node, or no such peer.
-    fn target(&self, request: &TraceRequest) -> Result<Target, String>;
+    fn target(&self, request: &TraceRequest) -> Result<TraceTarget, String>;
     /// Attaches the traced programs at interfaces. Returns the kernel's jiffies, and their number per second.
     ///
     /// # Errors
@@ -186,7 +186,7 @@ impl<T: Tracing> Tracer<T> {
     pub async fn begin(
         self: Arc<Self>,
         request: TraceRequest,
-        lines: Lines,
+        lines: LineSender,
     ) -> Result<impl Future<Output = io::Result<()>>, String> {
         if !(1..=LONGEST).contains(&request.seconds) {
             return Err(format!("a trace takes 1 to {LONGEST} seconds"));
@@ -202,7 +202,7 @@ impl<T: Tracing> Tracer<T> {
 }
 
 /// Serves a client until the trace ends.
-async fn serve<T: Tracing>(session: Session<T>, started: TraceLine, lines: Lines) -> io::Result<()> {
+async fn serve<T: Tracing>(session: Session<T>, started: TraceLine, lines: LineSender) -> io::Result<()> {
     let (node, seconds) = (session.name.clone(), session.request.seconds);
     let session = Arc::new(Mutex::new(session));
     // A client that does not read must not keep the traced programs attached.
@@ -214,8 +214,8 @@ async fn serve<T: Tracing>(session: Session<T>, started: TraceLine, lines: Lines
     let reason = match sent {
         Err(_) | Ok(Ok(None)) => return Ok(()),
         Ok(Err(error)) => return Err(error),
-        Ok(Ok(Some(End::Time))) => format!("ended after {seconds} s"),
-        Ok(Ok(Some(End::Replaced))) => {
+        Ok(Ok(Some(TraceEnd::Time))) => format!("ended after {seconds} s"),
+        Ok(Ok(Some(TraceEnd::Replaced))) => {
             "the node's programs were replaced meanwhile, as when its tables grow: trace again"
                 .to_owned()
         }
@@ -225,18 +225,18 @@ async fn serve<T: Tracing>(session: Session<T>, started: TraceLine, lines: Lines
 }
 
 /// Reasons for a trace to end before the client disconnects.
-enum End {
+enum TraceEnd {
     Time,
     Replaced,
 }
 
 /// Sends lines until the trace ends; `None` if the client has disconnected.
 async fn send<T: Tracing>(
-    lines: &Lines,
+    lines: &LineSender,
     session: &Arc<Mutex<Session<T>>>,
     started: &TraceLine,
     time: Duration,
-) -> io::Result<Option<End>> {
+) -> io::Result<Option<TraceEnd>> {
     let until = Instant::now() + time;
     lines.send(line(started)?).await?;
     let mut reads = 0;
@@ -256,10 +256,10 @@ async fn send<T: Tracing>(
         let (text, stays) = spawn_blocking(read_lines).await.map_err(io::Error::other)??;
         lines.send(text).await?;
         if !stays {
-            return Ok(Some(End::Replaced));
+            return Ok(Some(TraceEnd::Replaced));
         }
         if Instant::now() >= until {
-            return Ok(Some(End::Time));
+            return Ok(Some(TraceEnd::Time));
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::failure::Failure;
 use super::split::{Part, Raw, Splitter};
-use crate::convert::{self, Identity, Read};
+use crate::convert::{self, ObjectIdentity, Read};
 
 /// Most bytes taken in at once if they are already available.
 const AT_ONCE: usize = 1 << 20;
@@ -130,7 +130,7 @@ pub(super) enum Event {
     /// The object exists in this version.
     Object(Box<Read>),
     /// The object was deleted.
-    Gone(Identity),
+    Gone(ObjectIdentity),
     /// A version from which a watch can continue.
     Bookmark(String),
     /// The watch failed.
@@ -181,7 +181,7 @@ fn event(of: convert::Kind, kind: &[u8], object: Raw<'_>) -> Event {
         b"\"ADDED\"" | b"\"MODIFIED\"" => {
             Event::Object(Box::new(convert::read(of, object.text, object.whole)))
         }
-        b"\"DELETED\"" => Event::Gone(Identity::of(object.text)),
+        b"\"DELETED\"" => Event::Gone(ObjectIdentity::of(object.text)),
         b"\"BOOKMARK\"" => match serde_json::from_slice::<Bookmark>(object.text) {
             Ok(Bookmark { metadata, .. }) => Event::Bookmark(metadata.resource_version),
             Err(error) => undecodable(&error),

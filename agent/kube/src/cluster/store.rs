@@ -8,7 +8,7 @@ use netpold_core::model::{Change, Key};
 
 use super::hub::Problems;
 use super::kind::Kind;
-use crate::convert::{Identity, Read};
+use crate::convert::{ObjectIdentity, Read};
 
 /// Most problems of a kind that are named; the others are counted.
 const NAMED: usize = 200;
@@ -121,7 +121,7 @@ impl<K: Kind> Store<K> {
     }
 
     /// Removes an object that a watch reported as deleted.
-    pub(super) fn remove(&mut self, identity: &Identity) -> Option<Change> {
+    pub(super) fn remove(&mut self, identity: &ObjectIdentity) -> Option<Change> {
         self.forget(&name(identity))
     }
 
@@ -181,7 +181,7 @@ impl<K: Kind> Store<K> {
 }
 
 /// Returns `namespace/name`, or the name alone for an object without a namespace.
-fn name(identity: &Identity) -> Box<str> {
+fn name(identity: &ObjectIdentity) -> Box<str> {
     let name = identity.name.as_deref().unwrap_or_default();
     match identity.namespace.as_deref() {
         Some(namespace) => format!("{namespace}/{name}").into(),

@@ -46,15 +46,15 @@ impl Server {
         Self { url, requests }
     }
 
-    async fn watched(&self) -> (Source, TempDir) {
+    async fn watched(&self) -> (ObjectStream, TempDir) {
         self.watched_with(true).await
     }
 
-    async fn watched_with(&self, cluster_policies: bool) -> (Source, TempDir) {
+    async fn watched_with(&self, cluster_policies: bool) -> (ObjectStream, TempDir) {
         self.watched_for(cluster_policies, PATIENCE).await
     }
 
-    async fn watched_for(&self, cluster_policies: bool, timeout: Duration) -> (Source, TempDir) {
+    async fn watched_for(&self, cluster_policies: bool, timeout: Duration) -> (ObjectStream, TempDir) {
         self.watched_of(FollowedNodes::All, cluster_policies, timeout).await
     }
 
@@ -63,7 +63,7 @@ impl Server {
         nodes: FollowedNodes,
         cluster_policies: bool,
         timeout: Duration,
-    ) -> (Source, TempDir) {
+    ) -> (ObjectStream, TempDir) {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("kubeconfig");
         let config = json!({
@@ -172,12 +172,12 @@ fn event(kind: &str, object: Value) -> Value {
     json!({ "type": kind, "object": object })
 }
 
-async fn next(source: &mut Source) -> Batch {
+async fn next(source: &mut ObjectStream) -> Batch {
     tokio::time::timeout(PATIENCE, source.batches.recv()).await.unwrap().unwrap()
 }
 
 /// Receives batches until the last versions of the objects fulfil a condition.
-async fn until(source: &mut Source, done: impl Fn(&Batch, &[&Change]) -> bool) {
+async fn until(source: &mut ObjectStream, done: impl Fn(&Batch, &[&Change]) -> bool) {
     let mut said = BTreeMap::new();
     loop {
         let batch = next(source).await;
@@ -188,7 +188,7 @@ async fn until(source: &mut Source, done: impl Fn(&Batch, &[&Change]) -> bool) {
     }
 }
 
-async fn wait(source: &mut Source, condition: impl FnMut(&SourceStatus) -> bool) -> SourceStatus {
+async fn wait(source: &mut ObjectStream, condition: impl FnMut(&SourceStatus) -> bool) -> SourceStatus {
     let found = tokio::time::timeout(PATIENCE, source.status.wait_for(condition)).await;
     found.unwrap().unwrap().clone()
 }

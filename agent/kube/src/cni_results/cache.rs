@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use super::static_pods::StaticPods;
-use crate::watched::{Stamp, Watched};
+use crate::watched::{Stamp, WatchedDirectory};
 
 /// Name that the kubelet gives to a pod's first interface; other names are attachments to further networks.
 const INTERFACE: &str = "eth0";
@@ -124,7 +124,7 @@ pub fn follow(
     directory: PathBuf,
     manifests: StaticPods,
 ) -> io::Result<watch::Receiver<Vec<CniResult>>> {
-    let mut follower = Follower::new(directory, manifests);
+    let mut follower = CniFollower::new(directory, manifests);
     let (sender, results) = watch::channel(follower.look());
     let thread = std::thread::Builder::new().name("cni-results".into());
     thread.spawn(move || follower.run(&sender))?;
@@ -132,7 +132,7 @@ pub fn follow(
 }
 
 /// Parsed content of a file.
-struct Seen {
+struct ParsedFile {
     stamp: Stamp,
     written: SystemTime,
     result: Option<CniResult>,
@@ -147,19 +147,19 @@ fn may_change(event: &notify::Event) -> bool {
     }
 }
 
-struct Follower {
+struct CniFollower {
     directory: PathBuf,
     manifests: StaticPods,
-    watched: Watched,
+    watched: WatchedDirectory,
     events: events::Receiver<notify::Result<notify::Event>>,
-    files: BTreeMap<PathBuf, Seen>,
+    files: BTreeMap<PathBuf, ParsedFile>,
     complained: bool,
 }
 
-impl Follower {
+impl CniFollower {
     fn new(directory: PathBuf, manifests: StaticPods) -> Self {
         let (sender, events) = events::channel();
-        let watched = Watched::new(&directory, sender);
+        let watched = WatchedDirectory::new(&directory, sender);
         Self { directory, manifests, watched, events, files: BTreeMap::new(), complained: false }
     }
 
@@ -225,7 +225,7 @@ impl Follower {
         Ok(())
     }
 
-    fn look_at(&mut self, path: &Path) -> Option<Seen> {
+    fn look_at(&mut self, path: &Path) -> Option<ParsedFile> {
         let stamp = Stamp::of(&fs::metadata(path).ok()?);
         if let Some(seen) = self.files.remove(path).filter(|seen| seen.stamp == stamp) {
             return Some(seen);
@@ -240,12 +240,12 @@ impl Follower {
             debug!("{}: {error}; not read", path.display());
             None
         });
-        Some(Seen { stamp, written, result })
+        Some(ParsedFile { stamp, written, result })
     }
 
     /// Returns the results in the order of writing.
     fn results(&self) -> Vec<CniResult> {
-        let mut files: Vec<&Seen> = self.files.values().collect();
+        let mut files: Vec<&ParsedFile> = self.files.values().collect();
         files.sort_by_key(|seen| seen.written);
         files.into_iter().filter_map(|seen| seen.result.clone()).collect()
     }

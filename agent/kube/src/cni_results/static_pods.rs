@@ -19,21 +19,21 @@ use crate::watched::Stamp;
 /// Most bytes read of a manifest; no manifest is larger.
 const MAX_BYTES: u64 = 1 << 20;
 
-type Files = BTreeMap<PathBuf, (Stamp, Vec<(Key, Labels, Vec<NamedPort>)>)>;
+type ManifestFiles = BTreeMap<PathBuf, (Stamp, Vec<(Key, Labels, Vec<NamedPort>)>)>;
 
 /// The kubelet's manifest directory, which need not exist.
 #[derive(Debug)]
 pub struct StaticPods {
     directory: PathBuf,
     node: String,
-    files: Files,
+    files: ManifestFiles,
 }
 
 impl StaticPods {
     /// Creates the manifests of the node of this name.
     #[must_use]
     pub fn new(directory: PathBuf, node: String) -> Self {
-        Self { directory, node, files: Files::new() }
+        Self { directory, node, files: ManifestFiles::new() }
     }
 
     /// Adds labels and ports from the manifests to the results for static pods.
@@ -52,7 +52,7 @@ impl StaticPods {
     }
 
     fn scan(&mut self) -> io::Result<()> {
-        let mut files = Files::new();
+        let mut files = ManifestFiles::new();
         for entry in fs::read_dir(&self.directory)? {
             let path = entry?.path();
             // The kubelet skips hidden files, too.

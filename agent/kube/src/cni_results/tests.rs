@@ -1,7 +1,7 @@
 use netpold_core::model::{Change, Key, Pod};
 use netpold_testkit::objects;
 
-use super::PodAddresses;
+use super::CniAddresses;
 use super::cache::{CniResult, parse};
 
 /// Format of containerd's libcni, which repeats the arguments.
@@ -77,7 +77,7 @@ fn other_files_are_none_of_a_pods_address() {
 
 #[test]
 fn an_answer_counts_until_there_is_a_status() {
-    let mut pods = PodAddresses::new("n1".to_owned());
+    let mut pods = CniAddresses::new("n1".to_owned());
     assert_eq!(pods.results_are(vec![result("u1", &["10.1.2.3/24"])]), []);
     let mut changes = vec![web(&[])];
     pods.complete(&mut changes);
@@ -94,7 +94,7 @@ fn an_answer_counts_until_there_is_a_status() {
 
 #[test]
 fn the_pod_may_be_known_first() {
-    let mut pods = PodAddresses::new("n1".to_owned());
+    let mut pods = CniAddresses::new("n1".to_owned());
     let mut changes = vec![web(&[])];
     pods.complete(&mut changes);
     assert_eq!(changes, [web(&[])]);
@@ -108,7 +108,7 @@ fn the_pod_may_be_known_first() {
 
 #[test]
 fn answers_left_behind_are_nobodys() {
-    let mut pods = PodAddresses::new("n1".to_owned());
+    let mut pods = CniAddresses::new("n1".to_owned());
     let former = vec![result("u0", &["10.1.2.3/24"])];
     assert_eq!(pods.results_are(former), []);
     let mut changes = vec![web(&[])];
@@ -128,7 +128,7 @@ fn answers_left_behind_are_nobodys() {
 
 #[test]
 fn pods_of_other_nodes_and_of_the_node_itself_are_left_alone() {
-    let mut pods = PodAddresses::new("n1".to_owned());
+    let mut pods = CniAddresses::new("n1".to_owned());
     pods.results_are(vec![result("", &["10.1.2.3/24"])]);
     for one in [
         Pod { node: "n2".into(), ..pod("web", "u1", &[]) },
@@ -147,7 +147,7 @@ fn pods_of_other_nodes_and_of_the_node_itself_are_left_alone() {
 /// After a boot pods are new, and so may be their addresses.
 #[test]
 fn an_answer_counts_more_than_a_kept_address() {
-    let mut pods = PodAddresses::new("n1".to_owned());
+    let mut pods = CniAddresses::new("n1".to_owned());
     let other = Change::Pod(pod("other", "u2", &["10.0.0.7"]));
     pods.restored(&[web(&["10.0.0.5"]), other]);
     assert_eq!(pods.results_are(Vec::new()), []);

@@ -15,9 +15,9 @@ use netpold_core::model::{
 
 use self::peers::Egress;
 use super::selector::selector;
-use super::{Change, Converted, Problem, Unknown, clipped, denial, enforcement, limited};
+use super::{Change, Converted, FieldProblem, Unknown, clipped, denial, enforcement, limited};
 use crate::decode::{Mismatch, typed};
-use crate::document::{Node, Value};
+use crate::document::{DocumentNode, Value};
 
 /// The highest `spec.priority`.
 const PRIORITY_MAX: i64 = 1000;
@@ -28,7 +28,7 @@ const PRIORITY_MAX: i64 = 1000;
 /// # Errors
 /// The policy has no name, or its metadata cannot be decoded.
 pub(super) fn cluster_network_policy(
-    object: &Node,
+    object: &DocumentNode,
     unknown: &[Unknown],
 ) -> Result<Converted, Mismatch> {
     let metadata: ObjectMeta = match object.get("metadata") {
@@ -36,11 +36,11 @@ pub(super) fn cluster_network_policy(
         None => ObjectMeta::default(),
     };
     let name = super::name(&metadata)?;
-    let mut reader = Reader { unknown, problems: Vec::new(), understood: true };
+    let mut reader = ClusterPolicyReader { unknown, problems: Vec::new(), understood: true };
     for unknown in unknown.iter().filter(|u| !in_a_part(&u.problem.path)) {
         reader.problems.push(unknown.problem.clone());
     }
-    let empty = Node { line: object.line, value: Value::Map(Vec::new()) };
+    let empty = DocumentNode { line: object.line, value: Value::Map(Vec::new()) };
     let spec = reader.spec(object).unwrap_or(&empty);
     let tier = reader.tier(spec);
     let priority = reader.priority(spec);
@@ -87,41 +87,41 @@ fn inside(path: &str, mismatch: Mismatch) -> Mismatch {
 }
 
 /// Returns a field, unless it is absent or null.
-fn given<'n>(node: &'n Node, field: &str) -> Option<&'n Node> {
+fn given<'n>(node: &'n DocumentNode, field: &str) -> Option<&'n DocumentNode> {
     node.get(field).filter(|node| node.value != Value::Null)
 }
 
 /// Decodes a value of a Rust type; reports a mismatch with its path.
 fn value<'n, T: serde::Deserialize<'n>>(
-    node: &'n Node,
+    node: &'n DocumentNode,
     path: &str,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> Option<T> {
     typed(node).map_err(|mismatch| problems.push(inside(path, mismatch).into())).ok()
 }
 
 /// Returns the items of a list; an empty list is reported.
-fn items<'n>(node: &'n Node, path: &str, problems: &mut Vec<Problem>) -> Option<&'n [Node]> {
+fn items<'n>(node: &'n DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> Option<&'n [DocumentNode]> {
     if let Value::List(items) = &node.value {
         if items.is_empty() {
-            problems.push(Problem::new(path, "is empty; it needs at least one item"));
+            problems.push(FieldProblem::new(path, "is empty; it needs at least one item"));
         }
         return Some(items);
     }
-    problems.push(Problem::new(path, "is not a list"));
+    problems.push(FieldProblem::new(path, "is not a list"));
     None
 }
 
 /// Reads a LabelSelector.
-fn labels(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<Selector> {
+fn labels(node: &DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> Option<Selector> {
     let given: LabelSelector = value(node, path, problems)?;
     selector(&given, path, problems)
 }
 
 /// Reads `pods`: an absent `namespaceSelector` selects every namespace; `podSelector` is required.
-fn namespaced_pods(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<NamespacedPods> {
+fn namespaced_pods(node: &DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> Option<NamespacedPods> {
     if !matches!(node.value, Value::Map(_)) {
-        problems.push(Problem::new(path, "is not a mapping of namespaceSelector and podSelector"));
+        problems.push(FieldProblem::new(path, "is not a mapping of namespaceSelector and podSelector"));
         return None;
     }
     let namespaces = match given(node, "namespaceSelector") {
@@ -129,23 +129,23 @@ fn namespaced_pods(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Opti
         None => Some(Selector::default()),
     };
     let Some(pods) = given(node, "podSelector") else {
-        problems.push(Problem::new(path, "needs podSelector; {} is every pod"));
+        problems.push(FieldProblem::new(path, "needs podSelector; {} is every pod"));
         return None;
     };
     let pods = labels(pods, &format!("{path}.podSelector"), problems);
     Some(NamespacedPods { namespaces: namespaces?, pods: pods? })
 }
 
-struct Reader<'p> {
+struct ClusterPolicyReader<'p> {
     unknown: &'p [Unknown],
-    problems: Vec<Problem>,
+    problems: Vec<FieldProblem>,
     /// Whether the subject, the tier and the priority could be interpreted.
     understood: bool,
 }
 
-impl Reader<'_> {
+impl ClusterPolicyReader<'_> {
     fn problem(&mut self, path: impl Into<String>, text: impl Into<String>) {
-        self.problems.push(Problem::new(path, text));
+        self.problems.push(FieldProblem::new(path, text));
     }
 
     /// Reports a problem that concerns all rules.
@@ -160,14 +160,14 @@ impl Reader<'_> {
     }
 
     /// Returns the unknown fields in the mapping at the path, at any depth.
-    fn unknown_below(&self, path: &str) -> Vec<Problem> {
+    fn unknown_below(&self, path: &str) -> Vec<FieldProblem> {
         let below = |u: &&Unknown| {
             u.problem.path.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']))
         };
         self.unknown.iter().filter(below).map(|u| u.problem.clone()).collect()
     }
 
-    fn spec<'n>(&mut self, object: &'n Node) -> Option<&'n Node> {
+    fn spec<'n>(&mut self, object: &'n DocumentNode) -> Option<&'n DocumentNode> {
         let spec = given(object, "spec").filter(|spec| matches!(spec.value, Value::Map(_)));
         if spec.is_none() {
             self.not_understood("spec", "is missing or not a mapping");
@@ -175,7 +175,7 @@ impl Reader<'_> {
         spec
     }
 
-    fn tier(&mut self, spec: &Node) -> Tier {
+    fn tier(&mut self, spec: &DocumentNode) -> Tier {
         match spec.text("tier") {
             Some("Admin") => Tier::Admin,
             Some("Baseline") => Tier::Baseline,
@@ -190,7 +190,7 @@ impl Reader<'_> {
         }
     }
 
-    fn priority(&mut self, spec: &Node) -> u16 {
+    fn priority(&mut self, spec: &DocumentNode) -> u16 {
         let path = "spec.priority";
         let Some(node) = given(spec, "priority") else {
             self.not_understood(path, "is missing; it is 0 to 1000");
@@ -208,7 +208,7 @@ impl Reader<'_> {
     }
 
     /// Reads the subject; a subject that cannot be interpreted is every pod.
-    fn subject(&mut self, spec: &Node) -> NamespacedPods {
+    fn subject(&mut self, spec: &DocumentNode) -> NamespacedPods {
         let path = "spec.subject";
         let mut problems = self.unknown_below(path);
         let subject = given(spec, "subject").and_then(|node| {
@@ -220,25 +220,25 @@ impl Reader<'_> {
                 }
                 (None, Some(pods)) => namespaced_pods(pods, &format!("{path}.pods"), &mut problems),
                 (Some(_), Some(_)) => {
-                    problems.push(Problem::new(path, "has both namespaces and pods"));
+                    problems.push(FieldProblem::new(path, "has both namespaces and pods"));
                     None
                 }
                 (None, None) => None,
             }
         });
         if subject.is_none() && problems.is_empty() {
-            problems.push(Problem::new(path, "needs namespaces or pods"));
+            problems.push(FieldProblem::new(path, "needs namespaces or pods"));
         }
         if let (Some(subject), true) = (subject, problems.is_empty()) {
             return subject;
         }
         self.understood = false;
-        let outcome = |p: Problem| Problem::new(p.path, format!("{}; it is every pod", p.text));
+        let outcome = |p: FieldProblem| FieldProblem::new(p.path, format!("{}; it is every pod", p.text));
         self.problems.extend(problems.into_iter().map(outcome));
         NamespacedPods::default()
     }
 
-    fn rules(&mut self, direction: Direction, tier: Tier, spec: &Node) -> Vec<ClusterRule> {
+    fn rules(&mut self, direction: Direction, tier: Tier, spec: &DocumentNode) -> Vec<ClusterRule> {
         let field = match direction {
             Direction::Ingress => "ingress",
             Direction::Egress => "egress",
@@ -257,7 +257,7 @@ impl Reader<'_> {
         &mut self,
         (direction, tier): (Direction, Tier),
         path: &str,
-        node: &Node,
+        node: &DocumentNode,
     ) -> ClusterRule {
         let mut problems = self.unknown_below(path);
         let name = given(node, "name")
@@ -277,7 +277,7 @@ impl Reader<'_> {
         let found = match given(node, side) {
             Some(node) => peers::peers(node, &side_path, egress, &mut problems),
             None => {
-                problems.push(Problem::new(&*side_path, "is missing; it needs at least one peer"));
+                problems.push(FieldProblem::new(&*side_path, "is missing; it needs at least one peer"));
                 None
             }
         };
@@ -291,7 +291,7 @@ impl Reader<'_> {
             };
             let problems = problems.into_iter();
             self.problems
-                .extend(problems.map(|p| Problem::new(p.path, format!("{}; {outcome}", p.text))));
+                .extend(problems.map(|p| FieldProblem::new(p.path, format!("{}; {outcome}", p.text))));
         }
         rule
     }
@@ -318,16 +318,16 @@ impl Reader<'_> {
     }
 }
 
-fn action(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<Action> {
+fn action(node: &DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> Option<Action> {
     let path = format!("{path}.action");
     match node.text("action") {
         Some("Accept") => return Some(Action::Accept),
         Some("Deny") => return Some(Action::Deny),
         Some("Pass") => return Some(Action::Pass),
         Some(other) => {
-            problems.push(Problem::new(path, format!("`{other}` is not Accept, Deny or Pass")));
+            problems.push(FieldProblem::new(path, format!("`{other}` is not Accept, Deny or Pass")));
         }
-        None => problems.push(Problem::new(path, "is missing; it is Accept, Deny or Pass")),
+        None => problems.push(FieldProblem::new(path, "is missing; it is Accept, Deny or Pass")),
     }
     None
 }

@@ -5,8 +5,8 @@
 //! drops them if validation is off); silently ignored, they would turn a misspelt `from` into "everyone".
 
 use super::networks::ANNOTATIONS;
-use super::{Kind, Problem, Unknown};
-use crate::document::{Entry, Node, Value};
+use super::{Kind, FieldProblem, Unknown};
+use crate::document::{MappingEntry, DocumentNode, Value};
 
 /// Shape of the fields of an object.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ use Shape::{Each, Fields, Free, Skip, Used};
 
 impl Shape {
     /// Returns the part of a document that the shape covers.
-    pub(super) fn part_of(&self, node: &Node) -> Node {
+    pub(super) fn part_of(&self, node: &DocumentNode) -> DocumentNode {
         let value = match (self, &node.value) {
             (Each(shape), Value::List(items)) => {
                 Value::List(items.iter().map(|item| shape.part_of(item)).collect())
@@ -36,13 +36,13 @@ impl Shape {
                 let parts = entries.iter().filter_map(|entry| {
                     let shape = field(fields, &entry.key).filter(|s| !matches!(s, Skip))?;
                     let (key, line) = (entry.key.clone(), entry.line);
-                    Some(Entry { key, line, node: shape.part_of(&entry.node) })
+                    Some(MappingEntry { key, line, node: shape.part_of(&entry.node) })
                 });
                 Value::Map(parts.collect())
             }
             (_, value) => value.clone(),
         };
-        Node { line: node.line, value }
+        DocumentNode { line: node.line, value }
     }
 }
 
@@ -288,7 +288,7 @@ impl Kind {
 
 /// Returns the fields of a policy's manifest that the API does not have, each with its full path; empty for other
 /// kinds.
-pub(super) fn unknown(kind: Kind, object: &Node) -> Vec<Unknown> {
+pub(super) fn unknown(kind: Kind, object: &DocumentNode) -> Vec<Unknown> {
     match kind {
         Kind::NetworkPolicy => unknown_of(object, &POLICY),
         Kind::ClusterNetworkPolicy => unknown_of(object, &CLUSTER_POLICY),
@@ -300,23 +300,23 @@ pub(super) fn unknown(kind: Kind, object: &Node) -> Vec<Unknown> {
 
 /// Returns the fields within a policy's `spec` that the API does not have; empty for other kinds. Unknown metadata of a
 /// newer server is ignored: it neither grants nor restricts.
-pub(super) fn unknown_in_spec(kind: Kind, object: &Node) -> Vec<Unknown> {
+pub(super) fn unknown_in_spec(kind: Kind, object: &DocumentNode) -> Vec<Unknown> {
     if kind.is_policy() { unknown_of(object, kind.shape()) } else { Vec::new() }
 }
 
 /// Returns the unknown fields of the part that [`POLICY_SELECTOR`] covers.
-pub(super) fn unknown_beside_rules(policy: &Node) -> Vec<Unknown> {
+pub(super) fn unknown_beside_rules(policy: &DocumentNode) -> Vec<Unknown> {
     unknown_of(policy, &POLICY_SELECTOR)
 }
 
-fn unknown_of(policy: &Node, shape: &Shape) -> Vec<Unknown> {
+fn unknown_of(policy: &DocumentNode, shape: &Shape) -> Vec<Unknown> {
     let mut found = Vec::new();
     walk(policy, shape, "", &mut found);
     found
 }
 
 /// Returns the fields of an object's `metadata` that the API does not have.
-pub(super) fn unknown_metadata(object: &Node) -> Vec<Unknown> {
+pub(super) fn unknown_metadata(object: &DocumentNode) -> Vec<Unknown> {
     let mut found = Vec::new();
     if let Some(metadata) = object.get("metadata") {
         walk(metadata, &METADATA, "metadata", &mut found);
@@ -324,7 +324,7 @@ pub(super) fn unknown_metadata(object: &Node) -> Vec<Unknown> {
     found
 }
 
-fn walk(node: &Node, shape: &Shape, path: &str, found: &mut Vec<Unknown>) {
+fn walk(node: &DocumentNode, shape: &Shape, path: &str, found: &mut Vec<Unknown>) {
     match (shape, &node.value) {
         (Each(shape), Value::List(items)) => {
             for (index, item) in items.iter().enumerate() {
@@ -340,7 +340,7 @@ fn walk(node: &Node, shape: &Shape, path: &str, found: &mut Vec<Unknown>) {
                     None if matches!(shape, Used(_)) => {}
                     None => found.push(Unknown {
                         inside: path.to_owned(),
-                        problem: Problem::new(below, not_known(fields)),
+                        problem: FieldProblem::new(below, not_known(fields)),
                     }),
                 }
             }

@@ -12,9 +12,9 @@ use netpold_core::model::{Change, ClusterPolicy};
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::fields::{self, Shape};
-use super::{Converted, Kind, Problem, cluster_network_policy, network_policy, object};
+use super::{Converted, Kind, FieldProblem, cluster_network_policy, network_policy, object};
 use crate::decode::typed;
-use crate::document::{Entry, Node, Value};
+use crate::document::{MappingEntry, DocumentNode, Value};
 
 /// Deepest nesting of a used value; Kubernetes objects stay under 20.
 const MAX_DEPTH: usize = 64;
@@ -27,18 +27,18 @@ const STEPS_MAX: usize = 80;
 #[derive(Debug)]
 pub struct Read {
     /// Identity of the object.
-    pub identity: Identity,
+    pub identity: ObjectIdentity,
     /// Current state of the object; none if it cannot be decoded, except for the fail-closed state of a policy.
     pub change: Option<Change>,
     /// Parts of the object that could not be interpreted.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<FieldProblem>,
     /// Whether the object could not be decoded.
     pub undecoded: bool,
 }
 
 /// Identity of an object, as far as it can be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct ObjectIdentity {
     /// `metadata.namespace`
     pub namespace: Option<String>,
     /// `metadata.name`
@@ -57,7 +57,7 @@ pub fn read(kind: Kind, json: &[u8], whole: bool) -> Read {
     let decoded = if whole {
         decoded(kind, json)
     } else {
-        Err(Problem::new("", format!("the object is larger than {} bytes", json.len())))
+        Err(FieldProblem::new("", format!("the object is larger than {} bytes", json.len())))
     };
     match decoded {
         Ok((identity, Converted { change, problems })) => {
@@ -67,13 +67,13 @@ pub fn read(kind: Kind, json: &[u8], whole: bool) -> Read {
     }
 }
 
-fn decoded(kind: Kind, json: &[u8]) -> Result<(Identity, Converted), Problem> {
+fn decoded(kind: Kind, json: &[u8]) -> Result<(ObjectIdentity, Converted), FieldProblem> {
     let node = node(json, kind.shape())?;
     let unknown = fields::unknown_in_spec(kind, &node);
     let converted = object(kind, &node, &unknown)?;
     let metadata = node.get("metadata");
     let text = |field: &str| metadata.and_then(|m| m.text(field)).map(str::to_owned);
-    let identity = Identity {
+    let identity = ObjectIdentity {
         namespace: text("namespace"),
         name: text("name"),
         uid: text("uid"),
@@ -83,8 +83,8 @@ fn decoded(kind: Kind, json: &[u8]) -> Result<(Identity, Converted), Problem> {
     Ok((identity, converted))
 }
 
-fn undecoded(kind: Kind, json: &[u8], problem: Problem) -> Read {
-    let identity = Identity::of(json);
+fn undecoded(kind: Kind, json: &[u8], problem: FieldProblem) -> Read {
+    let identity = ObjectIdentity::of(json);
     let (change, problems) = closed(kind, &identity, problem, |shape| node(json, shape).ok());
     Read { identity, change, problems, undecoded: true }
 }
@@ -94,13 +94,13 @@ fn undecoded(kind: Kind, json: &[u8], problem: Problem) -> Read {
 /// match nothing and all others deny everything. `part` reads the part of the object that a shape covers.
 pub(super) fn closed(
     kind: Kind,
-    identity: &Identity,
-    problem: Problem,
-    part: impl Fn(&'static Shape) -> Option<Node>,
-) -> (Option<Change>, Vec<Problem>) {
+    identity: &ObjectIdentity,
+    problem: FieldProblem,
+    part: impl Fn(&'static Shape) -> Option<DocumentNode>,
+) -> (Option<Change>, Vec<FieldProblem>) {
     let worded = |outcome: &str| {
         let text = format!("{}; the policy cannot be decoded{outcome}", problem.text);
-        Problem::new(problem.path.clone(), text)
+        FieldProblem::new(problem.path.clone(), text)
     };
     let left = match kind {
         Kind::NetworkPolicy => without_rules(identity, part),
@@ -125,7 +125,7 @@ pub(super) fn closed(
 
 /// Returns the readable part of a ClusterNetworkPolicy that cannot be decoded: its rules by their actions alone, if
 /// these can be read.
-fn without_matches(part: impl Fn(&'static Shape) -> Option<Node>) -> Option<Converted> {
+fn without_matches(part: impl Fn(&'static Shape) -> Option<DocumentNode>) -> Option<Converted> {
     let actions = part(&fields::CLUSTER_ACTIONS)?;
     let unknown = fields::unknown_in_spec(Kind::ClusterNetworkPolicy, &actions);
     cluster_network_policy(&actions, &unknown).ok()
@@ -134,8 +134,8 @@ fn without_matches(part: impl Fn(&'static Shape) -> Option<Node>) -> Option<Conv
 /// Returns the readable part of a policy that cannot be decoded: it selects every pod of its namespace if its selector
 /// cannot be read, and isolates both directions if its policy types cannot.
 fn without_rules(
-    identity: &Identity,
-    part: impl Fn(&'static Shape) -> Option<Node>,
+    identity: &ObjectIdentity,
+    part: impl Fn(&'static Shape) -> Option<DocumentNode>,
 ) -> Option<Converted> {
     let selecting = part(&fields::POLICY_SELECTOR);
     let unknown = selecting.as_ref().map(fields::unknown_beside_rules).unwrap_or_default();
@@ -161,7 +161,7 @@ fn without_rules(
     network_policy(&policy, &unknown).ok()
 }
 
-impl Identity {
+impl ObjectIdentity {
     /// Reads the identity; stops at invalid JSON, or after the metadata.
     #[must_use]
     pub fn of(json: &[u8]) -> Self {
@@ -174,7 +174,7 @@ impl Identity {
 }
 
 /// Visitor of an object, up to the end of its metadata.
-struct Top<'i>(&'i mut Identity);
+struct Top<'i>(&'i mut ObjectIdentity);
 
 impl<'de> Visitor<'de> for Top<'_> {
     type Value = ();
@@ -195,7 +195,7 @@ impl<'de> Visitor<'de> for Top<'_> {
     }
 }
 
-struct Metadata<'i>(&'i mut Identity);
+struct Metadata<'i>(&'i mut ObjectIdentity);
 
 impl<'de> DeserializeSeed<'de> for Metadata<'_> {
     type Value = ();
@@ -235,10 +235,10 @@ impl<'de> Visitor<'de> for Metadata<'_> {
 }
 
 /// Reads the part of a JSON text that a shape covers, as a document without lines.
-fn node(json: &[u8], shape: &'static Shape) -> Result<Node, Problem> {
-    let mut context = Context { path: String::new(), values: 0 };
+fn node(json: &[u8], shape: &'static Shape) -> Result<DocumentNode, FieldProblem> {
+    let mut context = ObjectContext { path: String::new(), values: 0 };
     let mut deserializer = serde_json::Deserializer::from_slice(json);
-    let seed = Seed { shape, depth: 0, context: &mut context };
+    let seed = ShapeSeed { shape, depth: 0, context: &mut context };
     let read = seed.deserialize(&mut deserializer).and_then(|node| {
         deserializer.end()?;
         Ok(node)
@@ -247,18 +247,18 @@ fn node(json: &[u8], shape: &'static Shape) -> Result<Node, Problem> {
         let text = error.to_string();
         // The JSON is one line, so its position is dropped: the path is more useful.
         let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason);
-        Problem::new(context.path, reason)
+        FieldProblem::new(context.path, reason)
     })
 }
 
 /// State shared by the values of one object.
-struct Context {
+struct ObjectContext {
     /// Path of an error, collected from the inside out.
     path: String,
     values: usize,
 }
 
-impl Context {
+impl ObjectContext {
     fn within(&mut self, step: &str) {
         // For a deeply nested value, the outermost steps identify its place.
         if self.path.len() > STEPS_MAX {
@@ -270,19 +270,19 @@ impl Context {
 }
 
 /// A value being read.
-struct Seed<'c> {
+struct ShapeSeed<'c> {
     shape: &'static Shape,
     depth: usize,
-    context: &'c mut Context,
+    context: &'c mut ObjectContext,
 }
 
-impl Seed<'_> {
-    fn made<E: de::Error>(self, value: Value) -> Result<Node, E> {
+impl ShapeSeed<'_> {
+    fn made<E: de::Error>(self, value: Value) -> Result<DocumentNode, E> {
         self.context.values += 1;
         if self.context.values > MAX_VALUES {
             return Err(E::custom(format_args!("the object has more than {MAX_VALUES} values")));
         }
-        Ok(Node { line: 0, value })
+        Ok(DocumentNode { line: 0, value })
     }
 
     fn check_depth<E: de::Error>(&self) -> Result<(), E> {
@@ -293,52 +293,52 @@ impl Seed<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Seed<'_> {
-    type Value = Node;
+impl<'de> DeserializeSeed<'de> for ShapeSeed<'_> {
+    type Value = DocumentNode;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<DocumentNode, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Seed<'_> {
-    type Value = Node;
+impl<'de> Visitor<'de> for ShapeSeed<'_> {
+    type Value = DocumentNode;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_unit<E: de::Error>(self) -> Result<Node, E> {
+    fn visit_unit<E: de::Error>(self) -> Result<DocumentNode, E> {
         self.made(Value::Null)
     }
 
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Node, E> {
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<DocumentNode, E> {
         self.made(Value::Bool(value))
     }
 
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Node, E> {
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<DocumentNode, E> {
         self.made(Value::Int(value))
     }
 
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Node, E> {
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<DocumentNode, E> {
         let value = i64::try_from(value).map_or(Value::Float(value as f64), Value::Int);
         self.made(value)
     }
 
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Node, E> {
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<DocumentNode, E> {
         self.made(Value::Float(value))
     }
 
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Node, E> {
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<DocumentNode, E> {
         self.made(Value::Text(value.to_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<DocumentNode, A::Error> {
         self.check_depth()?;
         let shape = if let Shape::Each(shape) = self.shape { shape } else { &Shape::Free };
         let mut items = Vec::new();
         loop {
-            let seed = Seed { shape, depth: self.depth + 1, context: self.context };
+            let seed = ShapeSeed { shape, depth: self.depth + 1, context: self.context };
             match list.next_element_seed(seed) {
                 Ok(Some(item)) => items.push(item),
                 Ok(None) => return self.made(Value::List(items)),
@@ -350,7 +350,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         }
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DocumentNode, A::Error> {
         self.check_depth()?;
         let mut entries = Vec::new();
         while let Some(field) = map.next_key_seed(KeyOf(self.shape))? {
@@ -361,15 +361,15 @@ impl<'de> Visitor<'de> for Seed<'_> {
                 }
                 Field::Named(key) => {
                     map.next_value::<IgnoredAny>()?;
-                    (key, Ok(Node { line: 0, value: Value::Null }))
+                    (key, Ok(DocumentNode { line: 0, value: Value::Null }))
                 }
                 Field::Read(key, shape) => {
-                    let seed = Seed { shape, depth: self.depth + 1, context: self.context };
+                    let seed = ShapeSeed { shape, depth: self.depth + 1, context: self.context };
                     (key, map.next_value_seed(seed))
                 }
             };
             match node {
-                Ok(node) => entries.push(Entry { key, line: 0, node }),
+                Ok(node) => entries.push(MappingEntry { key, line: 0, node }),
                 Err(error) => {
                     self.context.within(&key);
                     return Err(error);
@@ -385,7 +385,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
 }
 
 /// Returns a key of more than one entry.
-fn twice(entries: &[Entry]) -> Option<&str> {
+fn twice(entries: &[MappingEntry]) -> Option<&str> {
     let mut keys: Vec<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
     keys.sort_unstable();
     keys.windows(2).find_map(|pair| match pair {

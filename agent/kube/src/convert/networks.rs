@@ -11,7 +11,7 @@ use netpold_core::model::SecondInterface;
 use netpold_core::printable::cut;
 use serde::Deserialize;
 
-use super::Problem;
+use super::FieldProblem;
 
 /// Name of the annotation, and its name before the specification's version 1.2.
 pub(super) const ANNOTATIONS: [&str; 2] =
@@ -28,7 +28,7 @@ const NAME_MAX: usize = 320;
 /// The used fields of an entry.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Entry {
+struct NetworkEntry {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -51,14 +51,14 @@ struct DeviceInfo {
 pub(super) fn second(
     annotations: Option<&BTreeMap<String, String>>,
     own: &[IpAddr],
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> Vec<SecondInterface> {
     let given = |name: &&'static str| Some((*name, annotations?.get(*name)?));
     let Some((name, text)) = ANNOTATIONS.iter().find_map(given) else { return Vec::new() };
     read(text, own).unwrap_or_else(|reason| {
         let path = format!("metadata.annotations.{name}");
         let text = format!("{reason}; the pod's further interfaces are not known");
-        problems.push(Problem::new(path, text));
+        problems.push(FieldProblem::new(path, text));
         Vec::new()
     })
 }
@@ -70,7 +70,7 @@ fn read(text: &str, own: &[IpAddr]) -> Result<Vec<SecondInterface>, String> {
     if text.len() > BYTES_MAX {
         return Err(format!("{} bytes, {BYTES_MAX} are read", text.len()));
     }
-    let entries: Vec<Entry> =
+    let entries: Vec<NetworkEntry> =
         serde_json::from_str(text).map_err(|error| format!("not a list of networks: {error}"))?;
     let further = entries.into_iter().filter(|entry| entry.default != Some(true));
     let interfaces: Vec<SecondInterface> = further
@@ -89,8 +89,8 @@ fn read(text: &str, own: &[IpAddr]) -> Result<Vec<SecondInterface>, String> {
 }
 
 /// Converts an entry; `None` for the pod's first interface.
-fn interface(entry: Entry, own: &[IpAddr]) -> Result<Option<SecondInterface>, String> {
-    let Entry { name: network, interface: name, ips, device_info, .. } = entry;
+fn interface(entry: NetworkEntry, own: &[IpAddr]) -> Result<Option<SecondInterface>, String> {
+    let NetworkEntry { name: network, interface: name, ips, device_info, .. } = entry;
     let device = device_info.map(|info| info.kind).unwrap_or_default();
     for text in [&network, &name, &device] {
         if text.len() > NAME_MAX {

@@ -14,7 +14,7 @@ use netpold_core::model::{
 };
 
 use super::selector::selector;
-use super::{Change, Converted, Problem, Unknown, denial, enforcement, limited, protocol};
+use super::{Change, Converted, FieldProblem, Unknown, denial, enforcement, limited, protocol};
 
 /// Converts a policy. `unknown` are its manifest's fields beyond the API's; the parts that contain them count as not
 /// interpretable.
@@ -24,10 +24,10 @@ use super::{Change, Converted, Problem, Unknown, denial, enforcement, limited, p
 pub(super) fn network_policy(
     policy: &NetworkPolicy,
     unknown: &[Unknown],
-) -> Result<Converted, Problem> {
+) -> Result<Converted, FieldProblem> {
     let key = super::key(&policy.metadata)?;
     let problems = unknown.iter().map(|u| u.problem.clone()).collect();
-    let mut reader = Reader { unknown, problems };
+    let mut reader = PolicyReader { unknown, problems };
     let default = NetworkPolicySpec::default();
     let spec = policy.spec.as_ref().unwrap_or(&default);
     let pod_selector = reader.pod_selector(spec.pod_selector.as_ref());
@@ -55,14 +55,14 @@ pub(super) fn network_policy(
     Ok(Converted { change: Change::Policy(policy), problems })
 }
 
-struct Reader<'p> {
+struct PolicyReader<'p> {
     unknown: &'p [Unknown],
-    problems: Vec<Problem>,
+    problems: Vec<FieldProblem>,
 }
 
-impl Reader<'_> {
+impl PolicyReader<'_> {
     fn problem(&mut self, path: impl Into<String>, text: impl Into<String>) {
-        self.problems.push(Problem::new(path, text));
+        self.problems.push(FieldProblem::new(path, text));
     }
 
     /// Returns whether an unknown field is directly in the mapping at the path.

@@ -4,12 +4,12 @@ use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key};
 
 use super::json::closed;
-use super::{Identity, Kind, Problem};
-use crate::document::{Node, ReadError};
+use super::{ObjectIdentity, Kind, FieldProblem};
+use crate::document::{DocumentNode, ReadError};
 
 /// An object that cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct UndecodableObject {
     /// Key of the object; `None` if it cannot be read.
     pub key: Option<ObjectKey>,
     /// Replacement if no earlier version is known: a policy that grants nothing.
@@ -24,13 +24,13 @@ pub struct Refused {
 
 /// Returns the readable parts of an object that [`super::manifest`] refuses.
 #[must_use]
-pub fn refused(node: &Node, error: ReadError) -> Refused {
+pub fn refused(node: &DocumentNode, error: ReadError) -> UndecodableObject {
     let Some(kind) = meant(node) else {
-        return Refused { key: None, change: None, error, problems: Vec::new(), may_isolate: true };
+        return UndecodableObject { key: None, change: None, error, problems: Vec::new(), may_isolate: true };
     };
     let identity = identity(node);
     let key = key(kind, &identity);
-    let problem = Problem::new("", error.reason.clone());
+    let problem = FieldProblem::new("", error.reason.clone());
     let (change, problems) = match &key {
         Some(_) => closed(kind, &identity, problem, |shape| Some(shape.part_of(node))),
         None => (None, vec![problem]),
@@ -40,11 +40,11 @@ pub fn refused(node: &Node, error: ReadError) -> Refused {
         let line = if problem.path.is_empty() { line } else { node.line_of(&problem.path) };
         ReadError::new(line, problem.to_string())
     });
-    Refused { key, change, problems: problems.collect(), error, may_isolate }
+    UndecodableObject { key, change, problems: problems.collect(), error, may_isolate }
 }
 
 /// Returns the kind of an object, or the kind that its author most likely intended; `None` if it is not an object.
-fn meant(node: &Node) -> Option<Kind> {
+fn meant(node: &DocumentNode) -> Option<Kind> {
     let (version, kind) = (node.text("apiVersion")?, node.text("kind")?);
     Some(match (kind, version.split_once('/').map(|(group, _)| group)) {
         ("Namespace", _) => Kind::Namespace,
@@ -59,12 +59,12 @@ fn meant(node: &Node) -> Option<Kind> {
     })
 }
 
-fn identity(node: &Node) -> Identity {
+fn identity(node: &DocumentNode) -> ObjectIdentity {
     let text = |field: &str| node.get("metadata")?.text(field).map(str::to_owned);
-    Identity { namespace: text("namespace"), name: text("name"), ..Identity::default() }
+    ObjectIdentity { namespace: text("namespace"), name: text("name"), ..ObjectIdentity::default() }
 }
 
-fn key(kind: Kind, identity: &Identity) -> Option<ObjectKey> {
+fn key(kind: Kind, identity: &ObjectIdentity) -> Option<ObjectKey> {
     let name = identity.name.clone().filter(|name| !name.is_empty())?;
     let named = |name| identity.namespace.clone().map(|namespace| Key::new(namespace, name));
     Some(match kind {

@@ -3,13 +3,13 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use netpold_core::model::{Requirement, Selector};
 
-use super::Problem;
+use super::FieldProblem;
 
 /// Converts a selector; `None`, with the reasons in `problems`, if any part cannot be interpreted.
 pub(super) fn selector(
     selector: &LabelSelector,
     path: &str,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> Option<Selector> {
     let before = problems.len();
     let mut requirements = Vec::new();
@@ -31,7 +31,7 @@ pub(super) fn selector(
 fn requirement(
     expression: &LabelSelectorRequirement,
     path: &str,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> Option<Requirement> {
     check_key(&expression.key, &format!("{path}.key"), problems);
     let mut values = expression.values.clone().unwrap_or_default();
@@ -45,14 +45,14 @@ fn requirement(
         ("NotIn", false) => return Some(Requirement::NotIn(key, values)),
         ("Exists", true) => return Some(Requirement::Exists(key)),
         ("DoesNotExist", true) => return Some(Requirement::DoesNotExist(key)),
-        ("In" | "NotIn", true) => Problem::new(
+        ("In" | "NotIn", true) => FieldProblem::new(
             format!("{path}.values"),
             format!("operator {operator} needs at least one value"),
         ),
         ("Exists" | "DoesNotExist", false) => {
-            Problem::new(format!("{path}.values"), format!("operator {operator} takes no values"))
+            FieldProblem::new(format!("{path}.values"), format!("operator {operator} takes no values"))
         }
-        _ => Problem::new(
+        _ => FieldProblem::new(
             format!("{path}.operator"),
             format!("`{operator}` is not In, NotIn, Exists or DoesNotExist"),
         ),
@@ -61,19 +61,19 @@ fn requirement(
     None
 }
 
-fn check_key(key: &str, path: &str, problems: &mut Vec<Problem>) {
+fn check_key(key: &str, path: &str, problems: &mut Vec<FieldProblem>) {
     let valid = match key.split_once('/') {
         Some((prefix, name)) => is_subdomain(prefix) && is_label_text(name),
         None => is_label_text(key),
     };
     if !valid {
-        problems.push(Problem::new(path, format!("`{key}` is not a label key")));
+        problems.push(FieldProblem::new(path, format!("`{key}` is not a label key")));
     }
 }
 
-fn check_value(value: &str, path: &str, problems: &mut Vec<Problem>) {
+fn check_value(value: &str, path: &str, problems: &mut Vec<FieldProblem>) {
     if !value.is_empty() && !is_label_text(value) {
-        problems.push(Problem::new(path, format!("`{value}` is not a label value")));
+        problems.push(FieldProblem::new(path, format!("`{value}` is not a label value")));
     }
 }
 

@@ -12,7 +12,7 @@ use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::model::{Change, EndpointSlice, Key, Protocol, Service, ServicePort, SlicePort};
 
-use super::{Converted, Problem};
+use super::{Converted, FieldProblem};
 
 /// Label of an EndpointSlice that names its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -32,7 +32,7 @@ fn is_unserved(metadata: &ObjectMeta) -> bool {
 ///
 /// # Errors
 /// The Service has no name.
-pub(super) fn service(service: &core::Service) -> Result<Converted, Problem> {
+pub(super) fn service(service: &core::Service) -> Result<Converted, FieldProblem> {
     let key = super::key(&service.metadata)?;
     let mut problems = Vec::new();
     let default = core::ServiceSpec::default();
@@ -78,7 +78,7 @@ fn is_given(ip: &str) -> bool {
 fn addresses(
     spec: &core::ServiceSpec,
     status: Option<&core::ServiceStatus>,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> Vec<IpAddr> {
     let mut given = cluster_ips(spec);
     given.retain(|(_, ip)| is_given(ip));
@@ -101,7 +101,7 @@ fn addresses(
 }
 
 /// Parses an address to which packets can be sent.
-fn address(path: &str, text: &str, problems: &mut Vec<Problem>) -> Option<IpAddr> {
+fn address(path: &str, text: &str, problems: &mut Vec<FieldProblem>) -> Option<IpAddr> {
     let problem = match parsed(text) {
         None => format!("`{text}` is not an address"),
         Some(ip) if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() => {
@@ -109,7 +109,7 @@ fn address(path: &str, text: &str, problems: &mut Vec<Problem>) -> Option<IpAddr
         }
         Some(ip) => return Some(ip),
     };
-    problems.push(Problem::new(path, problem));
+    problems.push(FieldProblem::new(path, problem));
     None
 }
 
@@ -135,7 +135,7 @@ fn service_port(
     port: &core::ServicePort,
     has_node_port: bool,
     path: &str,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> Option<ServicePort> {
     let protocol = protocol(port.protocol.as_deref(), path, problems);
     let number = number(port.port, &format!("{path}.port"), problems);
@@ -146,19 +146,19 @@ fn service_port(
     Some(ServicePort { name, protocol: protocol?, port: number?, node_port })
 }
 
-fn protocol(name: Option<&str>, path: &str, problems: &mut Vec<Problem>) -> Option<Protocol> {
+fn protocol(name: Option<&str>, path: &str, problems: &mut Vec<FieldProblem>) -> Option<Protocol> {
     let known = super::protocol(name);
     if known.is_none() {
         let text = format!("`{}` is not TCP, UDP or SCTP", name.unwrap_or_default());
-        problems.push(Problem::new(format!("{path}.protocol"), text));
+        problems.push(FieldProblem::new(format!("{path}.protocol"), text));
     }
     known
 }
 
-fn number(number: i32, path: &str, problems: &mut Vec<Problem>) -> Option<u16> {
+fn number(number: i32, path: &str, problems: &mut Vec<FieldProblem>) -> Option<u16> {
     let port = u16::try_from(number).ok().filter(|n| *n > 0);
     if port.is_none() {
-        problems.push(Problem::new(path, format!("{number} is not a port, 1 to 65535")));
+        problems.push(FieldProblem::new(path, format!("{number} is not a port, 1 to 65535")));
     }
     port
 }
@@ -167,7 +167,7 @@ fn number(number: i32, path: &str, problems: &mut Vec<Problem>) -> Option<u16> {
 ///
 /// # Errors
 /// The slice has no name.
-pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Converted, Problem> {
+pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Converted, FieldProblem> {
     let key: Key = super::key(&slice.metadata)?;
     let mut problems = Vec::new();
     let labels = slice.metadata.labels.as_ref();
@@ -189,7 +189,7 @@ pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Convert
 }
 
 /// Reads the ports. A port without a number stands for every port; no Service's port can be translated to it.
-fn slice_ports(slice: &discovery::EndpointSlice, problems: &mut Vec<Problem>) -> Vec<SlicePort> {
+fn slice_ports(slice: &discovery::EndpointSlice, problems: &mut Vec<FieldProblem>) -> Vec<SlicePort> {
     let given = slice.ports.iter().flatten().enumerate();
     let ports = given.filter_map(|(n, port)| {
         let path = format!("ports[{n}]");
@@ -205,7 +205,7 @@ fn slice_ports(slice: &discovery::EndpointSlice, problems: &mut Vec<Problem>) ->
 /// others, which only keep existing connections.
 fn backends(
     slice: &discovery::EndpointSlice,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> [BTreeSet<IpAddr>; 2] {
     let mut all = [BTreeSet::new(), BTreeSet::new()];
     let is_v4 = match slice.address_type.as_str() {
@@ -213,7 +213,7 @@ fn backends(
         "IPv6" => false,
         other => {
             let text = format!("`{other}` is not IPv4 or IPv6; the slice's endpoints are ignored");
-            problems.push(Problem::new("addressType", text));
+            problems.push(FieldProblem::new("addressType", text));
             return all;
         }
     };
@@ -226,7 +226,7 @@ fn backends(
                 addresses.insert(address);
             } else {
                 let text = format!("{text} is not of the slice's family, {}", slice.address_type);
-                problems.push(Problem::new(path, text));
+                problems.push(FieldProblem::new(path, text));
             }
         }
     }

@@ -4,7 +4,7 @@ use netpold_core::model::{IpBlock, Peer, Policy, PortMatch, Requirement, Rule, S
 use netpold_testkit::objects;
 
 use super::*;
-use crate::document::{Entry, parse};
+use crate::document::{MappingEntry, parse};
 
 mod cluster_policies;
 mod services;
@@ -21,7 +21,7 @@ fn convert(text: &str) -> Converted {
     converted
 }
 
-fn kind_of(node: &document::Node) -> Kind {
+fn kind_of(node: &document::DocumentNode) -> Kind {
     match node.text("kind").unwrap() {
         "Namespace" => Kind::Namespace,
         "Node" => Kind::Node,
@@ -35,7 +35,7 @@ fn kind_of(node: &document::Node) -> Kind {
 }
 
 /// Writes the document as JSON in the same order, on which the order of problems depends.
-fn json_of(node: &document::Node) -> String {
+fn json_of(node: &document::DocumentNode) -> String {
     let text = |text: &str| serde_json::Value::from(text).to_string();
     match &node.value {
         document::Value::Null => "null".to_owned(),
@@ -48,7 +48,7 @@ fn json_of(node: &document::Node) -> String {
             format!("[{}]", items.join(","))
         }
         document::Value::Map(entries) => {
-            let entry = |entry: &Entry| format!("{}:{}", text(&entry.key), json_of(&entry.node));
+            let entry = |entry: &MappingEntry| format!("{}:{}", text(&entry.key), json_of(&entry.node));
             let entries: Vec<String> = entries.iter().map(entry).collect();
             format!("{{{}}}", entries.join(","))
         }
@@ -74,7 +74,7 @@ fn rule(rule: &str) -> (Rule, Vec<String>) {
     (policy.ingress.unwrap().remove(0), policy.problems)
 }
 
-fn pod_of(text: &str) -> (Pod, Vec<Problem>) {
+fn pod_of(text: &str) -> (Pod, Vec<FieldProblem>) {
     let converted = convert(text);
     let Change::Pod(pod) = converted.change else { panic!("it is of another kind") };
     (pod, converted.problems)

@@ -4,8 +4,8 @@
 
 use netpold_core::model::{Change, Labels, WorkloadRef};
 
-use super::{Converted, Kind, Problem, object};
-use crate::document::{Entry, Node, Value};
+use super::{Converted, Kind, FieldProblem, object};
+use crate::document::{MappingEntry, DocumentNode, Value};
 
 /// Kinds whose pods belong to a ReplicaSet, and the label of these pods with the end of the ReplicaSet's name.
 const OF_REPLICA_SETS: [(&str, &str); 2] =
@@ -29,7 +29,7 @@ const TEMPLATES: [(&[&str], &str, &[&str]); 10] = [
 
 /// Pod template of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template {
+pub struct ConvertedTemplate {
     /// The stand-in pod.
     pub converted: Converted,
     /// Whether the template could be decoded; otherwise the pod has no labels and ports.
@@ -41,7 +41,7 @@ pub struct Template {
 /// as that changes. `None` for an object of another kind, for one without a name, and for one without replicas that
 /// another workload owns: the ReplicaSet of a Deployment's former revision.
 #[must_use]
-pub fn template(node: &Node) -> Option<Template> {
+pub fn template(node: &DocumentNode) -> Option<ConvertedTemplate> {
     let (version, kind) = (node.text("apiVersion")?, node.text("kind")?);
     let group = version.split_once('/').map_or("", |(group, _)| group);
     let is_of =
@@ -65,9 +65,9 @@ pub fn template(node: &Node) -> Option<Template> {
         return None;
     }
     let pod = as_pod(node, pod, format!("{}.{name}", kind.to_lowercase()));
-    let at_template = |problem: Problem| match problem.path.as_str() {
-        "" => Problem::new(prefix.clone(), problem.text),
-        path => Problem::new(format!("{prefix}.{path}"), problem.text),
+    let at_template = |problem: FieldProblem| match problem.path.as_str() {
+        "" => FieldProblem::new(prefix.clone(), problem.text),
+        path => FieldProblem::new(format!("{prefix}.{path}"), problem.text),
     };
     let decoded = object(Kind::Pod, &Kind::Pod.shape().part_of(&pod), &[]);
     let understood = decoded.is_ok() && !is_missing;
@@ -82,7 +82,7 @@ pub fn template(node: &Node) -> Option<Template> {
         }
     };
     if is_missing {
-        converted.problems.push(Problem::new("", "is missing"));
+        converted.problems.push(FieldProblem::new("", "is missing"));
     }
     if let Some(problem) = converted.problems.last_mut().filter(|_| !understood) {
         problem.text.push_str("; the template's pods are taken to have no labels and ports");
@@ -99,7 +99,7 @@ pub fn template(node: &Node) -> Option<Template> {
         }
         pod.workload = Some(Box::new(workload));
     }
-    Some(Template { converted, understood })
+    Some(ConvertedTemplate { converted, understood })
 }
 
 /// Returns whether a kind has a pod template.
@@ -108,28 +108,28 @@ pub(crate) fn is_workload(kind: &str) -> bool {
 }
 
 /// Builds a Pod with the labels, annotations and spec of a template, in the namespace of its workload.
-fn as_pod(workload: &Node, template: Option<&Node>, name: String) -> Node {
+fn as_pod(workload: &DocumentNode, template: Option<&DocumentNode>, name: String) -> DocumentNode {
     let line = template.map_or(workload.line, |template| template.line);
-    let entry = |key: &str, node: Node| Entry { key: key.to_owned(), line: node.line, node };
-    let mut metadata = vec![entry("name", Node { line, value: Value::Text(name) })];
+    let entry = |key: &str, node: DocumentNode| MappingEntry { key: key.to_owned(), line: node.line, node };
+    let mut metadata = vec![entry("name", DocumentNode { line, value: Value::Text(name) })];
     let namespace = workload.get("metadata").and_then(|metadata| metadata.get("namespace"));
     metadata.extend(namespace.map(|node| entry("namespace", node.clone())));
     for field in ["labels", "annotations"] {
         let given = template.and_then(|template| template.get("metadata")?.get(field));
         metadata.extend(given.map(|node| entry(field, node.clone())));
     }
-    let mut pod = vec![entry("metadata", Node { line, value: Value::Map(metadata) })];
+    let mut pod = vec![entry("metadata", DocumentNode { line, value: Value::Map(metadata) })];
     let spec = template.and_then(|template| template.get("spec"));
     pod.extend(spec.map(|node| entry("spec", node.clone())));
-    Node { line, value: Value::Map(pod) }
+    DocumentNode { line, value: Value::Map(pod) }
 }
 
 /// Returns the workload in an object's `ownerReferences`: for a Deployment's or Rollout's pods that, not the ReplicaSet.
-pub(super) fn owner(object: &Node, labels: &Labels) -> Option<WorkloadRef> {
+pub(super) fn owner(object: &DocumentNode, labels: &Labels) -> Option<WorkloadRef> {
     let Value::List(references) = &object.get("metadata")?.get("ownerReferences")?.value else {
         return None;
     };
-    let is_controller = |reference: &&Node| {
+    let is_controller = |reference: &&DocumentNode| {
         reference.get("controller").is_some_and(|it| it.value == Value::Bool(true))
     };
     let reference = references.iter().find(is_controller).or_else(|| references.first())?;

@@ -4,7 +4,7 @@ use super::*;
 
 mod generated;
 
-fn one(text: &str) -> Node {
+fn one(text: &str) -> DocumentNode {
     parse(text).unwrap().remove(0)
 }
 
@@ -13,7 +13,7 @@ fn error(text: &str) -> String {
 }
 
 /// Reads each document, or its error.
-fn each(bytes: &[u8]) -> Vec<Result<Node, String>> {
+fn each(bytes: &[u8]) -> Vec<Result<DocumentNode, String>> {
     let mut documents = Documents::new(bytes);
     let mut read = Vec::new();
     while let Some(document) = documents.next(&mut |_, item| Some(item)) {
@@ -22,7 +22,7 @@ fn each(bytes: &[u8]) -> Vec<Result<Node, String>> {
     read
 }
 
-fn keys(node: &Node) -> Vec<&str> {
+fn keys(node: &DocumentNode) -> Vec<&str> {
     let Value::Map(entries) = &node.value else { panic!("{node:?}") };
     entries.iter().map(|entry| entry.key.as_str()).collect()
 }
@@ -294,7 +294,7 @@ fn items_are_handed_out_one_by_one() {
         "{\"kind\": \"List\", \"items\":\n[{\"a\": 1},\n{\"b\": {\"items\": [2]}}], \"last\": 1}",
     ] {
         let mut taken = Vec::new();
-        let mut take = |before: &[Entry], item: Node| {
+        let mut take = |before: &[MappingEntry], item: DocumentNode| {
             taken.push((before.len(), keys(&item).concat(), item.line));
             None
         };
@@ -312,7 +312,7 @@ fn items_are_handed_out_one_by_one() {
 #[test]
 fn files_in_other_encodings_are_read_as_kubectl_reads_them() {
     let read =
-        |bytes: &[u8]| -> Vec<Node> { each(bytes).into_iter().map(Result::unwrap).collect() };
+        |bytes: &[u8]| -> Vec<DocumentNode> { each(bytes).into_iter().map(Result::unwrap).collect() };
     let file = "a: ä\n---\n{\"b\": \"🚀\"}\n";
     for unit in [u16::to_le_bytes, u16::to_be_bytes] {
         let units = std::iter::once(0xfeff).chain(file.encode_utf16());

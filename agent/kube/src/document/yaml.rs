@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, Span, StrInput, Tag};
 
 use super::scalar::Scalar;
-use super::{Document, Entry, MAX_ALIASED, MAX_DEPTH, Mapping, Node, ReadError, TakeItem, Value};
+use super::{Document, MappingEntry, MAX_ALIASED, MAX_DEPTH, Mapping, DocumentNode, ReadError, TakeItem, Value};
 
 /// Most comments of a document that may begin without white space before them.
 const MAX_ADJACENT: usize = 100;
@@ -21,10 +21,10 @@ pub(super) fn document(
     aliased: &mut usize,
     take: TakeItem<'_>,
 ) -> Result<Option<Document>, ReadError> {
-    let lines = Lines::of(text, first);
+    let lines = FileLines::of(text, first);
     let text = with_comments_apart(with_line_feeds(text));
     let (parser, anchors, doubts) = (parser(&text), HashMap::new(), Vec::new());
-    let mut reader = Reader { parser, lines, anchors, aliased, doubts, take };
+    let mut reader = YamlReader { parser, lines, anchors, aliased, doubts, take };
     loop {
         match reader.next()? {
             (Event::DocumentStart(..), _) => break,
@@ -73,14 +73,14 @@ fn with_comments_apart(mut text: Cow<'_, str>) -> Cow<'_, str> {
 }
 
 /// Mapping from the lines of a text to the lines of its file.
-struct Lines {
+struct FileLines {
     /// Line in the file of the text's first line.
     first: u32,
     /// Lines of the text that one of [`BREAKS`] ended, from 1, ascending.
     broken: Vec<usize>,
 }
 
-impl Lines {
+impl FileLines {
     fn of(text: &str, first: u32) -> Self {
         let mut broken = Vec::new();
         if text.contains(BREAKS) {
@@ -103,16 +103,16 @@ impl Lines {
     }
 }
 
-struct Reader<'t, 'r> {
+struct YamlReader<'t, 'r> {
     parser: Parser<'t, StrInput<'t>>,
-    lines: Lines,
-    anchors: HashMap<usize, Node>,
+    lines: FileLines,
+    anchors: HashMap<usize, DocumentNode>,
     aliased: &'r mut usize,
     doubts: Vec<ReadError>,
     take: TakeItem<'r>,
 }
 
-impl<'t> Reader<'t, '_> {
+impl<'t> YamlReader<'t, '_> {
     fn next(&mut self) -> Result<(Event<'t>, Span), ReadError> {
         match self.parser.next_event() {
             Some(Ok(next)) => Ok(next),
@@ -141,7 +141,7 @@ impl<'t> Reader<'t, '_> {
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "most events begin no node")]
-    fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Node, ReadError> {
+    fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<DocumentNode, ReadError> {
         let line = self.line(span);
         if depth > MAX_DEPTH {
             return Err(ReadError::new(line, format!("nested deeper than {MAX_DEPTH}")));
@@ -150,11 +150,11 @@ impl<'t> Reader<'t, '_> {
             Event::Scalar(text, style, anchor, tag) => {
                 let value = scalar(text, style, tag.as_deref()).and_then(Scalar::into_value);
                 let value = value.map_err(|reason| ReadError::new(line, reason))?;
-                Ok(self.anchored(anchor, Node { line, value }))
+                Ok(self.anchored(anchor, DocumentNode { line, value }))
             }
             Event::SequenceStart(_, anchor, _) => {
                 let value = Value::List(self.list(depth, None)?);
-                Ok(self.anchored(anchor, Node { line, value }))
+                Ok(self.anchored(anchor, DocumentNode { line, value }))
             }
             Event::MappingStart(_, anchor, _) => self.map(depth, line, anchor),
             Event::Alias(id) => self.alias(id, line),
@@ -162,14 +162,14 @@ impl<'t> Reader<'t, '_> {
         }
     }
 
-    fn anchored(&mut self, anchor: usize, node: Node) -> Node {
+    fn anchored(&mut self, anchor: usize, node: DocumentNode) -> DocumentNode {
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
         node
     }
 
-    fn alias(&mut self, id: usize, line: u32) -> Result<Node, ReadError> {
+    fn alias(&mut self, id: usize, line: u32) -> Result<DocumentNode, ReadError> {
         let node = self
             .anchors
             .get(&id)
@@ -183,7 +183,7 @@ impl<'t> Reader<'t, '_> {
     }
 
     /// Reads a list. `before`: the entries before it, if the list is the document's `items`.
-    fn list(&mut self, depth: usize, before: Option<&[Entry]>) -> Result<Vec<Node>, ReadError> {
+    fn list(&mut self, depth: usize, before: Option<&[MappingEntry]>) -> Result<Vec<DocumentNode>, ReadError> {
         let mut items = Vec::new();
         loop {
             let (event, span) = self.next()?;
@@ -198,13 +198,13 @@ impl<'t> Reader<'t, '_> {
         }
     }
 
-    fn map(&mut self, depth: usize, line: u32, anchor: usize) -> Result<Node, ReadError> {
+    fn map(&mut self, depth: usize, line: u32, anchor: usize) -> Result<DocumentNode, ReadError> {
         let mut mapping = Mapping::default();
         loop {
             let (event, span) = self.next()?;
             if event == Event::MappingEnd {
                 let value = Value::Map(mapping.entries);
-                return Ok(self.anchored(anchor, Node { line, value }));
+                return Ok(self.anchored(anchor, DocumentNode { line, value }));
             }
             let at = self.line(span);
             let is_merge = matches!(&event, Event::Scalar(text, ScalarStyle::Plain, _, tag)
@@ -218,11 +218,11 @@ impl<'t> Reader<'t, '_> {
             let is_list = matches!(event, Event::SequenceStart(_, 0, _));
             let node = if is_list && depth == 0 && anchor == 0 && key == "items" {
                 let value = Value::List(self.list(depth + 1, Some(&mapping.entries))?);
-                Node { line: self.line(span), value }
+                DocumentNode { line: self.line(span), value }
             } else {
                 self.node(event, span, depth + 1)?
             };
-            mapping.set(Entry { key, line: at, node }, false, &mut self.doubts);
+            mapping.set(MappingEntry { key, line: at, node }, false, &mut self.doubts);
         }
     }
 
@@ -233,7 +233,7 @@ impl<'t> Reader<'t, '_> {
             if anchor > 0 {
                 let value = scalar.clone().and_then(Scalar::into_value);
                 let value = value.map_err(|reason| ReadError::new(line, reason))?;
-                self.anchors.insert(anchor, Node { line, value });
+                self.anchors.insert(anchor, DocumentNode { line, value });
             }
             scalar.and_then(Scalar::into_key)
         } else {
@@ -258,7 +258,7 @@ impl<'t> Reader<'t, '_> {
         let is_alias = matches!(event, Event::Alias(_));
         let from = match self.node(event, span, depth + 1)?.value {
             Value::List(items) if !is_alias => items,
-            value => vec![Node { line, value }],
+            value => vec![DocumentNode { line, value }],
         };
         for node in from.into_iter().rev() {
             let Value::Map(entries) = node.value else {

@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::convert::is_workload;
 use crate::decode::decode;
-use crate::document::{Entry, Node, Value};
+use crate::document::{MappingEntry, DocumentNode, Value};
 
 /// Characters of generated names: `k8s.io/apimachinery/pkg/util/rand`.
 const GENERATED: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -15,7 +15,7 @@ const LENGTH: u32 = 5;
 /// `web-*` and five characters, for `generateName: web-`: no name of an API server's object, since these have no `*`. It
 /// depends on the object's content alone, so that it is the same for each reader and on both sides of a comparison.
 /// Workloads get no name: their stand-in pods have the `generateName`. Kinds without namespaces ignore the namespace.
-pub fn complete(object: &mut Node, namespace: &str) {
+pub fn complete(object: &mut DocumentNode, namespace: &str) {
     set_field(object, "namespace", namespace);
     if object.text("kind").is_some_and(is_workload) {
         return;
@@ -28,7 +28,7 @@ pub fn complete(object: &mut Node, namespace: &str) {
 }
 
 /// Sets a field of `metadata` that is absent, null or empty.
-fn set_field(object: &mut Node, key: &str, text: &str) {
+fn set_field(object: &mut DocumentNode, key: &str, text: &str) {
     let Value::Map(entries) = &mut object.value else { return };
     let Some(metadata) = entries.iter_mut().find(|entry| entry.key == "metadata") else { return };
     let line = metadata.line;
@@ -39,14 +39,14 @@ fn set_field(object: &mut Node, key: &str, text: &str) {
         Some(field) if field.node.value == Value::Text(String::new()) => field.node.value = value,
         Some(_) => {}
         None => {
-            let node = Node { line, value };
-            fields.push(Entry { key: key.to_owned(), line, node });
+            let node = DocumentNode { line, value };
+            fields.push(MappingEntry { key: key.to_owned(), line, node });
         }
     }
 }
 
 /// Returns characters that distinguish the contents of objects, whatever their lines and the order of their fields.
-fn suffix(object: &Node) -> String {
+fn suffix(object: &DocumentNode) -> String {
     let mut hasher = DefaultHasher::new();
     let content = decode::<serde_json::Value>(object).map(|content| content.to_string());
     content.unwrap_or_default().hash(&mut hasher);

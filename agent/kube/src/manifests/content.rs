@@ -9,9 +9,9 @@ use tracing::debug;
 use super::complete::complete;
 use super::packed::Packed;
 use crate::convert::{
-    Converted, Manifest, Problem, Refused, Template, manifest, refused, template,
+    Converted, Manifest, FieldProblem, UndecodableObject, ConvertedTemplate, manifest, refused, template,
 };
-use crate::document::{Document, Documents, Entry, Node, ReadError, Value};
+use crate::document::{Document, Documents, MappingEntry, DocumentNode, ReadError, Value};
 
 /// Most problems of a file that are named; the others are counted.
 const NAMED: usize = 200;
@@ -49,7 +49,7 @@ impl Undecoded {
 
 /// An object and the line where it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Object {
+pub(super) struct FileObject {
     pub(super) change: Packed,
     pub(super) line: u32,
     /// Whether this is the file's own version; otherwise the object could not be decoded, and this is a policy that
@@ -60,11 +60,11 @@ pub(super) struct Object {
 /// Content of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Content {
-    pub(super) objects: BTreeMap<ObjectKey, Object>,
+    pub(super) objects: BTreeMap<ObjectKey, FileObject>,
     /// Stand-in pods of pod templates: see [`template`].
-    pub(super) templates: BTreeMap<ObjectKey, Object>,
+    pub(super) templates: BTreeMap<ObjectKey, FileObject>,
     /// Objects that cannot be decoded, and their lines.
-    refused: Vec<(ObjectKey, Refused, u32)>,
+    refused: Vec<(ObjectKey, UndecodableObject, u32)>,
     /// Documents and items that cannot be read and may isolate any pod.
     pub(super) unread: Vec<ReadError>,
     /// Objects that count as absent, and templates that cannot be decoded.
@@ -77,12 +77,12 @@ pub(super) struct Content {
 
 /// Reads a file's text, each document independently. Objects without a namespace get `namespace`.
 pub(super) fn read(file: &str, bytes: &[u8], namespace: &str) -> Content {
-    let mut reader = Reader { file, namespace, content: Content::default() };
+    let mut reader = FileReader { file, namespace, content: Content::default() };
     let mut documents = Documents::new(bytes);
     loop {
         // Items of a list are converted one by one: the tree of all items is far larger than the objects.
         let mut taken = Vec::new();
-        let mut take = |before: &[Entry], item| take(before, item, namespace, &mut taken);
+        let mut take = |before: &[MappingEntry], item| take(before, item, namespace, &mut taken);
         match documents.next(&mut take) {
             Some(Ok(document)) => reader.document(document, taken),
             Some(Err(error)) => reader.content.unread.push(error),
@@ -119,7 +119,7 @@ impl Content {
         &mut self,
         file: &str,
         key: ObjectKey,
-        refused: Refused,
+        refused: UndecodableObject,
         line: u32,
         former: Option<&Self>,
     ) -> bool {
@@ -136,7 +136,7 @@ impl Content {
                     self.problem(file, problem.line, format!("{key}: {}", problem.reason));
                 }
                 let change = Packed::of(&change);
-                self.objects.insert(key, Object { change, line, understood: false });
+                self.objects.insert(key, FileObject { change, line, understood: false });
                 return false;
             }
             (false, None, None) => (ABSENT, false),
@@ -167,17 +167,17 @@ impl Content {
 }
 
 /// An object that policies depend on.
-enum Found {
+enum DecodedObject {
     /// A decoded object, with problems of its parts by line.
-    Object(ObjectKey, Object, Vec<(u32, Problem)>),
+    Object(ObjectKey, FileObject, Vec<(u32, FieldProblem)>),
     /// The pod of a workload's template, after the workload's name in problems.
-    Template(String, ObjectKey, Object, Vec<(u32, Problem)>),
+    Template(String, ObjectKey, FileObject, Vec<(u32, FieldProblem)>),
     /// An object that cannot be decoded, and its line.
-    Refused(Box<Refused>, u32),
+    Refused(Box<UndecodableObject>, u32),
 }
 
 /// Takes an item out of a list, unless its meaning depends on later parts of the list, or it is a list itself.
-fn take(before: &[Entry], mut item: Node, namespace: &str, taken: &mut Vec<Found>) -> Option<Node> {
+fn take(before: &[MappingEntry], mut item: DocumentNode, namespace: &str, taken: &mut Vec<DecodedObject>) -> Option<DocumentNode> {
     let text = |key: &str| {
         let entry = before.iter().find(|entry| entry.key == key)?;
         if let Value::Text(text) = &entry.node.value { Some(text.as_str()) } else { None }
@@ -193,37 +193,37 @@ fn take(before: &[Entry], mut item: Node, namespace: &str, taken: &mut Vec<Found
 }
 
 /// Converts an object; `None` if policies do not depend on its kind.
-fn found(mut node: Node, namespace: &str) -> Option<Found> {
+fn found(mut node: DocumentNode, namespace: &str) -> Option<DecodedObject> {
     complete(&mut node, namespace);
     match manifest(&node) {
         Ok(Manifest::Object(converted)) => {
             let (key, object, problems) = packed(&node, *converted);
-            Some(Found::Object(key, object, problems))
+            Some(DecodedObject::Object(key, object, problems))
         }
         Ok(Manifest::Other(version, kind)) => {
             let Some(template) = template(&node) else {
                 debug!("line {}: {kind} of {version} is not used", node.line);
                 return None;
             };
-            let Template { converted, understood } = template;
+            let ConvertedTemplate { converted, understood } = template;
             let (key, object, problems) = packed(&node, converted);
-            let object = Object { understood, ..object };
-            Some(Found::Template(workload_name(&node), key, object, problems))
+            let object = FileObject { understood, ..object };
+            Some(DecodedObject::Template(workload_name(&node), key, object, problems))
         }
-        Err(error) => Some(Found::Refused(Box::new(refused(&node, error)), node.line)),
+        Err(error) => Some(DecodedObject::Refused(Box::new(refused(&node, error)), node.line)),
     }
 }
 
 /// Packs a converted object; returns it with its problems by line.
-fn packed(node: &Node, converted: Converted) -> (ObjectKey, Object, Vec<(u32, Problem)>) {
+fn packed(node: &DocumentNode, converted: Converted) -> (ObjectKey, FileObject, Vec<(u32, FieldProblem)>) {
     let Converted { change, problems } = converted;
     let problems = problems.into_iter().map(|problem| (node.line_of(&problem.path), problem));
-    let object = Object { change: Packed::of(&change), line: node.line, understood: true };
+    let object = FileObject { change: Packed::of(&change), line: node.line, understood: true };
     (ObjectKey::of(&change), object, problems.collect())
 }
 
 /// Returns the name of a workload, as `Deployment shop/web`.
-fn workload_name(node: &Node) -> String {
+fn workload_name(node: &DocumentNode) -> String {
     let metadata = node.get("metadata");
     let text = |field: &str| metadata.and_then(|metadata| metadata.text(field)).unwrap_or_default();
     let name = if text("name").is_empty() { text("generateName") } else { text("name") };
@@ -231,21 +231,21 @@ fn workload_name(node: &Node) -> String {
 }
 
 /// Returns `kind` and `apiVersion` of the items of a `List` or a `PodList`, which the items may omit.
-fn list(node: &Node) -> Option<(&str, Option<&str>)> {
+fn list(node: &DocumentNode) -> Option<(&str, Option<&str>)> {
     let kind = node.text("kind")?.strip_suffix("List")?;
     node.get("items").map(|_| (kind, node.text("apiVersion")))
 }
 
 /// A file being read.
-struct Reader<'r> {
+struct FileReader<'r> {
     file: &'r str,
     namespace: &'r str,
     content: Content,
 }
 
-impl Reader<'_> {
+impl FileReader<'_> {
     /// Reads a document; `taken` are the items already taken out of it.
-    fn document(&mut self, document: Document, taken: Vec<Found>) {
+    fn document(&mut self, document: Document, taken: Vec<DecodedObject>) {
         let Document { node, doubts } = document;
         let mut found = if list(&node).is_some() { taken } else { Vec::new() };
         self.node(node, &mut found);
@@ -258,7 +258,7 @@ impl Reader<'_> {
     }
 
     /// Reads an object, or the items of a list.
-    fn node(&mut self, node: Node, into: &mut Vec<Found>) {
+    fn node(&mut self, node: DocumentNode, into: &mut Vec<DecodedObject>) {
         let Some((kind, version)) = list(&node) else {
             into.extend(found(node, self.namespace));
             return;
@@ -280,15 +280,15 @@ impl Reader<'_> {
         }
     }
 
-    fn found(&mut self, found: Found) {
+    fn found(&mut self, found: DecodedObject) {
         let content = &mut self.content;
         match found {
-            Found::Object(key, object, problems) => {
+            DecodedObject::Object(key, object, problems) => {
                 let (name, line) = (key.to_string(), object.line);
                 let former = content.objects.insert(key, object);
                 self.understood(&name, line, former, problems);
             }
-            Found::Template(name, key, object, problems) => {
+            DecodedObject::Template(name, key, object, problems) => {
                 let (line, understood) = (object.line, object.understood);
                 let former = content.templates.insert(key.clone(), object);
                 // A later definition of the same template counts.
@@ -300,7 +300,7 @@ impl Reader<'_> {
                 }
                 self.understood(&name, line, former, problems);
             }
-            Found::Refused(refused, line) => {
+            DecodedObject::Refused(refused, line) => {
                 let ReadError { line: at, reason } = refused.error.clone();
                 match &refused.key {
                     Some(key) if refused.may_isolate => {
@@ -323,8 +323,8 @@ impl Reader<'_> {
         &mut self,
         name: &str,
         line: u32,
-        former: Option<Object>,
-        problems: Vec<(u32, Problem)>,
+        former: Option<FileObject>,
+        problems: Vec<(u32, FieldProblem)>,
     ) {
         for (line, problem) in problems {
             self.content.problem(self.file, line, format!("{name}: {problem}"));
@@ -337,7 +337,7 @@ impl Reader<'_> {
 }
 
 /// Adds `kind` and `apiVersion` of a typed list to an item that omits them; a plain `List` adds nothing.
-fn inherit(item: &mut Node, kind: &str, version: Option<&str>) {
+fn inherit(item: &mut DocumentNode, kind: &str, version: Option<&str>) {
     if kind.is_empty() {
         return;
     }
@@ -346,8 +346,8 @@ fn inherit(item: &mut Node, kind: &str, version: Option<&str>) {
         if item.get(key).is_none()
             && let Value::Map(entries) = &mut item.value
         {
-            let node = Node { line, value: Value::Text(text.to_owned()) };
-            entries.push(Entry { key: key.to_owned(), line, node });
+            let node = DocumentNode { line, value: Value::Text(text.to_owned()) };
+            entries.push(MappingEntry { key: key.to_owned(), line, node });
         }
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use notify::event::{AccessKind, AccessMode, CreateKind, EventKind, ModifyKind, RenameMode};
 
 use super::content;
-use super::store::Update;
+use super::store::FileUpdate;
 use super::tree::{is_manifest, tree};
 use crate::watched::Stamp;
 
@@ -28,7 +28,7 @@ const YOUNG: Duration = Duration::from_millis(50);
 
 /// State of a file's writer, by notifications.
 #[derive(Clone, Copy, Debug)]
-enum Writer {
+enum WriterState {
     /// The file has just appeared; a link appears without any writer.
     Came { at: Instant },
     /// The file was written to and is still open.
@@ -37,7 +37,7 @@ enum Writer {
     Done,
 }
 
-impl Writer {
+impl WriterState {
     fn is_at_work(self, now: Instant) -> bool {
         match self {
             Self::Came { at } => now.duration_since(at) < PATIENCE,
@@ -48,9 +48,9 @@ impl Writer {
 }
 
 /// Result of a scan.
-pub(super) struct Found {
+pub(super) struct ScanResult {
     /// Changes of files since the scan before.
-    pub(super) updates: Vec<(String, Update)>,
+    pub(super) updates: Vec<(String, FileUpdate)>,
     /// Whether some file is not settled: scan again soon.
     pub(super) unsettled: bool,
 }
@@ -67,7 +67,7 @@ pub(super) struct Scanner {
     seen: BTreeMap<String, Stamp>,
     /// Unreadable files, by the error's text: read again only when the error or the stamp changes.
     failed: HashMap<String, String>,
-    writers: HashMap<String, Writer>,
+    writers: HashMap<String, WriterState>,
     away: HashMap<String, Instant>,
     first: bool,
 }
@@ -96,11 +96,11 @@ impl Scanner {
         let writer = match event.kind {
             EventKind::Access(AccessKind::Close(AccessMode::Write))
             | EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => {
-                Writer::Done
+                WriterState::Done
             }
             EventKind::Access(_) => return false,
-            EventKind::Create(CreateKind::File) => Writer::Came { at: now },
-            EventKind::Modify(ModifyKind::Data(_)) => Writer::AtWork { last: now },
+            EventKind::Create(CreateKind::File) => WriterState::Came { at: now },
+            EventKind::Modify(ModifyKind::Data(_)) => WriterState::AtWork { last: now },
             _ => return true,
         };
         for name in event.paths.iter().filter_map(|path| path.file_name()?.to_str()) {
@@ -116,7 +116,7 @@ impl Scanner {
     /// # Errors
     /// The directory itself cannot be read, or an empty directory has replaced the one that held the files (an
     /// unmounted volume); no file counts as removed then.
-    pub(super) fn scan(&mut self, now: Instant) -> io::Result<Found> {
+    pub(super) fn scan(&mut self, now: Instant) -> io::Result<ScanResult> {
         let identity = Stamp::of(&fs::metadata(&self.directory)?).file;
         let listing = self.list()?;
         let held_something = !self.seen.is_empty() || !self.failed.is_empty();
@@ -124,7 +124,7 @@ impl Scanner {
             return Err(io::Error::other("replaced by another, empty directory"));
         }
         self.identity = identity;
-        let mut found = Found { updates: Vec::new(), unsettled: false };
+        let mut found = ScanResult { updates: Vec::new(), unsettled: false };
         for (name, metadata) in &listing {
             self.away.remove(name);
             match metadata {
@@ -161,7 +161,7 @@ impl Scanner {
         Ok(listing)
     }
 
-    fn compare(&mut self, name: &str, metadata: &Metadata, now: Instant, found: &mut Found) {
+    fn compare(&mut self, name: &str, metadata: &Metadata, now: Instant, found: &mut ScanResult) {
         let stamp = Stamp::of(metadata);
         // Two writes within one tick of the clock have the same stamp, so a notification counts too.
         let noted = self.writers.contains_key(name) || self.failed.contains_key(name);
@@ -177,7 +177,7 @@ impl Scanner {
         let emptied = metadata.len() == 0 && self.seen.get(name).is_some_and(|s| s.size > 0);
         if at_work || (emptied && age(metadata) < PATIENCE) {
             // A notification will report the end of an active writer.
-            found.unsettled |= !matches!(writer, Some(Writer::AtWork { .. }));
+            found.unsettled |= !matches!(writer, Some(WriterState::AtWork { .. }));
             return;
         }
         match self.read(name) {
@@ -187,9 +187,9 @@ impl Scanner {
                 // If the file changed meanwhile, the next scan finds another stamp and reads again.
                 self.seen.insert(name.to_owned(), read_stamp);
                 let update = if bytes.trim_ascii().is_empty() {
-                    Update::Empty
+                    FileUpdate::Empty
                 } else {
-                    Update::Read(content::read(name, &bytes, &self.namespace))
+                    FileUpdate::Read(content::read(name, &bytes, &self.namespace))
                 };
                 found.updates.push((name.to_owned(), update));
             }
@@ -219,11 +219,11 @@ impl Scanner {
         Ok((Stamp::of(&metadata), bytes))
     }
 
-    fn fail(&mut self, name: &str, error: &io::Error, found: &mut Found) {
+    fn fail(&mut self, name: &str, error: &io::Error, found: &mut ScanResult) {
         let reason = format!("cannot be read: {error}");
         if self.failed.get(name) != Some(&reason) {
             self.failed.insert(name.to_owned(), reason.clone());
-            found.updates.push((name.to_owned(), Update::Unreadable(reason)));
+            found.updates.push((name.to_owned(), FileUpdate::Unreadable(reason)));
         }
     }
 
@@ -233,7 +233,7 @@ impl Scanner {
         &mut self,
         listing: &BTreeMap<String, io::Result<Metadata>>,
         now: Instant,
-        found: &mut Found,
+        found: &mut ScanResult,
     ) {
         let known = self.seen.keys().chain(self.failed.keys());
         let missing: Vec<String> = known.filter(|n| !listing.contains_key(*n)).cloned().collect();
@@ -251,7 +251,7 @@ impl Scanner {
             self.failed.remove(&name);
             self.writers.remove(&name);
             if found.updates.iter().all(|(n, _)| *n != name) {
-                found.updates.push((name, Update::Gone));
+                found.updates.push((name, FileUpdate::Gone));
             }
         }
     }

@@ -8,11 +8,11 @@ use netpold_api::source::{FileStatus, SourceProblem};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
-use super::content::{Content, LATER, Object, Undecoded};
+use super::content::{Content, LATER, FileObject, Undecoded};
 use super::packed::Packed;
 
 /// Update of a file.
-pub(super) enum Update {
+pub(super) enum FileUpdate {
     /// The file was read.
     Read(Content),
     /// The file was read and is empty, without even a comment. Its objects stay: a failed writer leaves such a file
@@ -29,7 +29,7 @@ pub(super) enum Update {
 /// If several files contain an object, the file with the last name in sort order wins. So the objects in effect depend
 /// on the files' contents, not on the order of their arrival.
 #[derive(Default)]
-pub(super) struct Store {
+pub(super) struct FileStore {
     files: BTreeMap<Arc<str>, File>,
     /// Files that contain an object, by a 64-bit hash of the object's key.
     owners: HashMap<u64, Owners>,
@@ -54,15 +54,15 @@ struct File {
 }
 
 /// Objects in effect before some updates.
-type Before = BTreeMap<ObjectKey, Option<Packed>>;
+type ObjectsBefore = BTreeMap<ObjectKey, Option<Packed>>;
 
-impl Store {
+impl FileStore {
     /// Applies updates of files; returns at most one change per object.
     pub(super) fn apply(
         &mut self,
-        updates: impl IntoIterator<Item = (String, Update)>,
+        updates: impl IntoIterator<Item = (String, FileUpdate)>,
     ) -> Vec<Change> {
-        let mut before = Before::new();
+        let mut before = ObjectsBefore::new();
         for (name, update) in updates {
             self.update(name.into(), update, &mut before);
         }
@@ -84,7 +84,7 @@ impl Store {
     pub(super) fn templates(&self) -> Vec<Change> {
         let contents = self.files.values().filter_map(|file| file.content.as_ref());
         let templates = contents.flat_map(|content| &content.templates);
-        let last: BTreeMap<&ObjectKey, &Object> = templates.collect();
+        let last: BTreeMap<&ObjectKey, &FileObject> = templates.collect();
         last.into_values().filter_map(|object| object.change.unpacked()).collect()
     }
 
@@ -92,7 +92,7 @@ impl Store {
     pub(super) fn undecoded(&self) -> Vec<Undecoded> {
         let contents = self.files.values().filter_map(|file| file.content.as_ref());
         let templates = contents.clone().flat_map(|content| &content.templates);
-        let templates: BTreeMap<&ObjectKey, &Object> = templates.collect();
+        let templates: BTreeMap<&ObjectKey, &FileObject> = templates.collect();
         let is_known = |key: &ObjectKey| {
             self.in_effect(key).or(templates.get(key).copied()).is_some_and(|it| it.understood)
         };
@@ -129,17 +129,17 @@ impl Store {
         (files, problems)
     }
 
-    fn update(&mut self, name: Arc<str>, update: Update, before: &mut Before) {
+    fn update(&mut self, name: Arc<str>, update: FileUpdate, before: &mut ObjectsBefore) {
         let mut content = match update {
-            Update::Read(content) => Some(content),
-            Update::Empty if self.objects_in(&name) == 0 => Some(Content::default()),
-            Update::Empty => {
+            FileUpdate::Read(content) => Some(content),
+            FileUpdate::Empty if self.objects_in(&name) == 0 => Some(Content::default()),
+            FileUpdate::Empty => {
                 let reason = "is empty; delete the file to remove its objects".to_owned();
                 self.files.entry(name).or_default().error = Some(reason);
                 return;
             }
-            Update::Gone => None,
-            Update::Unreadable(reason) => {
+            FileUpdate::Gone => None,
+            FileUpdate::Unreadable(reason) => {
                 self.files.entry(name).or_default().error = Some(reason);
                 return;
             }
@@ -193,7 +193,7 @@ impl Store {
         content.map_or(0, |content| content.objects.len())
     }
 
-    fn in_effect(&self, key: &ObjectKey) -> Option<&Object> {
+    fn in_effect(&self, key: &ObjectKey) -> Option<&FileObject> {
         self.object(self.owner(key)?, key)
     }
 
@@ -205,7 +205,7 @@ impl Store {
         }
     }
 
-    fn object(&self, file: &str, key: &ObjectKey) -> Option<&Object> {
+    fn object(&self, file: &str, key: &ObjectKey) -> Option<&FileObject> {
         self.files.get(file)?.content.as_ref()?.objects.get(key)
     }
 
@@ -236,7 +236,7 @@ mod tests {
     use super::super::content::read;
     use super::*;
 
-    fn pods(file: &str, pods: &[(&str, &str)]) -> (String, Update) {
+    fn pods(file: &str, pods: &[(&str, &str)]) -> (String, FileUpdate) {
         let text: String = pods
             .iter()
             .map(|(name, label)| {
@@ -245,7 +245,7 @@ mod tests {
                 )
             })
             .collect();
-        (file.into(), Update::Read(read(file, text.as_bytes(), "default")))
+        (file.into(), FileUpdate::Read(read(file, text.as_bytes(), "default")))
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the many kinds, the ones this is about")]
@@ -260,17 +260,17 @@ mod tests {
 
     #[test]
     fn only_what_changed_is_said() {
-        let mut store = Store::default();
+        let mut store = FileStore::default();
         assert_eq!(said(store.apply([pods("f", &[("a", "1"), ("b", "1")])])), ["a=1", "b=1"]);
         assert!(store.apply([pods("f", &[("b", "1"), ("a", "1")])]).is_empty());
         assert_eq!(said(store.apply([pods("f", &[("a", "2"), ("c", "1")])])), ["a=2", "-b", "c=1"]);
-        assert_eq!(said(store.apply([("f".into(), Update::Gone)])), ["-a", "-c"]);
+        assert_eq!(said(store.apply([("f".into(), FileUpdate::Gone)])), ["-a", "-c"]);
     }
 
     #[test]
     fn the_last_file_name_wins_in_whatever_order_they_come() {
         for order in [["a", "b"], ["b", "a"]] {
-            let mut store = Store::default();
+            let mut store = FileStore::default();
             for file in order {
                 store.apply([pods(file, &[("x", file)])]);
             }
@@ -279,23 +279,23 @@ mod tests {
                 problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
                 ["a:2: Pod default/x is also in b, whose name sorts later and wins"]
             );
-            assert_eq!(said(store.apply([("b".into(), Update::Gone)])), ["x=a"]);
+            assert_eq!(said(store.apply([("b".into(), FileUpdate::Gone)])), ["x=a"]);
             assert!(store.report().1.is_empty());
         }
     }
 
     #[test]
     fn a_renamed_file_changes_nothing() {
-        let mut store = Store::default();
+        let mut store = FileStore::default();
         store.apply([pods("a", &[("x", "1")])]);
-        let changes = store.apply([("a".into(), Update::Gone), pods("b", &[("x", "1")])]);
+        let changes = store.apply([("a".into(), FileUpdate::Gone), pods("b", &[("x", "1")])]);
         assert!(changes.is_empty(), "{changes:?}");
     }
 
     #[test]
     fn a_bad_file_keeps_its_last_good_content() {
-        let mut store = Store::default();
-        let bad = || ("f".to_owned(), Update::Read(read("f", b"a: 1\nb: 2\n- c\n", "default")));
+        let mut store = FileStore::default();
+        let bad = || ("f".to_owned(), FileUpdate::Read(read("f", b"a: 1\nb: 2\n- c\n", "default")));
         let text = |problem: &SourceProblem, outcome: &str| {
             let text = problem.to_string();
             text.starts_with("f:3: ") && text.ends_with(outcome)
@@ -310,6 +310,6 @@ mod tests {
         let (files, problems) = store.report();
         assert!(text(&problems[0], " (its last good content stays in effect)"));
         assert!(!files[0].current && files[0].objects == 1);
-        assert_eq!(said(store.apply([("f".into(), Update::Gone)])), ["-a"]);
+        assert_eq!(said(store.apply([("f".into(), FileUpdate::Gone)])), ["-a"]);
     }
 }

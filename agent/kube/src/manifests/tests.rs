@@ -16,7 +16,7 @@ const QUIET: Duration = Duration::from_millis(400);
 
 struct Fixture {
     dir: TempDir,
-    source: Source,
+    source: ObjectStream,
 }
 
 impl Fixture {

@@ -18,7 +18,7 @@ const CHUNK: usize = 1 << 16;
 #[derive(Debug)]
 pub struct Meter {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<MeterState>,
 }
 
 /// Counters of a [`Meter`].
@@ -33,7 +33,7 @@ pub struct Passed {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct MeterState {
     server: SocketAddr,
     received: AtomicU64,
     sent: AtomicU64,
@@ -61,7 +61,7 @@ impl Meter {
         let any = SocketAddr::new(server.ip(), 0);
         let listener = TcpListener::bind(any).context("no port for counting")?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(MeterState {
             server,
             received: AtomicU64::new(0),
             sent: AtomicU64::new(0),
@@ -85,7 +85,7 @@ impl Meter {
     #[must_use]
     pub fn passed(&self) -> Passed {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Shared { received, sent, connections, .. } = &*self.shared;
+        let MeterState { received, sent, connections, .. } = &*self.shared;
         Passed { received: of(received), sent: of(sent), connections: of(connections) }
     }
 
@@ -107,7 +107,7 @@ impl Drop for Meter {
     }
 }
 
-impl Shared {
+impl MeterState {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         for client in listener.incoming() {
             if self.ended.load(Ordering::Relaxed) {

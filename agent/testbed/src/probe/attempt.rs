@@ -16,11 +16,11 @@ use crate::server::after_ip_header;
 pub(super) struct Attempt {
     socket: Socket,
     to: SocketAddr,
-    wire: Wire,
+    wire: RequestKind,
 }
 
 /// Kind of a request, with the values that identify its answer.
-enum Wire {
+enum RequestKind {
     Connecting(String),
     Stream(String, Vec<u8>),
     Udp(String),
@@ -32,16 +32,16 @@ impl Attempt {
     /// Opens the socket, in the namespace of the calling thread.
     pub(super) fn open(protocol: Protocol, to: SocketAddr) -> io::Result<Self> {
         let (kind, number, wire) = match protocol {
-            Protocol::Tcp => (Type::STREAM, 0, Wire::Connecting(nonce())),
-            Protocol::Udp => (Type::DGRAM, 0, Wire::Udp(nonce())),
+            Protocol::Tcp => (Type::STREAM, 0, RequestKind::Connecting(nonce())),
+            Protocol::Udp => (Type::DGRAM, 0, RequestKind::Udp(nonce())),
             Protocol::Sctp => {
                 let port = 32_768 | unique();
                 let tag = u32::from(unique()) << 16 | u32::from(port);
-                (Type::RAW, libc::IPPROTO_SCTP, Wire::Sctp { port, tag })
+                (Type::RAW, libc::IPPROTO_SCTP, RequestKind::Sctp { port, tag })
             }
             Protocol::Icmp => {
                 let number = if to.is_ipv6() { libc::IPPROTO_ICMPV6 } else { libc::IPPROTO_ICMP };
-                (Type::RAW, number, Wire::Icmp { identifier: unique() })
+                (Type::RAW, number, RequestKind::Icmp { identifier: unique() })
             }
         };
         let number = (number != 0).then(|| number.into());
@@ -53,7 +53,7 @@ impl Attempt {
     /// Connects, and sends the first request.
     pub(super) fn start(&mut self) -> io::Result<()> {
         let mut to = self.to;
-        if matches!(self.wire, Wire::Sctp { .. } | Wire::Icmp { .. }) {
+        if matches!(self.wire, RequestKind::Sctp { .. } | RequestKind::Icmp { .. }) {
             // A raw IPv6 socket interprets the port as a protocol number.
             to.set_port(0);
         }
@@ -67,10 +67,10 @@ impl Attempt {
     /// Sends the request again; does nothing for a connection.
     pub(super) fn repeat(&mut self) -> io::Result<()> {
         let request = match &self.wire {
-            Wire::Connecting(_) | Wire::Stream(..) => return Ok(()),
-            Wire::Udp(nonce) => format!("{nonce}\n").into_bytes(),
-            Wire::Sctp { port, tag } => sctp::init(*port, self.to.port(), *tag),
-            Wire::Icmp { identifier } => icmp::echo(self.to.is_ipv6(), *identifier),
+            RequestKind::Connecting(_) | RequestKind::Stream(..) => return Ok(()),
+            RequestKind::Udp(nonce) => format!("{nonce}\n").into_bytes(),
+            RequestKind::Sctp { port, tag } => sctp::init(*port, self.to.port(), *tag),
+            RequestKind::Icmp { identifier } => icmp::echo(self.to.is_ipv6(), *identifier),
         };
         self.socket.send(&request).map(drop)
     }
@@ -80,17 +80,17 @@ impl Attempt {
     }
 
     pub(super) fn interest(&self) -> PollFlags {
-        if let Wire::Connecting(_) = self.wire { PollFlags::POLLOUT } else { PollFlags::POLLIN }
+        if let RequestKind::Connecting(_) = self.wire { PollFlags::POLLOUT } else { PollFlags::POLLIN }
     }
 
     /// Continues after the socket became ready; `None`: no answer yet.
     pub(super) fn turn(&mut self) -> io::Result<Option<ProbeResult>> {
-        if let Wire::Connecting(nonce) = &self.wire {
+        if let RequestKind::Connecting(nonce) = &self.wire {
             if let Some(error) = self.socket.take_error()? {
                 return Err(error);
             }
             self.socket.send(format!("{nonce}\n").as_bytes())?;
-            self.wire = Wire::Stream(nonce.clone(), Vec::new());
+            self.wire = RequestKind::Stream(nonce.clone(), Vec::new());
             return Ok(None);
         }
         let mut buffer = [0; 2048];
@@ -111,20 +111,20 @@ impl Attempt {
     fn read(&mut self, data: &[u8]) -> io::Result<Option<ProbeResult>> {
         let v6 = self.to.is_ipv6();
         Ok(match &mut self.wire {
-            Wire::Connecting(_) => None,
-            Wire::Stream(nonce, pending) => {
+            RequestKind::Connecting(_) => None,
+            RequestKind::Stream(nonce, pending) => {
                 if data.is_empty() {
                     return Err(ErrorKind::UnexpectedEof.into());
                 }
                 pending.extend(data);
                 named_answer(pending, nonce)
             }
-            Wire::Udp(nonce) => named_answer(data, nonce),
-            Wire::Sctp { port, tag } => {
+            RequestKind::Udp(nonce) => named_answer(data, nonce),
+            RequestKind::Sctp { port, tag } => {
                 let data = if v6 { data } else { after_ip_header(data) };
                 sctp_answer(data, self.to.port(), *port, *tag)
             }
-            Wire::Icmp { identifier } => {
+            RequestKind::Icmp { identifier } => {
                 let data = if v6 { data } else { after_ip_header(data) };
                 let reply = icmp::is_reply(v6, *identifier, data);
                 reply.then(|| ProbeResult::Connected(String::new()))

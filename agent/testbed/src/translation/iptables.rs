@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::{MASQUERADE, Translation};
+use super::{MASQUERADE, TranslatedPort};
 
 /// Input for `iptables-restore`: the whole table, which replaces the former one.
-pub(super) fn rules(services: &[Translation]) -> String {
+pub(super) fn rules(services: &[TranslatedPort]) -> String {
     let (mut names, mut rules, mut node_ports) = (String::new(), String::new(), String::new());
     for service in services {
         chains(&mut names, &mut rules, service);
@@ -30,7 +30,7 @@ pub(super) fn rules(services: &[Translation]) -> String {
 }
 
 /// Adds the chains of one port: external addresses, the choice, one for each backend.
-fn chains(names: &mut String, rules: &mut String, service: &Translation) {
+fn chains(names: &mut String, rules: &mut String, service: &TranslatedPort) {
     let (name, protocol) = (&service.name, service.keyword());
     let _ = writeln!(names, ":KUBE-SVC-{name} - [0:0]\n:KUBE-EXT-{name} - [0:0]");
     let _ = writeln!(
@@ -72,7 +72,7 @@ fn chains(names: &mut String, rules: &mut String, service: &Translation) {
 }
 
 /// Adds the addresses and ports that lead to one port's chains.
-fn ways_in(rules: &mut String, node_ports: &mut String, service: &Translation) {
+fn ways_in(rules: &mut String, node_ports: &mut String, service: &TranslatedPort) {
     let (name, protocol, port) = (&service.name, service.keyword(), service.port);
     let cluster = service.cluster_ips.iter().map(|address| (address, "SVC"));
     let external = service.external_ips.iter().map(|address| (address, "EXT"));

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::{MASQUERADE, Translation};
+use super::{MASQUERADE, TranslatedPort};
 
 /// Returns the table of a family, as a script that replaces the former table.
-pub(super) fn rules(v6: bool, services: &[Translation]) -> String {
+pub(super) fn rules(v6: bool, services: &[TranslatedPort]) -> String {
     let (family, kind) = if v6 { ("ip6", "ipv6_addr") } else { ("ip", "ipv4_addr") };
     let mut table = format!(
         "table {family} kube-proxy {{}}\n\
@@ -32,7 +32,7 @@ pub(super) fn rules(v6: bool, services: &[Translation]) -> String {
 }
 
 /// Adds the chains of one Service port: for external addresses, for the choice of a backend, and for each backend.
-fn chains(table: &mut String, family: &str, kind: &str, service: &Translation) {
+fn chains(table: &mut String, family: &str, kind: &str, service: &TranslatedPort) {
     let (name, protocol) = (&service.name, service.keyword());
     let mut choice = String::new();
     for (number, backend) in service.backends.iter().enumerate() {
@@ -65,7 +65,7 @@ fn chains(table: &mut String, family: &str, kind: &str, service: &Translation) {
 }
 
 /// Adds the map elements of one Service port.
-fn elements(rules: &mut String, family: &str, service: &Translation) {
+fn elements(rules: &mut String, family: &str, service: &TranslatedPort) {
     let (name, protocol, port) = (&service.name, service.keyword(), service.port);
     let cluster = service.cluster_ips.iter().map(|address| (address, "service"));
     let external = service.external_ips.iter().map(|address| (address, "external"));

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use netpold_api::events::Outcome;
+use netpold_api::events::TrafficVerdict;
 use netpold_api::filter::ObserveRequest;
-use netpold_api::observe::{Attribution, Event, ObserveLine, PolicyName, RuleName};
+use netpold_api::observe::{Attribution, ObservedEvent, ObserveLine, PolicyName, RuleName};
 use netpold_cli::observe;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
@@ -64,7 +64,7 @@ pub(super) fn compare(wire: &Wire, step: &Step, seen: &mut Observed) -> Result<V
 
 /// Returns the difference between an event and its explanation.
 fn difference(
-    event: &Event,
+    event: &ObservedEvent,
     explainer: &Explainer<'_>,
     denied: &BTreeSet<Asked>,
     seen: &mut Observed,
@@ -86,7 +86,7 @@ fn difference(
         return Some("no flow of the step is denied there".to_owned());
     }
     let by_policy = event.reason == Reason::Policy.as_str();
-    if event.verdict != Outcome::Deny || !by_policy || judged.verdict != Verdict::Deny {
+    if event.verdict != TrafficVerdict::Deny || !by_policy || judged.verdict != Verdict::Deny {
         return Some(format!("explain says {:?}", judged.lines()));
     }
     let told = &event.attribution;

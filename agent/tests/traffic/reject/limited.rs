@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{Cluster, PORT, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
-use netpold_testbed::{Cni, Wire, require_root};
+use netpold_testbed::{Cni, RawSocket, require_root};
 
 use super::{annotated, refused, rejecting, sockets};
 use crate::load::StopOnDrop;
@@ -15,7 +15,7 @@ use crate::load::StopOnDrop;
 const BURST: usize = 2000;
 
 /// Counts the ICMP errors that arrive until none comes for a while.
-fn errors(wire: &Wire) -> usize {
+fn errors(wire: &RawSocket) -> usize {
     let (mut count, mut last) = (0, Instant::now());
     while last.elapsed() < Duration::from_millis(300) {
         let Some(frame) = wire.arrived() else {

@@ -2,7 +2,7 @@
 
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT};
 use netpold_testbed::services::{
-    NOBODY, SERVICE_PORT, Service, State, answer, lost, may_reach, provide,
+    NOBODY, SERVICE_PORT, Service, EndpointState, answer, lost, may_reach, provide,
 };
 use netpold_testbed::{Protocol, Proxy, require_root};
 
@@ -51,7 +51,7 @@ fn services_with_backends_that_are_leaving() {
     let mut numbers = 1..;
     let mut next = || Service::new(numbers.next().unwrap(), "s");
     // While no endpoint is ready, terminating and published endpoints get packets.
-    for state in [State::Last, State::Published] {
+    for state in [EndpointState::Last, EndpointState::Published] {
         for (backend, answers) in [("friend1", &["friend1"][..]), ("enemy1", NOBODY)] {
             let service = next().pod(&cluster, backend, state);
             let service = only(&mut cluster, service);
@@ -62,11 +62,11 @@ fn services_with_backends_that_are_leaving() {
     }
     // A ready endpoint gets all packets, so its verdict counts.
     let good = next().pods(&cluster, &["friend2"]);
-    let good = good.pod(&cluster, "enemy1", State::Leaving);
+    let good = good.pod(&cluster, "enemy1", EndpointState::Leaving);
     let good = only(&mut cluster, good);
     answer(cluster.pod("client1"), &good.sockets(), &["friend2"]);
     let bad = next().pods(&cluster, &["enemy2"]);
-    let bad = bad.pod(&cluster, "friend1", State::Leaving);
+    let bad = bad.pod(&cluster, "friend1", EndpointState::Leaving);
     let bad = only(&mut cluster, bad);
     let before = lost(&cluster, 0, "service_backend");
     answer(cluster.pod("client1"), &bad.sockets(), NOBODY);
@@ -79,7 +79,7 @@ fn services_without_an_address_are_their_pods() {
     require_root!();
     let mut cluster = two_nodes();
     let mut peers = Service::new(1, "peers").pods(&cluster, &["friend2", "enemy1"]);
-    peers = peers.pod(&cluster, "friend1", State::Published);
+    peers = peers.pod(&cluster, "friend1", EndpointState::Published);
     peers.headless = true;
     only(&mut cluster, peers);
     for client in CLIENTS {

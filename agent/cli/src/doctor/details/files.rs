@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1 as api;
 use netpold_core::model::Key;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 use netpold_kube::decode::decode;
-use netpold_kube::document::{Document, Documents, Node, Value};
+use netpold_kube::document::{Document, Documents, DocumentNode, Value};
 use netpold_kube::manifests::complete;
 
 use super::manifest::{PolicyManifest, RawPolicy, FileLine};
@@ -64,7 +64,7 @@ impl Details {
     }
 
     /// Adds a node of a document. `inherited`: version and kind of a list, for items without their own.
-    fn add_node_of(&mut self, file: &Arc<str>, node: Node, inherited: Option<(&str, &str)>) {
+    fn add_node_of(&mut self, file: &Arc<str>, node: DocumentNode, inherited: Option<(&str, &str)>) {
         let (version, kind) = inherited.unwrap_or_default();
         let version = node.text("apiVersion").unwrap_or(version).to_owned();
         let kind = node.text("kind").unwrap_or(kind).to_owned();
@@ -81,7 +81,7 @@ impl Details {
     }
 
     /// Adds an object; other kinds are ignored.
-    fn add_object(&mut self, file: &Arc<str>, mut node: Node, version: &str, kind: &str) {
+    fn add_object(&mut self, file: &Arc<str>, mut node: DocumentNode, version: &str, kind: &str) {
         complete(&mut node, self.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE));
         let source = FileLine { file: Arc::clone(file), line: node.line };
         let group = version.split_once('/').map_or("", |(group, _)| group);
@@ -126,7 +126,7 @@ impl Details {
         }
     }
 
-    fn add_plain(&mut self, node: &Node, source: FileLine, kind: &str) {
+    fn add_plain(&mut self, node: &DocumentNode, source: FileLine, kind: &str) {
         let Some(kind) = PLAIN.iter().find(|it| **it == kind) else { return };
         let Ok(object) = decode::<RawObject>(node) else { return };
         self.sources.insert((kind, key(&object.metadata)), source);
@@ -147,7 +147,7 @@ impl Details {
         }
     }
 
-    fn add_policy_node(&mut self, file: &Arc<str>, node: Node, kind: &str) {
+    fn add_policy_node(&mut self, file: &Arc<str>, node: DocumentNode, kind: &str) {
         let spec = decode::<RawPolicy>(&node).unwrap_or_default().spec;
         let Some(metadata) = node.get("metadata") else { return };
         let field = |field: &str| metadata.text(field).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use netpold_core::model::Direction;
 use serde::Deserialize;
 
-use netpold_kube::document::{Node, Value};
+use netpold_kube::document::{DocumentNode, Value};
 
 /// Prefix of netpold's annotations, and the annotations of policies.
 const PREFIX: &str = "netpold.io/";
@@ -29,7 +29,7 @@ impl std::fmt::Display for FileLine {
 pub(crate) struct PolicyManifest {
     spec: RawPolicySpec,
     /// File name, and the object in it.
-    text: Option<(Arc<str>, Node)>,
+    text: Option<(Arc<str>, DocumentNode)>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -71,7 +71,7 @@ pub(super) struct RawPolicy {
 }
 
 impl PolicyManifest {
-    pub(super) fn new(spec: RawPolicySpec, text: Option<(Arc<str>, Node)>) -> Self {
+    pub(super) fn new(spec: RawPolicySpec, text: Option<(Arc<str>, DocumentNode)>) -> Self {
         Self { spec, text }
     }
 

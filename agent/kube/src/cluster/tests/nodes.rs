@@ -40,7 +40,7 @@ fn name(change: &Change) -> Option<&str> {
     Some(name)
 }
 
-async fn followed(server: &Server) -> (Source, TempDir) {
+async fn followed(server: &Server) -> (ObjectStream, TempDir) {
     server.watched_of(FollowedNodes::Needed, true, PATIENCE).await
 }
 

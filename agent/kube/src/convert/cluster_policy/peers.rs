@@ -6,8 +6,8 @@ use netpold_core::model::{
 
 use super::{given, items, labels, namespaced_pods, value};
 use crate::convert::policy::{cidr, is_port_name};
-use crate::convert::{Problem, clipped};
-use crate::document::Node;
+use crate::convert::{FieldProblem, clipped};
+use crate::document::DocumentNode;
 
 /// Protocols that a named port may have.
 const PROTOCOLS: [(&str, Protocol); 3] =
@@ -33,10 +33,10 @@ impl Egress {
 
 /// Reads `from` or `to`; returns the valid peers.
 pub(super) fn peers(
-    node: &Node,
+    node: &DocumentNode,
     path: &str,
     egress: Egress,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> Option<Vec<Peer>> {
     let mut peers = Vec::new();
     for (index, node) in items(node, path, problems)?.iter().enumerate() {
@@ -47,17 +47,17 @@ pub(super) fn peers(
 
 /// Reads a peer, which must have exactly one field. A peer without a known field may be from a newer API.
 fn peer(
-    node: &Node,
+    node: &DocumentNode,
     path: &str,
     egress: Egress,
     peers: &mut Vec<Peer>,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) {
     let known = egress.fields();
     let mut set = known.iter().filter_map(|field| Some((*field, given(node, field)?)));
     let (Some((field, node)), None) = (set.next(), set.next()) else {
         let fields = known.join(", ");
-        problems.push(Problem::new(path, format!("needs exactly one of {fields}")));
+        problems.push(FieldProblem::new(path, format!("needs exactly one of {fields}")));
         return;
     };
     let path = format!("{path}.{field}");
@@ -76,25 +76,25 @@ fn peer(
     }
 }
 
-fn networks(node: &Node, path: &str, peers: &mut Vec<Peer>, problems: &mut Vec<Problem>) {
+fn networks(node: &DocumentNode, path: &str, peers: &mut Vec<Peer>, problems: &mut Vec<FieldProblem>) {
     for (index, node) in items(node, path, problems).unwrap_or_default().iter().enumerate() {
         let path = format!("{path}[{index}]");
         let Some(text) = value::<String>(node, &path, problems) else { continue };
         match cidr(&text) {
             Ok(cidr) => peers.push(Peer::Block(IpBlock { cidr, except: Vec::new() })),
-            Err(reason) => problems.push(Problem::new(path, reason)),
+            Err(reason) => problems.push(FieldProblem::new(path, reason)),
         }
     }
 }
 
-fn domain_names(node: &Node, path: &str, peers: &mut Vec<Peer>, problems: &mut Vec<Problem>) {
+fn domain_names(node: &DocumentNode, path: &str, peers: &mut Vec<Peer>, problems: &mut Vec<FieldProblem>) {
     for (index, node) in items(node, path, problems).unwrap_or_default().iter().enumerate() {
         let path = format!("{path}[{index}]");
         let Some(text) = value::<String>(node, &path, problems) else { continue };
         match DomainName::try_from(text.clone()) {
             Ok(name) => peers.push(Peer::Domain(name)),
             Err(reason) => {
-                problems.push(Problem::new(path, format!("`{}` {reason}", clipped(text))));
+                problems.push(FieldProblem::new(path, format!("`{}` {reason}", clipped(text))));
             }
         }
     }
@@ -105,11 +105,11 @@ pub(super) fn check_domain_names(
     peers: Option<&[Peer]>,
     path: &str,
     (tier, action): (Tier, Option<Action>),
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) {
     let has = |peers: &[Peer]| peers.iter().any(|peer| matches!(peer, Peer::Domain(_)));
     if (tier, action) != (Tier::Admin, Some(Action::Accept)) && peers.is_some_and(has) {
-        problems.push(Problem::new(
+        problems.push(FieldProblem::new(
             path,
             "has domainNames, which only Accept rules of the Admin tier have",
         ));
@@ -119,10 +119,10 @@ pub(super) fn check_domain_names(
 /// Reads `protocols` of a rule: `Some(None)` (every protocol) if absent; `None` if they cannot be interpreted.
 #[expect(clippy::option_option, reason = "absent and not understood are two things")]
 pub(super) fn protocols(
-    rule: &Node,
+    rule: &DocumentNode,
     path: &str,
     peers: Option<&[Peer]>,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) -> Option<Option<Vec<PortRule>>> {
     let path = format!("{path}.protocols");
     let Some(node) = given(rule, "protocols") else { return Some(None) };
@@ -133,7 +133,7 @@ pub(super) fn protocols(
         let mut set = known.filter_map(|field| Some((field, given(node, field)?)));
         let (Some((field, node)), None) = (set.next(), set.next()) else {
             let text = "needs exactly one of tcp, udp, sctp, destinationNamedPort";
-            problems.push(Problem::new(path, text));
+            problems.push(FieldProblem::new(path, text));
             continue;
         };
         let path = format!("{path}.{field}");
@@ -150,20 +150,20 @@ pub(super) fn protocols(
 
 /// Reads a named port. It has no protocol in this API, so it is listed for each. Only pods have named ports.
 fn named(
-    node: &Node,
+    node: &DocumentNode,
     path: &str,
     peers: Option<&[Peer]>,
     ports: &mut Vec<PortRule>,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) {
     let Some(name) = value::<String>(node, path, problems) else { return };
     if !is_port_name(&name) {
-        problems.push(Problem::new(path, format!("`{name}` is not a port name")));
+        problems.push(FieldProblem::new(path, format!("`{name}` is not a port name")));
         return;
     }
     let no_pods = |peer: &Peer| matches!(peer, Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_));
     if peers.is_some_and(|peers| peers.iter().any(no_pods)) {
-        problems.push(Problem::new(path, "networks, nodes and domain names have no named ports"));
+        problems.push(FieldProblem::new(path, "networks, nodes and domain names have no named ports"));
         return;
     }
     let of = |(_, protocol)| PortRule { protocol, port: PortMatch::Named(name.clone()) };
@@ -171,9 +171,9 @@ fn named(
 }
 
 /// Reads `destinationPort` of a protocol: `number` or `range`.
-fn port(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<PortMatch> {
+fn port(node: &DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> Option<PortMatch> {
     let Some(node) = given(node, "destinationPort") else {
-        problems.push(Problem::new(path, "needs destinationPort"));
+        problems.push(FieldProblem::new(path, "needs destinationPort"));
         return None;
     };
     let path = format!("{path}.destinationPort");
@@ -186,7 +186,7 @@ fn port(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<PortMatc
             let mut end = |field: &str| match given(range, field) {
                 Some(node) => number(node, &format!("{path}.range.{field}"), problems),
                 None => {
-                    problems.push(Problem::new(format!("{path}.range.{field}"), "is missing"));
+                    problems.push(FieldProblem::new(format!("{path}.range.{field}"), "is missing"));
                     None
                 }
             };
@@ -194,23 +194,23 @@ fn port(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<PortMatc
             let (first, last) = (first?, last?);
             if last < first {
                 let text = format!("{last} is less than start {first}");
-                problems.push(Problem::new(format!("{path}.range.end"), text));
+                problems.push(FieldProblem::new(format!("{path}.range.end"), text));
                 return None;
             }
             Some(PortMatch::Range(first, last))
         }
         (None, None) | (Some(_), Some(_)) => {
-            problems.push(Problem::new(path, "needs exactly one of number, range"));
+            problems.push(FieldProblem::new(path, "needs exactly one of number, range"));
             None
         }
     }
 }
 
-fn number(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<u16> {
+fn number(node: &DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> Option<u16> {
     let number: i64 = value(node, path, problems)?;
     let port = u16::try_from(number).ok().filter(|n| *n > 0);
     if port.is_none() {
-        problems.push(Problem::new(path, format!("{number} is not a port, 1 to 65535")));
+        problems.push(FieldProblem::new(path, format!("{number} is not a port, 1 to 65535")));
     }
     port
 }

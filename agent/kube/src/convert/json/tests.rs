@@ -225,7 +225,7 @@ fn what_is_no_object_is_nobody() {
         ] {
             let read = read(kind, text.as_bytes(), true);
             assert!(read.undecoded && read.change.is_none(), "{kind:?} {text}");
-            assert_eq!(read.identity, Identity::default(), "{kind:?} {text}");
+            assert_eq!(read.identity, ObjectIdentity::default(), "{kind:?} {text}");
             assert_eq!(read.problems.len(), 1);
         }
     }

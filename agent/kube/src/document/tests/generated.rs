@@ -382,7 +382,7 @@ impl Writer<'_> {
     }
 }
 
-fn json(node: &Node) -> Json {
+fn json(node: &DocumentNode) -> Json {
     match &node.value {
         Value::Null => Json::Null,
         Value::Bool(value) => Json::from(*value),
