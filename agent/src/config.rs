@@ -14,7 +14,7 @@ use netpold_core::options::{
 use netpold_core::pattern::block;
 use netpold_dataplane::Rejections;
 use netpold_dataplane::bpffs::TakesFrom;
-use netpold_dataplane::uplink_xdp::DesiredXdp;
+use netpold_dataplane::uplink_xdp::DesiredUplinks;
 use netpold_ebpf::xdp::uplink::Scope;
 use netpold_engine::interfaces::NodeDevices;
 use netpold_kube::cluster::{self, FollowedNodes, FollowedPeers, PeerTimes};
@@ -88,7 +88,7 @@ pub struct Hooks {
     /// Bit of `skb->mark` in judged packets, 0 to 31.
     pub mark_bit: u8,
     /// Devices at which XDP drops packets, if any.
-    pub uplinks: Option<DesiredXdp>,
+    pub uplinks: Option<DesiredUplinks>,
     /// Whether XDP at the pods' interfaces drops packets that the pods may not send.
     pub pod_xdp: bool,
     /// Limits of the answers to denied packets.
@@ -177,7 +177,7 @@ impl TryFrom<RunArgs> for RunConfig {
                 node_devices: args.node_devices,
                 trusted_devices: args.trusted_devices,
                 mark_bit: args.mark_bit,
-                uplinks: (!args.xdp_uplink.is_empty()).then_some(DesiredXdp {
+                uplinks: (!args.xdp_uplink.is_empty()).then_some(DesiredUplinks {
                     names: args.xdp_uplink,
                     scope: match args.xdp_uplink_drops {
                         UplinkDrops::Openings => Scope::Openings,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use netpold_controller::listen::{Heartbeat, Listener};
 use netpold_core::lock::lock;
-use netpold_dataplane::attach::{Attacher, AttachMode};
+use netpold_dataplane::attach::{AttachMode, Attacher};
 use netpold_dataplane::bpffs::{Offer, PinRoot, TakesFrom};
 use netpold_dataplane::generation;
 use netpold_dataplane::object::object;
@@ -182,7 +182,8 @@ impl Agent {
         attached.retain(|found| !attacher.is_closed(found.program));
         let inherited = pinned.hash_seed.is_some() || !attached.is_empty();
         let mut engine = start::engine(config, pins, attacher, &pinned)?;
-        let records = RecordWriters::resume(&config.files.state, &config.node, engine.rule_use_mut());
+        let records =
+            RecordWriters::resume(&config.files.state, &config.node, engine.rule_use_mut());
         let manifests = StaticPods::new(config.files.static_pods.clone(), config.node.clone());
         let results = cache::follow(config.files.cni_results.clone(), manifests)?;
         let mut inputs = Inputs::new(source, results, config.node.clone(), inherited);

@@ -24,7 +24,8 @@ use tokio::sync::mpsc;
 /// Time limit far beyond any step of the tests.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Settings without periodic listings, so that only events update the state.
-const EVENTS_ONLY: DiscoverySettings = DiscoverySettings { rescan: Duration::from_hours(1), receive_buffer: 1 << 20 };
+const EVENTS_ONLY: DiscoverySettings =
+    DiscoverySettings { rescan: Duration::from_hours(1), receive_buffer: 1 << 20 };
 
 fn ip(arguments: &str) {
     assert!(try_ip(arguments), "ip {arguments}");
@@ -127,7 +128,9 @@ impl Observer {
             match self.next() {
                 DiscoveryEvent::Veth(veth) => veths.push(veth),
                 DiscoveryEvent::VethGone(index) => panic!("{index} was never there"),
-                DiscoveryEvent::OwnAddresses(_) | DiscoveryEvent::Devices(_) | DiscoveryEvent::Ports(_) => {}
+                DiscoveryEvent::OwnAddresses(_)
+                | DiscoveryEvent::Devices(_)
+                | DiscoveryEvent::Ports(_) => {}
                 DiscoveryEvent::InSync => return veths,
             }
         }
@@ -250,7 +253,9 @@ fn events_arrive_within_milliseconds_of_the_address() {
         let address = IpAddr::from([10, 1, 0, last]);
         let start = Instant::now();
         runtime.block_on(handle.address().add(index, address, 32).execute()).unwrap();
-        while !matches!(observer.next(), DiscoveryEvent::Veth(veth) if veth.inside.contains(&address)) {}
+        while !matches!(observer.next(), DiscoveryEvent::Veth(veth) if veth.inside.contains(&address))
+        {
+        }
         times.push(start.elapsed());
     }
     times.sort_unstable();
@@ -366,7 +371,9 @@ fn a_bridge_port_is_an_interface_and_leaving_the_bridge_is_not_its_end() {
     let bridge = node.inside(|| if_nametoindex("br0").unwrap());
     let mut ports = observer.for_a_while();
     // The port may have been reported before the address.
-    assert!(ports.is_empty() || ports == [DiscoveryEvent::Ports([(interface.index, bridge)].into())]);
+    assert!(
+        ports.is_empty() || ports == [DiscoveryEvent::Ports([(interface.index, bridge)].into())]
+    );
     node.ip("link set pod1 nomaster");
     ports = observer.for_a_while();
     assert_eq!(ports, [DiscoveryEvent::Ports(BTreeMap::new())]);
@@ -381,7 +388,8 @@ fn lost_events_lead_to_a_new_listing() {
     sweep();
     let (node, pod) = (Namespace::new("o-n"), Namespace::new("o-1"));
     // The smallest receive buffer, with room for about one link event, and a full channel that delays discovery.
-    let mut observer = node.discover_into(1, DiscoverySettings { receive_buffer: 1, ..EVENTS_ONLY });
+    let mut observer =
+        node.discover_into(1, DiscoverySettings { receive_buffer: 1, ..EVENTS_ONLY });
     observer.initial();
     let batch = tempfile::NamedTempFile::new().unwrap();
     let lines: String = (0..100)
@@ -440,8 +448,10 @@ fn a_storm_of_addresses_costs_a_few_questions() {
     let (node, pod, quiet) = (Namespace::new("w-n"), Namespace::new("w-1"), Namespace::new("w-2"));
     node.veth("pod1", &pod);
     node.veth("pod2", &quiet);
-    let mut observer =
-        node.discover(DiscoverySettings { rescan: Duration::from_hours(1), ..DiscoverySettings::default() });
+    let mut observer = node.discover(DiscoverySettings {
+        rescan: Duration::from_hours(1),
+        ..DiscoverySettings::default()
+    });
     observer.initial();
     // Waits for the end of the queries at growing intervals.
     std::thread::sleep(Duration::from_secs(3));

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use netpold_api::learn::{LearnAnswer, LearnedPeer};
 use netpold_api::source::SourceProblem;
 use netpold_api::workload::Workload;
-use netpold_cli::learn::{Learned, LearnOptions, UnseenPeer, generate, json, yaml};
+use netpold_cli::learn::{LearnOptions, Learned, UnseenPeer, generate, json, yaml};
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Change, Direction, Enforcement, Key, Node, Pod, Policy, PolicyVersion};
@@ -102,7 +102,9 @@ impl World {
             };
             (&seen.workload, seen.direction, seen.protocol) == (&workload, direction, protocol)
                 && match &seen.peer {
-                    LearnedPeer::Workload(peer) => seen.port == port && Some(peer) == owner.as_ref(),
+                    LearnedPeer::Workload(peer) => {
+                        seen.port == port && Some(peer) == owner.as_ref()
+                    }
                     LearnedPeer::Address(address) => seen.port == port && *address == remote,
                     LearnedPeer::Service(key) => behind(key),
                     LearnedPeer::Node => false,
@@ -171,7 +173,11 @@ impl World {
         }
     }
 
-    fn check(&self, choices: &mut Choices<'_>, options: &LearnOptions) -> Result<[usize; 2], String> {
+    fn check(
+        &self,
+        choices: &mut Choices<'_>,
+        options: &LearnOptions,
+    ) -> Result<[usize; 2], String> {
         let namespace = &options.namespace;
         let learned = generate(self.objects.clone(), &self.answer, options);
         let oracle = self.enforced(&learned, namespace);
@@ -256,7 +262,8 @@ fn learned_policies_allow_what_was_seen_and_what_they_say_beside_it() {
         let namespaces: BTreeSet<_> = world.pods.iter().map(|pod| pod.namespace.clone()).collect();
         for namespace in namespaces {
             let block_prefix = *choices.pick(&[[32, 128], [24, 64], [0, 0]]);
-            let options = LearnOptions { namespace, block_prefix, other_protocols: choices.chance(50) };
+            let options =
+                LearnOptions { namespace, block_prefix, other_protocols: choices.chance(50) };
             match world.check(&mut choices, &options) {
                 Ok(done) => checked = [checked[0] + done[0], checked[1] + done[1]],
                 Err(error) => errors.push(format!("seed {seed}, {options:?}: {error}")),

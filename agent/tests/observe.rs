@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use netpold_api::events::{LostEvents, TrafficVerdict};
 use netpold_api::filter::ObserveRequest;
-use netpold_api::observe::{Attribution, ObservedEvent, ObserveLine, OBSERVE_REQUEST, PolicyName, RuleName};
-use netpold_cli::top::{EventCounts, Choice, Terminal, draw};
+use netpold_api::observe::{
+    Attribution, OBSERVE_REQUEST, ObserveLine, ObservedEvent, PolicyName, RuleName,
+};
+use netpold_cli::top::{Choice, EventCounts, Terminal, draw};
 use netpold_core::cluster::AddressOwner;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
@@ -41,7 +43,9 @@ fn side_of(length: u16) -> NonZero<u16> {
 fn event(second: u32, pod: &str, verdict: TrafficVerdict, peer: AddressOwner) -> ObservedEvent {
     let remote = match &peer {
         AddressOwner::Outside => [203, 0, 113, 7].into(),
-        AddressOwner::Pod(_) | AddressOwner::Node { .. } | AddressOwner::Service(_) => [10, 1, 1, 9].into(),
+        AddressOwner::Pod(_) | AddressOwner::Node { .. } | AddressOwner::Service(_) => {
+            [10, 1, 1, 9].into()
+        }
     };
     ObservedEvent {
         time: format!("2026-11-23T10:00:{second:02}.250Z"),
@@ -105,7 +109,10 @@ fn stream() -> Vec<ObserveLine> {
     (spoofed.remote_port, spoofed.port) = (53, Some(53));
     (spoofed.protocol, spoofed.local_port) = (Some(IpProtocol::UDP), 40_001);
     events.push(spoofed);
-    let lost = ObserveLine::Lost { node: "node-1".into(), lost: LostEvents { kernel: 4321, ..LostEvents::default() } };
+    let lost = ObserveLine::Lost {
+        node: "node-1".into(),
+        lost: LostEvents { kernel: 4321, ..LostEvents::default() },
+    };
     events.into_iter().map(|event| ObserveLine::Event(Box::new(event))).chain([lost]).collect()
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use netpold_core::model::Direction;
-use netpold_dataplane::attach::{Attacher, Hook, AttachMode};
+use netpold_dataplane::attach::{AttachMode, Attacher, Hook};
 use netpold_dataplane::bpf::mmap::MappedArray;
 use netpold_testbed::Netns;
 

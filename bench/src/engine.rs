@@ -9,7 +9,7 @@ use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface};
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
-use netpold_dataplane::attach::{Attacher, Hook, AttachMode};
+use netpold_dataplane::attach::{AttachMode, Attacher, Hook};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::quiescence::grace_period;

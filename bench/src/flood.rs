@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use netpold_core::model::Direction;
-use netpold_dataplane::attach::{Attacher, Hook, AttachMode};
+use netpold_dataplane::attach::{AttachMode, Attacher, Hook};
 use netpold_dataplane::xdp::XdpProgram;
 use netpold_ebpf::reason::{Reason, counter};
 use netpold_ebpf::xdp::uplink::Scope;
@@ -293,7 +293,10 @@ impl FloodNode {
                 "nftables, netdev ingress",
                 BenchFilter::Nft("netdev", early("netdev", "ingress device flood0 priority 0")),
             ),
-            ("nftables, prerouting", BenchFilter::Nft("ip", early("ip", "prerouting priority raw"))),
+            (
+                "nftables, prerouting",
+                BenchFilter::Nft("ip", early("ip", "prerouting priority raw")),
+            ),
             ("nftables, forward with conntrack", tracked),
         ]
         .map(|(name, filter)| FloodedFilter::new(name, Guard::Rules(filter)))

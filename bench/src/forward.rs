@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use netpold_core::model::Direction;
-use netpold_dataplane::attach::{Attacher, Hook, AttachMode};
+use netpold_dataplane::attach::{AttachMode, Attacher, Hook};
 use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_testbed::{Netns, udp_frame};
@@ -215,7 +215,10 @@ impl VethPair {
         let tracked = nft_forward(&format!("ct state established,related accept\n{others}{allow}"));
         let linear = nft_forward(&format!("{others}{allow}"));
         let name = |what: &str| format!("nftables, {what}, {rules} rules");
-        vec![ForwardFilter::new(&name("conntrack"), tracked), ForwardFilter::new(&name("stateless"), linear)]
+        vec![
+            ForwardFilter::new(&name("conntrack"), tracked),
+            ForwardFilter::new(&name("stateless"), linear),
+        ]
     }
 
     /// A chain of rules after conntrack.

@@ -23,7 +23,7 @@ use crate::world::World;
 
 use between::Between;
 use floor::floor;
-use probe::{ProgramHook, PacketCase, Runnable, figures};
+use probe::{PacketCase, ProgramHook, Runnable, figures};
 use service::ServiceCases;
 use uplink::Uplink;
 
@@ -76,7 +76,7 @@ struct Programs {
     floors: [OwnedFd; 2],
 }
 
-/// Indexes in [`Family::probes`].
+/// Indexes in [`FamilyCases::probes`].
 const EMPTY: usize = 0;
 const EMPTY_IN: usize = 1;
 const EMPTY_OUT: usize = 2;
@@ -228,7 +228,8 @@ pub(crate) fn measure(
     progress: &dyn Fn(&str),
 ) -> Result<PacketResults> {
     let empty = load_empty()?;
-    let mut found = PacketResults { figures: Vec::new(), refused: Vec::new(), programs: Vec::new() };
+    let mut found =
+        PacketResults { figures: Vec::new(), refused: Vec::new(), programs: Vec::new() };
     let mut subjects = Vec::new();
     for (number, size) in sizes.iter().enumerate() {
         progress(&format!("compiling and writing {size}"));
@@ -259,7 +260,12 @@ pub(crate) fn measure(
 }
 
 /// The base size with few flows in a small table.
-fn few_flows(effort: Effort, locals: [Local; 2], pins: &Path, empty: &OwnedFd) -> Result<MeasuredCluster> {
+fn few_flows(
+    effort: Effort,
+    locals: [Local; 2],
+    pins: &Path,
+    empty: &OwnedFd,
+) -> Result<MeasuredCluster> {
     let (flows, times) = effort.few;
     let cluster = FlowCluster::new(Size::BASE, locals);
     let buckets = flows.next_power_of_two();

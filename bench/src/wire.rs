@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use netpold_core::model::Direction;
-use netpold_dataplane::attach::{Attacher, Hook, AttachMode};
+use netpold_dataplane::attach::{AttachMode, Attacher, Hook};
 use netpold_testbed::Netns;
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ use crate::figures::{MeasuredFigures, Rate, Spread, say, spread, table};
 use crate::filter::{BenchFilter, installed, iptables_forward, nft_forward, other};
 use crate::forward::mac_text;
 use crate::host;
-use crate::load::{TrafficLoad, LoadResults};
+use crate::load::{LoadResults, TrafficLoad};
 use crate::packet::load_empty;
 use crate::world::World;
 
@@ -133,7 +133,8 @@ impl WireFilter {
     }
 
     fn figure(&self) -> WireFigure {
-        let of = |field: fn(&LoadResults) -> f64| self.samples.iter().map(field).collect::<Vec<_>>();
+        let of =
+            |field: fn(&LoadResults) -> f64| self.samples.iter().map(field).collect::<Vec<_>>();
         WireFigure {
             filter: self.name.clone(),
             stream: Rate::of(&of(|s| s.stream)),

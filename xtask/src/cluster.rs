@@ -39,7 +39,7 @@ use crate::step;
 use binaries::ClusterBinaries;
 pub(crate) use init::run as run_init;
 use kubectl::Kubectl;
-use layout::{CniPlugin, AddressFamily, ClusterLayout, ServiceProxy};
+use layout::{AddressFamily, ClusterLayout, CniPlugin, ServiceProxy};
 use state::ClusterFolder;
 
 /// Environment variable with the folder for `cargo xtask test`; CI has no such folder.
@@ -114,15 +114,23 @@ pub(crate) fn run(options: &ClusterOptions) -> Result<()> {
             Ok(())
         }
         Some(ClusterCommand::Smoke) => smoke::run(&Kubectl::of(&state, &options.folder)?),
-        Some(ClusterCommand::Rollout) => rollout::run(&state, &Kubectl::of(&state, &options.folder)?),
-        Some(ClusterCommand::Restart) => replace::restart(&state, &Kubectl::of(&state, &options.folder)?),
+        Some(ClusterCommand::Rollout) => {
+            rollout::run(&state, &Kubectl::of(&state, &options.folder)?)
+        }
+        Some(ClusterCommand::Restart) => {
+            replace::restart(&state, &Kubectl::of(&state, &options.folder)?)
+        }
         Some(ClusterCommand::Kill) => replace::kill(&state, &Kubectl::of(&state, &options.folder)?),
         Some(ClusterCommand::Upgrade { to }) => {
             replace::upgrade(&state, &ClusterBinaries::find(&options.folder)?, to)
         }
-        Some(ClusterCommand::Reboot) => replace::reboot(&state, &Kubectl::of(&state, &options.folder)?),
+        Some(ClusterCommand::Reboot) => {
+            replace::reboot(&state, &Kubectl::of(&state, &options.folder)?)
+        }
         Some(ClusterCommand::Audit) => audit::run(&state),
-        Some(ClusterCommand::E2e { focus }) => e2e::run(&state, &ClusterBinaries::find(&options.folder)?, focus),
+        Some(ClusterCommand::E2e { focus }) => {
+            e2e::run(&state, &ClusterBinaries::find(&options.folder)?, focus)
+        }
         Some(ClusterCommand::Kubectl { arguments }) => {
             Kubectl::of(&state, &options.folder)?.show(arguments)
         }
@@ -142,8 +150,12 @@ pub(crate) fn test() -> Result<()> {
         ));
         return Ok(());
     };
-    let layout =
-        ClusterLayout { cni: CniPlugin::Ptp, proxy: ServiceProxy::Nftables, family: AddressFamily::Dual, binary: None };
+    let layout = ClusterLayout {
+        cni: CniPlugin::Ptp,
+        proxy: ServiceProxy::Nftables,
+        family: AddressFamily::Dual,
+        binary: None,
+    };
     run(&ClusterOptions { folder: folder.into(), layout, command: None })
 }
 
@@ -204,7 +216,11 @@ impl Drop for RunningCluster<'_> {
     }
 }
 
-fn up<'a>(state: &'a ClusterFolder, binaries: &ClusterBinaries, layout: &ClusterLayout) -> Result<RunningCluster<'a>> {
+fn up<'a>(
+    state: &'a ClusterFolder,
+    binaries: &ClusterBinaries,
+    layout: &ClusterLayout,
+) -> Result<RunningCluster<'a>> {
     let start = Instant::now();
     state.down()?;
     step::title(&format!("Kubernetes {}", binaries.version()));
@@ -241,7 +257,11 @@ fn show_state(state: &ClusterFolder, folder: &Path) {
 }
 
 /// Starts the nodes, their network and the control plane.
-fn begin(state: &ClusterFolder, binaries: &ClusterBinaries, layout: &ClusterLayout) -> Result<Kubectl> {
+fn begin(
+    state: &ClusterFolder,
+    binaries: &ClusterBinaries,
+    layout: &ClusterLayout,
+) -> Result<Kubectl> {
     step::title("two nodes in namespaces of this machine");
     layout.save(state)?;
     let control = control::prepare(state, binaries, layout)?;

@@ -54,7 +54,8 @@ pub(crate) fn run(options: &ImageOptions) -> Result<()> {
         return test(&setup::run()?);
     }
     setup::for_image()?;
-    let images: Result<Vec<ImageContents>> = options.arch.iter().map(|a| image(*a, options)).collect();
+    let images: Result<Vec<ImageContents>> =
+        options.arch.iter().map(|a| image(*a, options)).collect();
     let (images, output) = (images?, root().join(&options.output));
     let sizes = layout::write(&output, &options.tag, &images)?;
     for (image, size) in images.iter().zip(sizes) {

@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::arch::Arch;
 use crate::{setup, step};
 use console::{GuestEnd, GuestReport};
-use guest::{TestBinaries, Guest};
+use guest::{Guest, TestBinaries};
 use kernel::{UnpackedKernel, WANTED};
 use qemu::Qemu;
 use userland::Userland;

@@ -6,7 +6,7 @@ use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};
 
-/// Path of a [`Request`] for a [`Page`].
+/// Path of a [`FlowsRequest`] for a [`FlowPage`].
 pub const FLOWS_REQUEST: &str = "/flows";
 
 /// Most flows in a page of netpold's table.
@@ -38,7 +38,7 @@ pub struct FlowsRequest {
     /// Selection of flows.
     #[serde(flatten)]
     pub filter: FlowFilter,
-    /// Way in the flow table at which the page starts: 0, or [`Page::next`] of the previous page.
+    /// Way in the flow table at which the page starts: 0, or [`FlowPage::next`] of the previous page.
     pub from: u32,
     /// Most flows in the page; 0 only counts flows.
     pub limit: u32,
@@ -60,7 +60,7 @@ pub struct FlowPage {
     /// Reason why flows are not known.
     pub problem: Option<String>,
     /// In the page of the kernel's conntrack: flows with a translated destination from pods that are selected by the
-    /// filter, at most [`Request::limit`].
+    /// filter, at most [`FlowsRequest::limit`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub translated: Vec<SentOn>,
 }

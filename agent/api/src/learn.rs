@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::workload::Workload;
 
-/// Path of the request for an [`Answer`].
+/// Path of the request for an [`LearnAnswer`].
 pub const LEARN_REQUEST: &str = "/learn";
 
 /// Remote side of flows.

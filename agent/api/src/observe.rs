@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use netpold_core::cluster::AddressOwner;
-use netpold_core::explain::{Nearest, RuleRef, MatchedTierRule};
+use netpold_core::explain::{MatchedTierRule, Nearest, RuleRef};
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};

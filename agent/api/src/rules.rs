@@ -7,7 +7,7 @@ use std::time::Duration;
 use netpold_core::model::Direction;
 use serde::{Deserialize, Serialize};
 
-/// Path of the request for an [`Answer`] about the use of rules.
+/// Path of the request for an [`RulesAnswer`] about the use of rules.
 pub const RULES_REQUEST: &str = "/rules";
 
 /// Use of the rules that allow traffic of a node's pods: rules of the NetworkPolicies that isolate the pods, and Accept
@@ -75,7 +75,10 @@ impl RuleUsed {
 
 /// Merges the answers of agents. Answers about the same rule with the same text become one.
 #[must_use]
-pub fn merge(answers: Vec<(String, RulesAnswer)>, unanswered: BTreeMap<String, String>) -> RulesAnswer {
+pub fn merge(
+    answers: Vec<(String, RulesAnswer)>,
+    unanswered: BTreeMap<String, String>,
+) -> RulesAnswer {
     let mut all = RulesAnswer { unanswered, ..RulesAnswer::default() };
     let mut rules: BTreeMap<_, RuleUsed> = BTreeMap::new();
     for (node, answer) in answers {

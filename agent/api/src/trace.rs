@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::events::TrafficVerdict;
 use crate::observe::Attribution;
 
-/// Path of a [`Request`] for a trace.
+/// Path of a [`TraceRequest`] for a trace.
 pub const TRACE_REQUEST: &str = "/trace";
 
 /// Longest trace, in seconds.

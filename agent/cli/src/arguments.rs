@@ -1,12 +1,12 @@
 //! Parsers of arguments that several commands share.
 
-mod who;
+mod party;
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-pub use who::PartyArg;
+pub use party::PartyArg;
 
 /// Parses a duration with its unit.
 ///

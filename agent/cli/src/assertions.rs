@@ -1,11 +1,11 @@
 //! `netpold test`: assertions about connections, checked against manifests or a cluster's objects.
 
 mod by_name;
+mod context;
 mod outcome;
 mod probe;
 mod read;
 mod render;
-mod world;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -17,10 +17,10 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::{DomainName, Key, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
+use self::context::{AssertionContext, of_family};
 use self::outcome::{AssertionOutcome, Verified};
-use self::world::{AssertionContext, of_family};
 use crate::doctor;
-use crate::judge::{ProbeVerdict, Judge};
+use crate::judge::{Judge, ProbeVerdict};
 use crate::live::{self, ClusterArgs};
 use crate::offline::{self, Recursive, Reviewed};
 use crate::output::print;

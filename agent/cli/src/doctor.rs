@@ -4,6 +4,7 @@
 //! from the API server, doctor looks for mistakes of policies that the API server accepts. Findings are grouped by
 //! kind, in bounded memory, because tenants write most of the shown text.
 
+mod backend_index;
 mod blocks;
 mod callers;
 mod complete;
@@ -14,7 +15,6 @@ mod examine;
 mod finding;
 mod foreign;
 pub(crate) mod foreign_kinds;
-mod leads;
 mod live;
 mod mesh;
 mod names;
@@ -38,7 +38,7 @@ use netpold_kube::convert::DEFAULT_NAMESPACE;
 pub(crate) use complete::{numbers, slices};
 pub use details::Details;
 pub use examine::examine;
-pub use finding::{Check, Finding, Findings, DoctorReport, Severity, merge};
+pub use finding::{Check, DoctorReport, Finding, Findings, Severity, merge};
 pub(crate) use live::{examine_cluster, read_details};
 pub use render::text;
 pub(crate) use services::is_selected;

@@ -21,7 +21,7 @@ use nodes::NodeAnswers;
 
 use crate::arguments::PartyArg;
 use crate::doctor;
-use crate::judge::{ProbeVerdict, Judge};
+use crate::judge::{Judge, ProbeVerdict};
 use crate::live::{self, ClusterArgs};
 use crate::offline::{self, Recursive, Reviewed};
 use crate::output::{Output, is_read};
@@ -315,7 +315,9 @@ fn answer_line(asked: &ExplainContext, line: &[u8]) -> (Value, bool) {
     let (verdict, reason) = match asked.resolved(probe).map(|probe| asked.judge.verdict(&probe)) {
         Ok(ProbeVerdict::Known(true)) => (Verdict::Allow, None),
         Ok(ProbeVerdict::Known(false)) => (Verdict::Deny, None),
-        Ok(ProbeVerdict::Depends(reason) | ProbeVerdict::Unknown(reason)) => (Verdict::Unknown, Some(reason)),
+        Ok(ProbeVerdict::Depends(reason) | ProbeVerdict::Unknown(reason)) => {
+            (Verdict::Unknown, Some(reason))
+        }
         Err(reason) => return (failed(fields, &reason), false),
     };
     give_verdict(&mut fields, verdict, reason.as_deref());

@@ -19,14 +19,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use netpold_api::learn::{LearnAnswer, LEARN_REQUEST, merge};
+use netpold_api::learn::{LEARN_REQUEST, LearnAnswer, merge};
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 
-pub use generate::{Learned, LearnedPolicy, LearnedRule, LearnOptions, generate};
-pub use grants::{PeerSpec, NoPolicyReason};
+pub use generate::{LearnOptions, Learned, LearnedPolicy, LearnedRule, generate};
+pub use grants::{NoPolicyReason, PeerSpec};
 pub use ports::LearnedPorts;
 pub use proof::DeniedFlow;
 pub use text::text;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use clap::Args;
 use netpold_kube::cluster::{Access, is_configured};
 
-pub use agents::{Agents, AgentAnswers, ask};
+pub use agents::{AgentAnswers, Agents, ask};
 pub use inside::{ContainerAccess, NotRun};
 pub use names::{ListedKind, NameLister};
 pub use node_error::{NodeError, report};

@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use netpold_api::rules::{RulesAnswer, RULES_REQUEST, merge};
+use netpold_api::rules::{RULES_REQUEST, RulesAnswer, merge};
 use netpold_api::socket::DEFAULT_SOCKET;
 
 use crate::arguments::time;

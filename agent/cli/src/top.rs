@@ -10,6 +10,6 @@ mod screen;
 mod terminal;
 
 pub use args::TopArgs;
-pub use board::{EventCounts, RowOrder, CountRow, TopView};
+pub use board::{CountRow, EventCounts, RowOrder, TopView};
 pub use screen::{Choice, draw};
 pub use terminal::{Terminal, run};

@@ -12,8 +12,8 @@ mod map;
 mod page;
 mod queue;
 mod server;
+mod snapshot;
 mod what_if;
-mod world;
 
 use std::future::IntoFuture as _;
 use std::net::Ipv4Addr;
@@ -31,7 +31,7 @@ use crate::offline::Recursive;
 use crate::output::print;
 use access::AccessCheck;
 use server::UiServer;
-use world::ObjectSource;
+use snapshot::ObjectSource;
 
 /// Flags of `netpold ui`.
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use netpold_cli::diff::{NamedPair, NamedPairs, DiffParty, IsolationState, named_pairs};
+use netpold_cli::diff::{DiffParty, IsolationState, NamedPair, NamedPairs, named_pairs};
 use netpold_cli::offline::read_text;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::model::{Change, Key, Pod, Protocol};

@@ -3,6 +3,7 @@
 //! [`Cluster`] has one part per kind of object ([`pods`], [`policies`], [`nodes`], [`services`] …) and answers queries
 //! across kinds; [`intake`] changes it, [`pod_policies`] finds the policies about a pod.
 
+mod address_owner;
 mod claims;
 mod cluster_policies;
 mod dirty;
@@ -23,8 +24,8 @@ pub(crate) mod services;
 mod small_vec;
 mod state;
 mod strings;
-mod whose;
 
+pub use address_owner::AddressOwner;
 pub(crate) use dirty::{AddressList, Dirty};
 pub(crate) use intake::Intake;
 pub(crate) use label_groups::LabelGroup;
@@ -38,4 +39,3 @@ pub use pods::{is_subject, is_unaddressed};
 pub use pods_by_name::PodsByName;
 pub use second::ClaimRefusal;
 pub use state::Cluster;
-pub use whose::AddressOwner;

@@ -17,10 +17,10 @@ mod text;
 mod tiers;
 mod unaddressed;
 
-pub use allowing::{AllowingRules, Allowing, PodFlow, RuleIndex, accepted};
+pub use allowing::{Allowing, AllowingRules, PodFlow, RuleIndex, accepted};
 pub use answer::{
-    ServiceBackend, Cause, Explanation, Judgement, Nearest, PolicyProblem, RuleRef, JudgedTemplate, TierPolicy,
-    TierProblem, MatchedTierRule, Verdict,
+    Cause, Explanation, JudgedTemplate, Judgement, MatchedTierRule, Nearest, PolicyProblem,
+    RuleRef, ServiceBackend, TierPolicy, TierProblem, Verdict,
 };
 pub use blocks::Blocks;
 pub use by_name::{NameAnswer, NamePart, Within};
@@ -54,7 +54,11 @@ impl<'c> Explainer<'c> {
     /// Returns an explainer of this cluster.
     #[must_use]
     pub fn new(cluster: &'c Cluster) -> Self {
-        Self { cluster, translated: ServiceTranslator { literal: Literal::new(cluster) }, ranges: &[] }
+        Self {
+            cluster,
+            translated: ServiceTranslator { literal: Literal::new(cluster) },
+            ranges: &[],
+        }
     }
 
     /// Also judges pods without an address: by their labels and ports, and as if they had any address of these ranges.

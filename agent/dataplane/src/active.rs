@@ -15,7 +15,7 @@ use super::settings::ActiveSettings;
 use super::shared_maps::SharedMaps;
 use super::tables::TableError;
 use crate::conntrack::{Pass, Sighting, Sweeper, TrackedFlow};
-use crate::import_conntrack::{Imported, KernelFlow, ImportRequest, kernel_flows};
+use crate::import_conntrack::{ImportRequest, Imported, KernelFlow, kernel_flows};
 
 /// The generation in force, if there is one.
 pub struct ActiveGeneration {

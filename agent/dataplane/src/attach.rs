@@ -22,7 +22,7 @@ use super::bpffs::remove_if_there;
 use super::closing::HookCloser;
 use super::clsact::Clsact;
 use super::front::Relay;
-pub use super::hook::{Attached, Hook, AttachMode};
+pub use super::hook::{AttachMode, Attached, Hook};
 use crate::bpf::sys;
 
 /// Part of the pin name of a link that runs in front of another; without a dot, which bpffs refuses.
@@ -68,7 +68,7 @@ enum AttachBackend {
 
 impl Attacher {
     /// An attacher that pins links in `links`, a directory on a bpffs that is made if missing
-    /// (unused with [`Mode::Clsact`]).
+    /// (unused with [`AttachMode::Clsact`]).
     ///
     /// # Errors
     /// The directory or a netlink socket cannot be made.
@@ -239,7 +239,8 @@ impl Attacher {
     pub fn promote(&mut self, hook: Hook) -> Result<(), AttachError> {
         self.take(hook);
         let watcher = self.watcher(hook);
-        let (AttachBackend::Tcx { links, held }, Some(watcher)) = (&mut self.backend, watcher) else {
+        let (AttachBackend::Tcx { links, held }, Some(watcher)) = (&mut self.backend, watcher)
+        else {
             return Ok(());
         };
         let path = links.join(hook.file_name());
@@ -279,11 +280,10 @@ impl Attacher {
     /// Removes netpold's program from a claimed hook; a barrier stays.
     fn remove(&mut self, hook: Hook) -> Result<(), AttachError> {
         match &mut self.backend {
-            AttachBackend::Tcx { links, held } => {
-                detach_tcx(&links.join(hook.file_name())).and_then(|()| {
+            AttachBackend::Tcx { links, held } => detach_tcx(&links.join(hook.file_name()))
+                .and_then(|()| {
                     held.remove(&hook).map_or(Ok(()), |link| sys::link_detach(link.as_fd()))
-                })
-            }
+                }),
             AttachBackend::Clsact(clsact) => clsact.detach(hook),
         }
         .map_err(at("detaching", hook))

@@ -19,7 +19,7 @@ use super::barrier::Barriers;
 use super::bpffs::remove_if_there;
 use super::clsact::Clsact;
 use super::front;
-use super::hook::{Hook, AttachMode};
+use super::hook::{AttachMode, Hook};
 use crate::bpf::sys;
 
 /// Pin name of the closing program, in the folder of the links.
@@ -133,7 +133,7 @@ impl HookClaims {
         if state.closing.contains(&hook) { Ok(()) } else { act() }
     }
 
-    /// Claims a hook for a guard; returns whether the guard may close it, and must call [`Claims::end`] then. `is_new`:
+    /// Claims a hook for a guard; returns whether the guard may close it, and must call [`HookClaims::end`] then. `is_new`:
     /// a claim of the engine is of a former interface with this index.
     fn begin(&self, hook: Hook, is_new: bool) -> bool {
         let mut state = lock(&self.state);
@@ -200,7 +200,7 @@ impl HookCloser {
         self.program.get().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Whether the program is pinned. Before the first call of [`Closing::program`], only an earlier process can have
+    /// Whether the program is pinned. Before the first call of [`HookCloser::program`], only an earlier process can have
     /// pinned it.
     #[must_use]
     pub fn was_pinned(&self) -> bool {
@@ -237,11 +237,11 @@ impl HookCloser {
     }
 
     /// Raises barriers, which drop every packet at once, at an interface's hooks without a program. They stay until a
-    /// program is attached; [`Closing::close`] must follow.
+    /// program is attached; [`HookCloser::close`] must follow.
     ///
     /// `is_new`: the interface has just appeared, so a pinned link belongs to a former interface with this index. With
     /// clsact only new interfaces get barriers: a query for the filters of any other interface waits for the RTNL lock,
-    /// as [`Closing::close`] does.
+    /// as [`HookCloser::close`] does.
     pub fn bar(&self, ifindex: u32, is_new: bool) {
         if self.mode == AttachMode::Clsact && !is_new {
             return;
@@ -283,7 +283,7 @@ impl HookCloser {
     }
 
     /// Attaches the closing program at a hook without a program of netpold. `is_new`: if the engine has claimed the
-    /// hook of a former interface with this index, [`Closing::release`] closes the hook later.
+    /// hook of a former interface with this index, [`HookCloser::release`] closes the hook later.
     pub fn close(&self, hook: Hook, is_new: bool) {
         if !self.claims.begin(hook, is_new) {
             return;

@@ -160,7 +160,10 @@ impl Clsact {
     }
 
     /// Results of `each` for all hooks below a clsact qdisc, with their filters.
-    fn found<T>(&mut self, each: impl Fn(Hook, &[ClsactFilter]) -> Option<T>) -> io::Result<Vec<T>> {
+    fn found<T>(
+        &mut self,
+        each: impl Fn(Hook, &[ClsactFilter]) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
         let all = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
         let interfaces = self.0.dump(&all, |message| {
             let clsact = message

@@ -82,7 +82,8 @@ impl KernelFlow {
     pub fn sent_on(&self) -> Option<(u8, [[SocketAddr; 2]; 2])> {
         let Self { original, reply, .. } = self;
         let source = |it: &ConntrackTuple| SocketAddr::new(it.source, it.source_port);
-        let destination = |it: &ConntrackTuple| SocketAddr::new(it.destination, it.destination_port);
+        let destination =
+            |it: &ConntrackTuple| SocketAddr::new(it.destination, it.destination_port);
         let sent = [source(original), destination(original)];
         let on = [destination(reply), source(reply)];
         let has_ports = IpProtocol(original.protocol).has_ports();

@@ -261,7 +261,11 @@ impl Ipv6Hosts {
     }
 
     /// Entry of an address's group, and its state.
-    fn find(&self, places: Places, address: Ipv6Addr) -> Result<Option<(EntryPosition, u64)>, MmapError> {
+    fn find(
+        &self,
+        places: Places,
+        address: Ipv6Addr,
+    ) -> Result<Option<(EntryPosition, u64)>, MmapError> {
         let wanted = hosts6::group(words(address));
         for bucket in places.buckets {
             for way in 0..HOST6_WAYS {
@@ -307,7 +311,12 @@ impl Ipv6Hosts {
     }
 
     /// Writes the class of one address of an entry, by one store.
-    fn set_class(&self, place: EntryPosition, member: usize, class: ClassId) -> Result<(), MmapError> {
+    fn set_class(
+        &self,
+        place: EntryPosition,
+        member: usize,
+        class: ClassId,
+    ) -> Result<(), MmapError> {
         let (offset, shift) = place.class(member);
         let others = self.map.load_u64(place.bucket, offset)? & !(u64::from(ClassId::MAX) << shift);
         self.map.store_u64(place.bucket, offset, others | u64::from(class) << shift)

@@ -65,7 +65,7 @@ use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 
 use active::ActiveGeneration;
-use attach::{Attacher, Hook, AttachMode};
+use attach::{AttachMode, Attacher, Hook};
 use bpffs::PinRoot;
 use bridges::Bridge;
 use flow_growth::FlowGrowth;
@@ -79,7 +79,7 @@ use role::{Program, Role, Roles};
 use settings::ActiveSettings;
 use tc_hooks::{InterfaceProblems, TcHooks};
 use traced::TracedPrograms;
-use uplink_xdp::{UplinkXdp, DesiredXdp as WantedUplinks};
+use uplink_xdp::{DesiredUplinks, UplinkXdp};
 
 use crate::conntrack::Buckets;
 
@@ -97,7 +97,7 @@ pub struct DataplaneOptions {
     /// Bit of `skb->mark` by which programs recognise judged packets, see [`netpold_ebpf::judge::proof`].
     pub proof: u32,
     /// Devices where XDP drops packets that policy denies.
-    pub uplinks: Option<WantedUplinks>,
+    pub uplinks: Option<DesiredUplinks>,
     /// Whether XDP drops packets that pods may not send, in front of their hooks.
     pub pod_xdp: bool,
     /// Limits of the answers to denied packets.

@@ -33,7 +33,10 @@ pub(super) struct LocalEndpoints {
 impl LocalEndpoints {
     /// Takes the tables out of a loaded object.
     pub(super) fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
-        Ok(Self { four: SlotsByAddress::open(bpf, "LOCALS4")?, six: SlotsByAddress::open(bpf, "LOCALS6")? })
+        Ok(Self {
+            four: SlotsByAddress::open(bpf, "LOCALS4")?,
+            six: SlotsByAddress::open(bpf, "LOCALS6")?,
+        })
     }
 
     /// Applies an operation on an endpoint slot.

@@ -12,7 +12,7 @@ use netpold_ebpf::layout::{Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint};
 use std::os::fd::AsFd;
 
 pub(super) use description::Description;
-use description::{FLAGS, MissingName, FieldPosition, VALID_FLAGS};
+use description::{FLAGS, FieldPosition, MissingName, VALID_FLAGS};
 
 use crate::bpf::mmap::{MappedArray, MmapError};
 use crate::bpf::sys;
@@ -283,8 +283,9 @@ pub(super) fn describe() -> io::Result<std::os::fd::OwnedFd> {
     let records = Description::own().to_records();
     let size = size_of::<description::PinnedRecord>() as u32;
     let map = sys::array(size, records.len() as u32, sys::BPF_F_MMAPABLE)?;
-    let memory = MappedArray::<description::PinnedRecord>::from_fd(map.as_fd(), records.len() as u32)
-        .map_err(io::Error::other)?;
+    let memory =
+        MappedArray::<description::PinnedRecord>::from_fd(map.as_fd(), records.len() as u32)
+            .map_err(io::Error::other)?;
     for (index, record) in (0..).zip(&records) {
         memory.write_element(index, record).map_err(io::Error::other)?;
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use nix::net::if_::if_indextoname;
 
 use super::generation::Generation;
-use super::xdp::{XdpDevices, Links, XdpMode, XdpProgram};
+use super::xdp::{Links, XdpDevices, XdpMode, XdpProgram};
 
 /// Most interfaces that a problem names.
 const NAMED: usize = 5;

@@ -8,7 +8,7 @@ use netpold_ebpf::reason::{Reason, counter};
 use super::generation::Generation;
 use super::role::Program;
 use crate::bpf::test_run::{Run, run};
-use crate::conntrack::{FlowKey, BucketState, Sweeper};
+use crate::conntrack::{BucketState, FlowKey, Sweeper};
 
 /// Actions on a denied packet: `TCX_DROP` (`TC_ACT_SHOT`), and `TCX_REDIRECT` (`TC_ACT_REDIRECT`) of its answer.
 const DENIED: [u32; 2] = [2, 7];

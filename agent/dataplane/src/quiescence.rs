@@ -147,7 +147,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::attach::{Attacher, Hook, AttachMode};
+    use crate::attach::{AttachMode, Attacher, Hook};
     use crate::bpf::mmap::MappedArray;
     use crate::bpf::{sys, test_objects};
     use netpold_core::model::Direction;

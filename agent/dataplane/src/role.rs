@@ -117,16 +117,21 @@ impl Role {
         match (self, direction) {
             (Self::Pod(_), Direction::Ingress) => Some(Program::Ingress),
             (Self::Pod(_), Direction::Egress) => Some(Program::Egress),
-            (Self::Device(DeviceLink::Ip | DeviceLink::IpTunnel), Direction::Ingress) => Some(Program::NodeIp),
+            (Self::Device(DeviceLink::Ip | DeviceLink::IpTunnel), Direction::Ingress) => {
+                Some(Program::NodeIp)
+            }
             // A bridge hands all outgoing packets to its ports.
             (Self::Device(DeviceLink::Bridge), Direction::Ingress)
             | (Self::Device(DeviceLink::Ethernet | DeviceLink::Ip), Direction::Egress)
             | (Self::Closed | Self::Unjudged, _) => None,
             (Self::Device(_), Direction::Ingress) => Some(Program::Node),
-            (Self::Device(DeviceLink::Veth | DeviceLink::Port), Direction::Egress) => Some(Program::Unmark),
-            (Self::Device(DeviceLink::EthernetTunnel | DeviceLink::IpTunnel), Direction::Egress) => {
-                Some(Program::Tunnel)
+            (Self::Device(DeviceLink::Veth | DeviceLink::Port), Direction::Egress) => {
+                Some(Program::Unmark)
             }
+            (
+                Self::Device(DeviceLink::EthernetTunnel | DeviceLink::IpTunnel),
+                Direction::Egress,
+            ) => Some(Program::Tunnel),
             (Self::Device(DeviceLink::Bridge), Direction::Egress) => Some(Program::Bridge),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use netpold_core::model::Direction;
 use netpold_ebpf::layout::BRIDGES;
 
-use super::attach::{AttachError, Attacher, Hook, AttachMode};
+use super::attach::{AttachError, AttachMode, Attacher, Hook};
 use super::bpffs::PinRoot;
 use super::bridges::{Bridge, Bridges};
 use super::gate::Gate;

@@ -11,11 +11,11 @@ use netpold_ebpf::xdp::uplink::Scope;
 use nix::net::if_::if_nameindex;
 
 use super::generation::Generation;
-use super::xdp::{XdpDevices, Links, XdpMode, XdpProgram};
+use super::xdp::{Links, XdpDevices, XdpMode, XdpProgram};
 
 /// Devices that get the program, and its scope.
 #[derive(Clone, Debug)]
-pub struct DesiredXdp {
+pub struct DesiredUplinks {
     /// Names of devices; `*` stands for any characters.
     pub names: Vec<String>,
     /// Scope of the dropped packets.
@@ -35,7 +35,7 @@ pub struct XdpUplink {
 #[derive(Debug)]
 pub struct UplinkXdp {
     links: Links,
-    wanted: Option<DesiredXdp>,
+    wanted: Option<DesiredUplinks>,
     /// Devices with the current generation's program, by index.
     attached: BTreeMap<u32, XdpUplink>,
     problems: Vec<String>,
@@ -44,7 +44,7 @@ pub struct UplinkXdp {
 
 impl UplinkXdp {
     /// State without attachments. `links` is a directory on a bpffs.
-    pub(super) fn new(links: PathBuf, wanted: Option<DesiredXdp>) -> Self {
+    pub(super) fn new(links: PathBuf, wanted: Option<DesiredUplinks>) -> Self {
         Self {
             links: Links::new(links, XdpDevices::Uplink),
             wanted,

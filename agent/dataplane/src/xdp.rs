@@ -115,11 +115,13 @@ impl Links {
         let native = sys::link_create(program, index, BPF_XDP, XdpMode::Native.flags());
         let (link, mode) = match native {
             Ok(link) => (link, XdpMode::Native),
-            Err(native) => match sys::link_create(program, index, BPF_XDP, XdpMode::Generic.flags()) {
-                Ok(link) => (link, XdpMode::Generic),
-                // If another program is attached, both modes fail with the same error.
-                Err(_) => return Err(native),
-            },
+            Err(native) => {
+                match sys::link_create(program, index, BPF_XDP, XdpMode::Generic.flags()) {
+                    Ok(link) => (link, XdpMode::Generic),
+                    // If another program is attached, both modes fail with the same error.
+                    Err(_) => return Err(native),
+                }
+            }
         };
         sys::obj_pin(link.as_fd(), &self.pin(index, mode))?;
         Ok(mode)

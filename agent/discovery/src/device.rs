@@ -107,7 +107,7 @@ impl<T: Clone + PartialEq> LinkTable<T> {
         self.difference_with(BTreeMap::new())
     }
 
-    /// Same as [`Links::difference`], with `others` added.
+    /// Same as [`LinkTable::difference`], with `others` added.
     pub(super) fn difference_with(&mut self, others: BTreeMap<u32, T>) -> Option<BTreeMap<u32, T>> {
         let mut now = others;
         now.extend(self.known.iter().map(|(index, it)| (*index, it.clone())));
@@ -137,7 +137,11 @@ mod tests {
         for kind in ["vxlan", "geneve", "gretap"] {
             assert_eq!(link(kind, 1), Some(Some(DeviceLink::EthernetTunnel)), "{kind}");
         }
-        assert_eq!(link("netkit", 1), Some(Some(DeviceLink::Veth)), "as a veth, another namespace's");
+        assert_eq!(
+            link("netkit", 1),
+            Some(Some(DeviceLink::Veth)),
+            "as a veth, another namespace's"
+        );
         assert_eq!(link("wireguard", 0xfffe), Some(Some(DeviceLink::Ip)), "a pod has no key of it");
         for (kind, hardware_type) in
             [("ipip", 768), ("sit", 776), ("gre", 778), ("ip6tnl", 769), ("vxlan", 0xfffe)]

@@ -18,7 +18,7 @@ pub enum DiscoveryEvent {
     /// Current addresses of the node: of all interfaces in the agent's network namespace, without loopback and
     /// link-local addresses and those of [`SERVICE_DEVICE`](crate::SERVICE_DEVICE).
     OwnAddresses(Vec<IpAddr>),
-    /// All current interfaces of the node by index, without the veths of [`Event::Veth`].
+    /// All current interfaces of the node by index, without the veths of [`DiscoveryEvent::Veth`].
     Devices(BTreeMap<u32, Device>),
     /// All current bridge ports, including veths: index of the bridge by index of the port.
     Ports(BTreeMap<u32, u32>),

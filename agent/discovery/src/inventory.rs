@@ -36,7 +36,7 @@ impl Inventory {
         }
     }
 
-    /// Replaces all links by a complete list. `lost`: events before it are missing, see [`Table::links_are`].
+    /// Replaces all links by a complete list. `lost`: events before it are missing, see [`VethTable::links_are`].
     pub(super) fn links_are(&mut self, links: Vec<(LinkEvent, Option<u32>)>, lost: bool) {
         let (mut veths, mut devices, mut ports) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for (link, bridge) in links {
@@ -76,7 +76,14 @@ mod tests {
     fn veth(index: u32) -> LinkEvent {
         let name = format!("veth{index}");
         let (peer, namespace) = (2, Some(0));
-        LinkEvent::Now(VethLink { index, peer, namespace, leads_away: true, name, ..VethLink::default() })
+        LinkEvent::Now(VethLink {
+            index,
+            peer,
+            namespace,
+            leads_away: true,
+            name,
+            ..VethLink::default()
+        })
     }
 
     fn uplink(index: u32) -> LinkEvent {
@@ -91,7 +98,9 @@ mod tests {
                 DiscoveryEvent::Veth(veth) => told[0].get_or_insert_default().push(veth.index),
                 DiscoveryEvent::Devices(devices) => told[1] = Some(devices.into_keys().collect()),
                 DiscoveryEvent::Ports(ports) => told[2] = Some(ports.into_keys().collect()),
-                DiscoveryEvent::VethGone(_) | DiscoveryEvent::OwnAddresses(_) | DiscoveryEvent::InSync => {}
+                DiscoveryEvent::VethGone(_)
+                | DiscoveryEvent::OwnAddresses(_)
+                | DiscoveryEvent::InSync => {}
             }
         }
         told

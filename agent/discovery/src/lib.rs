@@ -11,9 +11,9 @@
 //!   assigns the identifier when it reports a veth with a peer in the other namespace. Needs `CAP_NET_BROADCAST`. A
 //!   pod can cause any number of these events; the number of queries per interface is bounded.
 //! - Timers: an interface without an address is queried again at growing intervals, and a full listing every
-//!   [`Settings::rescan`] covers lost events.
+//!   [`DiscoverySettings::rescan`] covers lost events.
 //!
-//! The same events and listings describe the node's other devices, see [`Event::Devices`].
+//! The same events and listings describe the node's other devices, see [`DiscoveryEvent::Devices`].
 //!
 //! Discovery sends only differences. Lost events (overrun of the socket's buffer) cause a listing at once. Discovery is
 //! a thread and not a task, because a listing waits for the kernel's RTNL lock, which the removal of a namespace holds
@@ -86,7 +86,10 @@ impl Discovery {
     ///
     /// # Errors
     /// A netlink socket or the thread cannot be created.
-    pub fn start(settings: DiscoverySettings, events: mpsc::Sender<DiscoveryEvent>) -> Result<Self, DiscoveryError> {
+    pub fn start(
+        settings: DiscoverySettings,
+        events: mpsc::Sender<DiscoveryEvent>,
+    ) -> Result<Self, DiscoveryError> {
         let failed = |operation| move |cause| DiscoveryError { operation, cause };
         let buffer = settings.receive_buffer;
         let (stop, stopped) = UnixStream::pair().map_err(failed("creating a socket pair"))?;

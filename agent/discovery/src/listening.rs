@@ -27,7 +27,11 @@ pub(super) struct Listening {
 impl Listening {
     /// Combines the sockets for link and route events of the agent's namespace, for address events of all, and for the
     /// stop.
-    pub(super) fn new(links: NetlinkListener, addresses: NetlinkListener, stopped: UnixStream) -> Self {
+    pub(super) fn new(
+        links: NetlinkListener,
+        addresses: NetlinkListener,
+        stopped: UnixStream,
+    ) -> Self {
         Self { links, addresses, stopped, storm: false }
     }
 

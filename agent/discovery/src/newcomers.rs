@@ -86,7 +86,7 @@ impl<T: Clone + Send + 'static> Closers<T> {
 /// Change of the veths of this network namespace with a peer in another one, by interface index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VethChange {
-    /// A veth existed before [`Veths::open`].
+    /// A veth existed before [`VethWatcher::open`].
     Existing(u32),
     /// A veth appeared, or its peer moved to another namespace.
     New(u32),
@@ -110,7 +110,7 @@ pub struct VethWatcher {
 }
 
 impl VethWatcher {
-    /// Opens the listener: [`Veths::changes`] reports every veth that appears from now on.
+    /// Opens the listener: [`VethWatcher::changes`] reports every veth that appears from now on.
     ///
     /// # Errors
     /// A netlink socket cannot be opened, or the interfaces cannot be read.
@@ -274,7 +274,7 @@ pub struct NewcomerGuard {
 }
 
 impl NewcomerGuard {
-    /// Closes each veth that has appeared since [`Veths::open`], in the network namespace of the calling thread. `all`:
+    /// Closes each veth that has appeared since [`VethWatcher::open`], in the network namespace of the calling thread. `all`:
     /// also existing veths without a program of netpold.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ const AT_ONCE: u32 = 32;
 const CALM: Duration = Duration::from_secs(1);
 /// Minimum and maximum pause between two queries of one interface after [`AT_ONCE`] changes.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Maximum number of removed interfaces in [`Table::gone`].
+/// Maximum number of removed interfaces in [`VethTable::gone`].
 const REMEMBERED: usize = 1024;
 
 /// Veth in the agent's namespace.
@@ -176,10 +176,11 @@ impl VethTable {
         self.uncertain.extend(peers.map(|known| known.veth.index));
     }
 
-    /// Applies a complete list of veths. If events before it were `lost`, a link with a different [`Veth::identity`]
+    /// Applies a complete list of veths. If events before it were `lost`, a link with a different [`VethLink::identity`]
     /// counts as another interface: the removal of the old one and the creation of the new one were missed.
     pub(super) fn links_are(&mut self, veths: Vec<VethLink>, lost: bool) {
-        let found: BTreeMap<u32, VethLink> = veths.into_iter().map(|veth| (veth.index, veth)).collect();
+        let found: BTreeMap<u32, VethLink> =
+            veths.into_iter().map(|veth| (veth.index, veth)).collect();
         let missing: Vec<u32> = self
             .links
             .values()
@@ -208,8 +209,9 @@ impl VethTable {
 
     /// Schedules a query after an address event of an interface in another namespace.
     pub(super) fn peer_changed(&mut self, namespace: i32, peer: u32, now: Instant) {
-        let is_behind =
-            |known: &&mut KnownVeth| known.veth.namespace == Some(namespace) && known.veth.peer == peer;
+        let is_behind = |known: &&mut KnownVeth| {
+            known.veth.namespace == Some(namespace) && known.veth.peer == peer
+        };
         for known in self.links.values_mut().filter(is_behind) {
             known.ask_by(now);
         }
@@ -322,7 +324,8 @@ impl VethTable {
         let gone = self.told.keys().filter(|index| !now.contains_key(index));
         let new = now.iter().filter(|(index, new)| self.told.get(index) != Some(new));
         let gone = gone.map(|index| DiscoveryEvent::VethGone(*index));
-        let differences = gone.chain(new.map(|(_, veth)| DiscoveryEvent::Veth(veth.clone()))).collect();
+        let differences =
+            gone.chain(new.map(|(_, veth)| DiscoveryEvent::Veth(veth.clone()))).collect();
         self.told = now;
         differences
     }

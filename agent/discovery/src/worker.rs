@@ -119,7 +119,8 @@ impl Worker {
                         "cannot read the peers of some interfaces; enforcement does not change until they are read"
                     );
                 }
-                let pause = if synced && scan != ListingResult::Failed { self.rescan } else { RETRY_SCAN };
+                let pause =
+                    if synced && scan != ListingResult::Failed { self.rescan } else { RETRY_SCAN };
                 next_scan = Instant::now() + pause;
             }
             self.ask_for_addresses();
@@ -288,7 +289,8 @@ impl Worker {
 
     /// Queries the addresses behind one interface. Returns whether they are known.
     fn ask(&mut self, index: u32) -> io::Result<bool> {
-        let Some(&VethLink { peer, namespace: Some(namespace), .. }) = self.inventory.veths.veth(index)
+        let Some(&VethLink { peer, namespace: Some(namespace), .. }) =
+            self.inventory.veths.veth(index)
         else {
             return Ok(true);
         };

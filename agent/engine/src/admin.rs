@@ -227,7 +227,7 @@ async fn serve(stream: UnixStream, router: Router) {
 mod tests {
     use std::io::{Read, Write};
 
-    use netpold_api::status::{STATUS_REQUEST, AgentStatus};
+    use netpold_api::status::{AgentStatus, STATUS_REQUEST};
     use tempfile::TempDir;
 
     use super::*;

@@ -16,8 +16,8 @@ use netpold_api::observe::ObservedEvent;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
 
-pub use series::SeriesLabels;
 use series::Series;
+pub use series::SeriesLabels;
 
 use crate::events::UnreportedFlows;
 
@@ -28,7 +28,7 @@ pub struct EventKind {
     pub outcome: TrafficVerdict,
     /// Direction of a drop; flows have a common total of both directions.
     pub direction: Option<Direction>,
-    /// Reason, as in [`Event::reason`].
+    /// Reason, as in [`ObservedEvent::reason`].
     pub reason: String,
 }
 
@@ -67,7 +67,9 @@ pub fn totals(dropped: &[(Direction, Reason, u64)], flows: UnreportedFlows) -> T
         let (direction, reason) = (Some(*direction), reason.as_str().to_owned());
         (EventKind { outcome: TrafficVerdict::Deny, direction, reason }, *packets)
     });
-    dropped.chain([(EventKind::audited(), flows.audited), (EventKind::allowed(), flows.opened)]).collect()
+    dropped
+        .chain([(EventKind::audited(), flows.audited), (EventKind::allowed(), flows.opened)])
+        .collect()
 }
 
 /// Numbers of one kind.
@@ -120,9 +122,11 @@ impl DeniedCounters {
             if let Some((displaced, value)) = self.series.count(labels, now) {
                 let direction = Some(displaced.direction);
                 let kind = match displaced.outcome {
-                    TrafficVerdict::Deny => {
-                        EventKind { outcome: TrafficVerdict::Deny, direction, reason: displaced.reason }
-                    }
+                    TrafficVerdict::Deny => EventKind {
+                        outcome: TrafficVerdict::Deny,
+                        direction,
+                        reason: displaced.reason,
+                    },
                     TrafficVerdict::Audit | TrafficVerdict::Allow => EventKind::audited(),
                 };
                 self.tallies.entry(kind).or_default().unnamed += value;
@@ -217,7 +221,11 @@ mod tests {
     fn audited_flows_have_series_of_their_own() {
         let mut denied = DeniedCounters::new(10);
         denied.begin(packets(0));
-        let audited = ObservedEvent { verdict: TrafficVerdict::Audit, reason: AUDIT.into(), ..event_of("web") };
+        let audited = ObservedEvent {
+            verdict: TrafficVerdict::Audit,
+            reason: AUDIT.into(),
+            ..event_of("web")
+        };
         let allowed = ObservedEvent { verdict: TrafficVerdict::Allow, ..event_of("web") };
         denied.count(&[audited, event_of("web"), allowed], Instant::now());
         let outcomes: Vec<_> = denied.named().map(|(labels, n)| (labels.outcome, n)).collect();

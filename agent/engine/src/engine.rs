@@ -46,7 +46,7 @@ use interfaces::{NodeDevices, NodeInterfaces};
 use interference::Interference;
 use reconciler::Reconciler;
 
-use crate::events::{Dropped, DropLogLine};
+use crate::events::{DropLogLine, Dropped};
 use crate::rule_use::{NewFlows, Round, RuleUse};
 
 pub use denials::denials;

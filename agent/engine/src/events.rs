@@ -20,8 +20,8 @@ use tokio::io::unix::AsyncFd;
 use tracing::info;
 
 pub(crate) use dropped::unix_millis;
-pub use dropped::{Dropped, DropLogLine};
-pub use journal::{JournalCursor, Journal, JournalEvent, UnreportedFlows};
+pub use dropped::{DropLogLine, Dropped};
+pub use journal::{Journal, JournalCursor, JournalEvent, UnreportedFlows};
 pub use log::{DropLog, QUIET};
 
 /// Reads the events of one generation until it is dropped or the ring fails. `pod` returns the name of a drop's pod.

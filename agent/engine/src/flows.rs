@@ -7,14 +7,15 @@ use std::ops::ControlFlow;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_dataplane::conntrack::{FlowTuple, Sighting, Sweeper};
-use netpold_dataplane::import_conntrack::{KernelFlow, ImportRequest, kernel_flows};
+use netpold_dataplane::import_conntrack::{ImportRequest, KernelFlow, kernel_flows};
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::flow::cached_verdict::CachedVerdict;
 use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED};
 
 use netpold_api::flows::{
-    CachedVerdicts, FlowFilter, ListedFlow, FlowState, PAGE, FlowPage, PodFlows, FlowsRequest, SentOn, TranslatedFlow,
+    CachedVerdicts, FlowFilter, FlowPage, FlowState, FlowsRequest, ListedFlow, PAGE, PodFlows,
+    SentOn, TranslatedFlow,
 };
 
 /// Most flows in the page of the kernel's conntrack.

@@ -6,7 +6,7 @@ mod feed;
 mod filter;
 mod server;
 
-pub use attribution::{EventAttribution, Attributions};
+pub use attribution::{Attributions, EventAttribution};
 pub use feed::{DroppedPackets, Feed, Sink};
 pub use filter::{EventNames, admits, admits_names, destination_port};
 pub use server::ObserveServer;

@@ -22,19 +22,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use netpold_api::rules::RulesAnswer;
-use netpold_core::cluster::{Cluster, AddressOwner};
+use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::compile::Compiler;
 use netpold_core::explain::ResolvedNames;
 use netpold_core::model::{Change, Key, Pod};
 use serde::{Deserialize, Serialize};
 
-use crate::events::{Dropped, DropLogLine, JournalEvent, UnreportedFlows, unix_millis};
+use crate::events::{DropLogLine, Dropped, JournalEvent, UnreportedFlows, unix_millis};
 use crate::kept;
 use crate::learn::{self, Recorder};
-use flows::VisitedFlow;
 pub use flows::Round;
-use observed::SweepRecords;
+use flows::VisitedFlow;
 pub use observed::ObservedRound;
+use observed::SweepRecords;
 use opened::OpenedFlows;
 use pods::SweptPods;
 use records::{PolicyRecord, RuleRecords};
@@ -44,7 +44,8 @@ use trials::Trials;
 const LATELY: Duration = Duration::from_mins(10);
 
 /// File of the saved use of rules.
-pub const FILE: kept::RecordKind = kept::RecordKind { suffix: ".rules", subject: "counts of rule uses" };
+pub const FILE: kept::RecordKind =
+    kept::RecordKind { suffix: ".rules", subject: "counts of rule uses" };
 
 /// Saved use of rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

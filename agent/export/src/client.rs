@@ -252,7 +252,11 @@ mod tests {
             "http://a:b@c",
             "http://c/#d",
         ] {
-            assert_eq!(url.parse::<CollectorAddress>().unwrap_err(), CollectorAddressError, "{url}");
+            assert_eq!(
+                url.parse::<CollectorAddress>().unwrap_err(),
+                CollectorAddressError,
+                "{url}"
+            );
         }
     }
 

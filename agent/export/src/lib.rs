@@ -17,5 +17,5 @@ mod queue;
 mod wire;
 
 pub use client::{CollectorAddress, CollectorAddressError};
-pub use exporter::{Exporter, ExportNumbers, ExportSettings};
+pub use exporter::{ExportNumbers, ExportSettings, Exporter};
 pub use logs::Unreported;

@@ -17,7 +17,7 @@ pub struct Unreported {
     pub outcome: TrafficVerdict,
     /// Direction of dropped packets.
     pub direction: Option<Direction>,
-    /// Reason, as in [`Event::reason`].
+    /// Reason, as in [`ObservedEvent::reason`].
     pub reason: String,
     /// Number of packets or flows.
     pub count: u64,

@@ -16,9 +16,9 @@ const OVERHEAD: usize = 64;
 struct QueuedRecord {
     records: VecDeque<Bytes>,
     bytes: usize,
-    /// Result of the last [`Queue::take`], until it is [done](Queue::done).
+    /// Result of the last [`ExportQueue::take`], until it is [done](Queue::done).
     in_hand: (Vec<Bytes>, u64),
-    /// Records lost since the last [`Queue::take`].
+    /// Records lost since the last [`ExportQueue::take`].
     lost: u64,
 }
 
@@ -54,7 +54,7 @@ impl ExportQueue {
     }
 
     /// Takes the oldest records, at most `records` of them, and the number of records lost since the last call. They
-    /// wait until [`Queue::done`].
+    /// wait until [`ExportQueue::done`].
     pub(crate) fn take(&self, records: usize) -> (Vec<Bytes>, u64) {
         let mut waiting = lock(&self.waiting);
         let number = records.min(waiting.records.len());
@@ -69,7 +69,7 @@ impl ExportQueue {
         (taken, lost)
     }
 
-    /// Puts back the records of the last [`Queue::take`] if they were not sent, because the sender has ended.
+    /// Puts back the records of the last [`ExportQueue::take`] if they were not sent, because the sender has ended.
     pub(crate) fn put_back(&self) {
         let mut waiting = lock(&self.waiting);
         let (records, lost) = std::mem::take(&mut waiting.in_hand);

@@ -257,5 +257,8 @@ pub(crate) fn resource(node: &str) -> Resource {
 }
 
 pub(crate) fn scope() -> InstrumentationScope {
-    InstrumentationScope { name: "netpold".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
+    InstrumentationScope {
+        name: "netpold".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
 }

@@ -8,7 +8,7 @@ use netpold_api::events::TrafficVerdict;
 use netpold_api::observe::ObservedEvent;
 use netpold_api::samples::event;
 use netpold_core::model::Direction;
-use netpold_export::{CollectorAddress, Exporter, ExportSettings, Unreported};
+use netpold_export::{CollectorAddress, ExportSettings, Exporter, Unreported};
 use netpold_testbed::otlp::{Receiver, Security};
 use netpold_testbed::skip;
 use serde_json::Value;

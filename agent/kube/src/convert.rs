@@ -54,7 +54,7 @@ const POLICY_NETWORKING_KINDS: [&str; 2] = ["AdminNetworkPolicy", "BaselineAdmin
 /// Most problems of a policy that are named; the others are counted. A policy may have 60,000.
 const NAMED: usize = 50;
 
-/// Longest path or text of a [`Problem`], in bytes: a value may be as long as a megabyte.
+/// Longest path or text of a [`FieldProblem`], in bytes: a value may be as long as a megabyte.
 const PROBLEM_MAX: usize = 400;
 
 /// A kind of objects that policies depend on.
@@ -191,7 +191,11 @@ pub fn manifest(node: &document::DocumentNode) -> Result<Manifest, ReadError> {
 }
 
 /// Converts the used part of an object; `unknown` are a policy's fields beyond the API's.
-fn object(kind: Kind, node: &document::DocumentNode, unknown: &[Unknown]) -> Result<Converted, Mismatch> {
+fn object(
+    kind: Kind,
+    node: &document::DocumentNode,
+    unknown: &[Unknown],
+) -> Result<Converted, Mismatch> {
     let converted = match kind {
         Kind::Namespace => namespace(&typed(node)?),
         Kind::Node => self::node(&typed(node)?),

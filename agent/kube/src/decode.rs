@@ -1,11 +1,11 @@
-//! Decoding of typed values from a [`Node`], with path and line of a mismatch.
+//! Decoding of typed values from a [`DocumentNode`], with path and line of a mismatch.
 
 use std::fmt;
 
 use serde::de::value::StrDeserializer;
 use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, Visitor};
 
-use crate::document::{MappingEntry, DocumentNode, ReadError, Value};
+use crate::document::{DocumentNode, MappingEntry, ReadError, Value};
 
 /// Decodes a node.
 ///
@@ -110,7 +110,7 @@ impl<'de> Deserializer<'de> for Typed<'de> {
         }
     }
 
-    /// Accepts `y` and `n`, which are text in a [`Node`] but booleans to kubectl.
+    /// Accepts `y` and `n`, which are text in a [`DocumentNode`] but booleans to kubectl.
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mismatch> {
         match &self.node.value {
             Value::Text(text) if text == "y" || text == "Y" => visitor.visit_bool(true),

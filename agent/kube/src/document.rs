@@ -57,7 +57,7 @@ pub struct DocumentNode {
     pub value: Value,
 }
 
-/// Content of a [`Node`].
+/// Content of a [`DocumentNode`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// `null`, `~` or empty

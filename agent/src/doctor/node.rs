@@ -6,10 +6,10 @@ use std::path::Path;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkMessage;
-use netpold_api::status::{STATUS_REQUEST, AgentStatus};
+use netpold_api::status::{AgentStatus, STATUS_REQUEST};
 use netpold_cli::doctor::DoctorArgs;
 use netpold_cli::doctor::enforcers::{self, ENFORCERS};
-use netpold_cli::doctor::{Check, Findings, DoctorReport, Severity};
+use netpold_cli::doctor::{Check, DoctorReport, Findings, Severity};
 use netpold_cli::socket::answer;
 use netpold_dataplane::attach::AttachMode;
 use netpold_dataplane::bpffs::is_bpffs;

@@ -10,7 +10,7 @@ use netpold_kube::cluster::EventRecorder;
 use tokio::sync::{Notify, watch};
 
 use netpold_engine::events::DropLogLine;
-use netpold_engine::publish::{AgentState, Publisher, PublishSettings};
+use netpold_engine::publish::{AgentState, PublishSettings, Publisher};
 use netpold_engine::{
     Enforcement, Engine, denials, hindrances, to_tell_of_node, unsupported_policies,
 };

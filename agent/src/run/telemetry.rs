@@ -10,7 +10,7 @@ use netpold_engine::events::DropLog;
 use netpold_engine::metrics::{Exported, Metrics};
 use netpold_engine::observe::{Attributions, Feed, ObserveServer};
 use netpold_engine::{Engine, observed};
-use netpold_export::{Exporter, ExportNumbers, Unreported};
+use netpold_export::{ExportNumbers, Exporter, Unreported};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -79,7 +79,8 @@ impl Telemetry {
         if self.denied.is_none() && !self.exporter.as_ref().is_some_and(Exporter::wants_events) {
             return take_left();
         }
-        let denied = self.denied.clone().unwrap_or_else(|| Arc::new(Mutex::new(DeniedCounters::new(0))));
+        let denied =
+            self.denied.clone().unwrap_or_else(|| Arc::new(Mutex::new(DeniedCounters::new(0))));
         let engine = Arc::clone(engine);
         let dropped = Box::new(move || lock(&engine).dropped_packets());
         let exporter = self.exporter.clone();

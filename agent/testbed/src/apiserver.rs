@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
-pub use self::access::Credential;
+pub use self::access::Access;
 pub use self::audit::{AUDIT_POLICY, Request, read_requests};
 pub use self::binaries::{
     CACHED, KUBECTL_CACHED, KubeBinaries, Kubectl, VERSION, require_apiserver,
@@ -42,7 +42,7 @@ pub use self::binaries::{
 use self::etcd::Etcd;
 pub use self::kubectl::ask_kubectl;
 pub use self::meter::{Meter, Passed};
-use self::process::LoggedProcess;
+use self::process::Process;
 use crate::netns::Netns;
 use crate::node::Node;
 
@@ -56,7 +56,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct ApiServer {
     // Dropped before etcd: without etcd the server only logs errors.
-    server: LoggedProcess,
+    server: Process,
     etcd: Etcd,
     port: u16,
     address: Ipv4Addr,
@@ -96,7 +96,7 @@ impl ApiServer {
         fs::write(directory.0.join("audit-policy"), AUDIT_POLICY)?;
         let etcd =
             Etcd::start(&binaries.etcd, netns.clone(), directory.0.join("etcd"), (client, peer))?;
-        let server = LoggedProcess::new(
+        let server = Process::new(
             &binaries.apiserver,
             netns.clone(),
             arguments(&directory.0, address, port, client, netns.is_some()),

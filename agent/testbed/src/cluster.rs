@@ -25,7 +25,7 @@ use crate::host::Host;
 use crate::manifests::{Manifests, marker, namespace};
 use crate::node::{Cni, Node, link_nodes, mac_text};
 use crate::pod::{Pod, PodSpec};
-use crate::probe::{ReachProbe, ProbeResult, probe_all};
+use crate::probe::{ProbeResult, ReachProbe, probe_all};
 
 /// Limit for allowed packets to arrive, for busy machines too.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -125,7 +125,11 @@ fn acceptor(name: &str) -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-async fn serve(shared: Arc<KubeletState>, listener: TcpListener, acceptor: TlsAcceptor) -> Result<()> {
+async fn serve(
+    shared: Arc<KubeletState>,
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+) -> Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     loop {
         let (stream, _) = listener.accept().await?;

@@ -117,8 +117,12 @@ mod tests {
     #[test]
     fn answers_parse_back() {
         let request = init(1000, 2000, 77);
-        let Some(SctpPacket { source: 1000, destination: 2000, tag: 0, chunk: Chunk::Init { tag } }) =
-            parse(&request)
+        let Some(SctpPacket {
+            source: 1000,
+            destination: 2000,
+            tag: 0,
+            chunk: Chunk::Init { tag },
+        }) = parse(&request)
         else {
             panic!("not an INIT");
         };

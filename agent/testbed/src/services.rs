@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::Protocol;
 use crate::cluster::{Cluster, NAMESPACE, PORT};
 use crate::host::Host;
-use crate::probe::{ReachProbe, ProbeResult, probe_all};
+use crate::probe::{ProbeResult, ReachProbe, probe_all};
 use crate::translation::{Proxy, TranslatedPort};
 
 /// Port of Services; their backends are at [`PORT`].
@@ -231,7 +231,8 @@ impl Service {
 /// Installs the Services' rules on every node, and adds their objects to the next update.
 pub fn provide(cluster: &mut Cluster, proxy: Proxy, services: &[Service]) {
     describe(cluster, services);
-    let translations: Vec<TranslatedPort> = services.iter().flat_map(Service::translations).collect();
+    let translations: Vec<TranslatedPort> =
+        services.iter().flat_map(Service::translations).collect();
     for node in &cluster.nodes {
         node.translate(proxy, &translations).unwrap();
     }

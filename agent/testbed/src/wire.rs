@@ -110,7 +110,7 @@ impl RawSocket {
     /// Sends a frame with work that is left to the card, in a header before the frame.
     ///
     /// # Errors
-    /// As [`Wire::send`], and when the kernel refuses the header.
+    /// As [`RawSocket::send`], and when the kernel refuses the header.
     pub fn send_with(&self, offload: &Offload, frame: &[u8]) -> Result<()> {
         set(&self.socket, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
         let sent = self.send(&[&offload.header()[..], frame].concat());

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use netpold_testbed::{
-    Cni, Host, Node, Pod, PodSpec, ReachProbe, ProbeResult, Protocol, link_nodes, probe_all,
+    Cni, Host, Node, Pod, PodSpec, ProbeResult, Protocol, ReachProbe, link_nodes, probe_all,
     require_root, udp_frame,
 };
 

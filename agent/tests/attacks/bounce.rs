@@ -27,16 +27,16 @@ pub(crate) fn can_bounce(pod: &Pod, test: &str) -> bool {
     made.is_ok()
 }
 
-/// Sends a volley by `ifb0` (see [`bounce`]). `stain` is the `tc_index` of the packets: another pod's mark.
+/// Sends a volley by `ifb0` (see [`bounce`]). `tc_index` is that of the packets: another pod's mark.
 pub(crate) fn bounced(
     pod: &Pod,
     volley: Volley,
     (from, to): (SocketAddr, SocketAddr),
-    stain: Option<u16>,
+    tc_index: Option<u16>,
 ) {
-    let stain = stain.map(|value| pod.stain("eth0", value).unwrap());
+    let marker = tc_index.map(|value| pod.set_tc_index("eth0", value).unwrap());
     bounce(pod, || Sender::pod(pod).datagrams(volley, from, to));
-    drop(stain);
+    drop(marker);
 }
 
 /// Redirects the packets that `send` sends by eth0 to `ifb0`, so that they skip the host's hook. `ifb0` holds them
@@ -182,7 +182,7 @@ fn with_a_mark(test: &str, cni: Cni) {
     }
     let slot = endpoint_slot(cluster.pod("victim").host_ifindex(), 0);
     let forged = mark(slot, 1) as u16;
-    if let Err(e) = cluster.pod("hostile").stain("eth0", forged) {
+    if let Err(e) = cluster.pod("hostile").set_tc_index("eth0", forged) {
         return skip(test, format!("no TCX here: {e:#}"));
     }
     let wire = cluster.pod("victim").wire("eth0").unwrap();

@@ -30,9 +30,9 @@ fn of_an_unknown_veth(test: &str, cni: Cni) {
     cluster.enforce();
     let at_it = |status: &Value| status["devices"].to_string().contains(zombie.host_interface());
     cluster.agents[0].wait_for("at the zombie's veth", ENFORCED, at_it).unwrap();
-    for stained in [false, true] {
-        let _stain = match zombie.stain("eth0", forged(&cluster)) {
-            Ok(stain) => stained.then_some(stain),
+    for is_marked in [false, true] {
+        let _marker = match zombie.set_tc_index("eth0", forged(&cluster)) {
+            Ok(marker) => is_marked.then_some(marker),
             Err(e) => return skip(test, format!("no TCX here: {e:#}")),
         };
         for (from, to) in pairs(&zombie, cluster.pod("victim")) {
@@ -43,7 +43,7 @@ fn of_an_unknown_veth(test: &str, cni: Cni) {
             cluster.policy("victim", isolate("victim", &BOTH)).enforce();
             let volley = Volley::new();
             Sender::pod(&zombie).datagrams(volley, ends.0, ends.1);
-            tally.note(&format!("to {to}, stained: {stained}"), volley.leaked(&wire));
+            tally.note(&format!("to {to}, marked: {is_marked}"), volley.leaked(&wire));
             cluster.without_policy("victim").enforce();
         }
     }
@@ -79,9 +79,9 @@ fn a_macvlan_on_the_bridge_is_not_the_node() {
     cluster.pod("hostile").netns().ip("link set net1 up\n").unwrap();
     let wire = cluster.pod("victim").wire("eth0").unwrap();
     let mut tally = Tally::default();
-    for stained in [false, true] {
+    for is_marked in [false, true] {
         for family in 0..2 {
-            if stained || family > 0 {
+            if is_marked || family > 0 {
                 cluster.enforce();
             }
             let victim = cluster.pod("victim");
@@ -90,7 +90,8 @@ fn a_macvlan_on_the_bridge_is_not_the_node() {
             let out = hostile.wire("net1").unwrap();
             let own = hostile.hardware_address("net1").unwrap();
             let from = cluster.pod("hostile").addresses()[family];
-            let _stain = stained.then(|| hostile.stain("net1", forged(&cluster)).unwrap());
+            let _marker =
+                is_marked.then(|| hostile.set_tc_index("net1", forged(&cluster)).unwrap());
             let send = |out: &RawSocket, volley: Volley| {
                 for number in 0..PACKETS {
                     let payload = volley.payload(number, 40);
@@ -109,7 +110,7 @@ fn a_macvlan_on_the_bridge_is_not_the_node() {
             cluster.policy("victim", isolate("victim", &BOTH)).enforce();
             let volley = Volley::new();
             send(&out, volley);
-            tally.note(&format!("to {to}, stained: {stained}"), volley.leaked(&wire));
+            tally.note(&format!("to {to}, marked: {is_marked}"), volley.leaked(&wire));
             cluster.without_policy("victim");
         }
     }

@@ -287,8 +287,8 @@ fn no_packet_of_a_pod_passes_as_an_answer() {
     for cni in [Cni::Ptp, Cni::Bridge] {
         let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
         let wire = cluster.pod("victim").wire("eth0").unwrap();
-        let _stain = match cluster.pod("hostile").stain("eth0", REJECTION as u16) {
-            Ok(stain) => stain,
+        let _stain = match cluster.pod("hostile").set_tc_index("eth0", REJECTION as u16) {
+            Ok(marker) => marker,
             Err(e) => return skip(TEST, format!("no TCX here: {e:#}")),
         };
         let mut tally = Tally::default();

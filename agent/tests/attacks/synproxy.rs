@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, isolate};
-use netpold_testbed::{ReachProbe, Protocol, Proxy, probe_all, require_root};
+use netpold_testbed::{Protocol, Proxy, ReachProbe, probe_all, require_root};
 
 use crate::volley::{BOTH, PACKETS, Tally, nft};
 

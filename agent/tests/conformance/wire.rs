@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use netpold_testbed::{
-    Agent, AgentOptions, Cni, Host, Manifests, Node, Pod, PodSpec, ReachProbe, ProbeResult, Protocol,
-    link_nodes, marker, namespace, probe_all, require_root,
+    Agent, AgentOptions, Cni, Host, Manifests, Node, Pod, PodSpec, ProbeResult, Protocol,
+    ReachProbe, link_nodes, marker, namespace, probe_all, require_root,
 };
 use serde_json::Value;
 

@@ -9,7 +9,7 @@ use netpold_core::model::{Change, Key, Pod};
 use netpold_kube::ObjectStream;
 use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, PeerTimes, Settings, watch};
 use netpold_slices::Vocabulary;
-use netpold_testbed::Credential as Proof;
+use netpold_testbed::Access as Proof;
 use netpold_testkit::generate::Choices;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netpold_cli::diff::{Difference, DiffParty, PortRanges, compare};
+use netpold_cli::diff::{DiffParty, Difference, PortRanges, compare};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, Key, Peer, Pod, PortMatch, Protocol, Rule};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
@@ -175,7 +175,8 @@ impl World {
 
     /// Returns every pair of members, with the parties that represent them.
     fn meetings(&self) -> Vec<(usize, usize, &Member, &Member)> {
-        let own_node = self.difference.parties.iter().position(|p| *p == DiffParty::OwnNode).unwrap();
+        let own_node =
+            self.difference.parties.iter().position(|p| *p == DiffParty::OwnNode).unwrap();
         let all = || {
             let parties = self.members.iter().enumerate();
             parties.flat_map(|(party, members)| members.iter().map(move |m| (party, m)))
@@ -333,8 +334,9 @@ fn the_difference_is_that_of_the_oracles_matrices() {
         let difference = &world.difference;
         pairs += difference.changes.len();
         some += difference.changes.iter().filter(|c| c.some).count();
-        let is_node =
-            |i: usize| matches!(difference.parties[i], DiffParty::OwnNode | DiffParty::Nodes { .. });
+        let is_node = |i: usize| {
+            matches!(difference.parties[i], DiffParty::OwnNode | DiffParty::Nodes { .. })
+        };
         nodes += difference.changes.iter().filter(|c| is_node(c.from) || is_node(c.to)).count();
     }
     // The samples must contain enough changes.

@@ -48,8 +48,8 @@ fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
     let reason = verdict.reason();
     let before = world.dropped(Direction::Egress, reason);
     let target = program(&mut world.bpf, name).fd().expect(name);
-    let stain = SkbMarker::before(target.as_fd(), mark as u16).expect("a program");
-    let answer = run(stain.as_fd(), &Run { mark: proof, ..Run::once(frame) }).expect(name);
+    let marker = SkbMarker::before(target.as_fd(), mark as u16).expect("a program");
+    let answer = run(marker.as_fd(), &Run { mark: proof, ..Run::once(frame) }).expect(name);
     assert_eq!(answer.retval == PASS, verdict.passes(), "{name}: {reason:?} of {frame:02x?}");
     let counted = world.dropped(Direction::Egress, reason) - before;
     assert_eq!(counted, u64::from(reason.is_drop()), "{name}: {reason:?}");
@@ -106,9 +106,10 @@ fn marked_packets_are_judged_by_their_receiver_too() {
     for (from, expected) in [(Who::Client, Reason::Allowed), (Who::Stranger, Reason::Policy)] {
         let packet = frame(&ip(FAMILIES[0], from, Who::Pod, TCP, &tcp(4000, 80, SYN)));
         let target = program(&mut world.bpf, "netpold_ingress").fd().expect("ingress");
-        let stain = SkbMarker::before(target.as_fd(), mark(slot, 9) as u16).expect("a program");
+        let marker = SkbMarker::before(target.as_fd(), mark(slot, 9) as u16).expect("a program");
         let proof = world.host.flows.settings.proof;
-        let answer = run(stain.as_fd(), &Run { mark: proof, ..Run::once(&packet) }).expect("a run");
+        let answer =
+            run(marker.as_fd(), &Run { mark: proof, ..Run::once(&packet) }).expect("a run");
         assert_eq!(answer.retval == PASS, !expected.is_drop(), "{from:?}");
     }
 }
@@ -123,9 +124,9 @@ fn packets_without_a_mark_pass_devices() {
         for tc_index in [0, 1, 77, u16::MAX, 0x7fff, 0xbfff | 0x2000] {
             for mark in [0, !proof, proof, u32::MAX] {
                 let target = program(&mut world.bpf, name).fd().expect(name);
-                let stain = SkbMarker::before(target.as_fd(), tc_index).expect("a program");
+                let marker = SkbMarker::before(target.as_fd(), tc_index).expect("a program");
                 let is_mark = netpold_ebpf::layout::is_mark(tc_index.into());
-                let answer = run(stain.as_fd(), &Run { mark, ..Run::once(&packet) }).expect(name);
+                let answer = run(marker.as_fd(), &Run { mark, ..Run::once(&packet) }).expect(name);
                 let passes = match name {
                     "netpold_unmark" => true,
                     "netpold_tunnel" => mark & proof == 0 || tc_index == STRANGER as u16,

@@ -242,11 +242,11 @@ fn an_answer_passes_the_other_hook_unjudged() {
                 (PROOF, world.host.flows.settings.witness, seal, false),
                 (PROOF, REJECTION, [0; 2], false),
             ] {
-                let stain = SkbMarker::before(target.as_fd(), tc_index as u16).expect("a program");
+                let marker = SkbMarker::before(target.as_fd(), tc_index as u16).expect("a program");
                 let once = Run { mark, cb, ..Run::once(&reset) };
                 let mut out = vec![0; 4096];
                 let dropped = world.dropped(direction, Reason::Policy);
-                let (answer, length) = run_into(stain.as_fd(), &once, &mut out).expect(name);
+                let (answer, length) = run_into(marker.as_fd(), &once, &mut out).expect(name);
                 let what = format!("{name}, {family:?}, {mark:x}, {tc_index:x}, {cb:x?}");
                 if passes {
                     assert_eq!((answer.retval, &out[..length]), (PASS, &reset[..]), "{what}");

@@ -31,11 +31,11 @@ fn fastest(world: &mut World, name: &str, packet: &[u8]) -> u32 {
 fn fastest_marked(world: &mut World, name: &str, packet: &[u8]) -> u32 {
     let target = program(&mut world.bpf, name).fd().expect(name);
     let mark = mark(endpoint_slot(SENDER, 0), 0) as u16;
-    let stain = SkbMarker::before(target.as_fd(), mark).expect("a program");
+    let marker = SkbMarker::before(target.as_fd(), mark).expect("a program");
     let proof = world.host.flows.settings.proof;
     let repeated = Run { repeat: REPEAT, mark: proof, ..Run::once(packet) };
     (0..ROUNDS)
-        .map(|_| run(stain.as_fd(), &repeated).expect(name).nanoseconds)
+        .map(|_| run(marker.as_fd(), &repeated).expect(name).nanoseconds)
         .min()
         .unwrap_or_default()
 }

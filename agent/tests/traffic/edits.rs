@@ -12,7 +12,7 @@ use netpold_core::model::{
 };
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
-use netpold_dataplane::attach::{Attacher, AttachMode};
+use netpold_dataplane::attach::{AttachMode, Attacher};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::{Dataplane, DataplaneOptions};

@@ -15,16 +15,16 @@ fn forged(cni: Cni) {
     for id in 0..7 {
         let forge = |name: &str, of: &str| {
             let slot = endpoint_slot(cluster.pod(of).host_ifindex(), 0);
-            cluster.pod(name).stain("eth0", mark(slot, id) as u16)
+            cluster.pod(name).set_tc_index("eth0", mark(slot, id) as u16)
         };
-        let stain = match forge("hostile", "server") {
-            Ok(stain) => stain,
+        let marker = match forge("hostile", "server") {
+            Ok(marker) => marker,
             Err(e) => return println!("SKIPPED forged marks: no TCX here: {e:#}"),
         };
         cluster.denied("hostile", "server");
         // Nor does the mark of an isolated pod block the packets of another.
         cluster.reaches("hostile", "friend");
-        drop(stain);
+        drop(marker);
         let _stain = forge("hostile", "isolated").unwrap();
         cluster.reaches("hostile", "friend");
         let _other = forge("isolated", "server").unwrap();
@@ -55,8 +55,8 @@ fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
     let server = cluster.pod("server");
     // Number of the first endpoint.
     let forged = mark(endpoint_slot(server.host_ifindex(), 0), 1) as u16;
-    let stain = match zombie.stain("eth0", forged) {
-        Ok(stain) => stain,
+    let marker = match zombie.set_tc_index("eth0", forged) {
+        Ok(marker) => marker,
         Err(e) => return eprintln!("SKIPPED forged marks: no TCX here: {e:#}"),
     };
     let devices = |status: &serde_json::Value| status["devices"].as_array().map(Vec::len);
@@ -67,8 +67,8 @@ fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
         .unwrap();
     let server = cluster.pod("server");
     none_pass(&zombie, server, server.addresses());
-    drop(stain);
-    let _stain = cluster.nodes[1].stain(&cluster.link(1), forged).unwrap();
+    drop(marker);
+    let _stain = cluster.nodes[1].set_tc_index(&cluster.link(1), forged).unwrap();
     none_pass(&cluster.nodes[1], server, server.addresses());
     let to = server.addresses()[0];
     let own = cluster.nodes[0].probe(netpold_testbed::Protocol::Tcp, to, PORT, MOMENT * 10);

@@ -100,7 +100,7 @@ fn a_pod_behind_a_netkit_device_cannot_forge_a_mark() {
         none_pass(&pod, server, server.addresses());
         for id in 0..7 {
             let forged = mark(endpoint_slot(server.host_ifindex(), 0), id) as u16;
-            let _stain = pod.stain("eth0", forged).unwrap();
+            let _stain = pod.set_tc_index("eth0", forged).unwrap();
             none_pass(&pod, server, server.addresses());
             all_pass(&pod, friend, friend.addresses());
         }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use netpold_testbed::cluster::{
     Cluster, MOMENT, PATIENCE, all_pass, allow_from, allow_to, isolate, none_pass,
 };
-use netpold_testbed::{Cni, ReachProbe, Protocol, probe_all, require_root};
+use netpold_testbed::{Cni, Protocol, ReachProbe, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 

@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use netpold_dataplane::import_conntrack::{KernelFlow, kernel_flows};
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
-use netpold_testbed::{Cni, Flow, ReachProbe, Protocol, probe_all, require_root};
+use netpold_testbed::{Cni, Flow, Protocol, ReachProbe, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 /// Server port above the range of client ports; a guess by ports would take the client for the server.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use netpold_dataplane::attach::{Attacher, AttachMode};
+use netpold_dataplane::attach::{AttachMode, Attacher};
 use netpold_testbed::cluster::{
     Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from, eventually,
 };

@@ -7,7 +7,9 @@ use std::time::Duration;
 use netpold_core::model::{Key, Pod as PodModel};
 use netpold_testbed::cluster::{Cluster, NAMESPACE, PORT, isolate};
 use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, Service, provide};
-use netpold_testbed::{Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, RawSocket, link_nodes, skip};
+use netpold_testbed::{
+    Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, RawSocket, link_nodes, skip,
+};
 use netpold_testkit::oracle::Oracle;
 use serde_json::json;
 

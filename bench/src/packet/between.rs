@@ -8,7 +8,7 @@ use netpold_core::model::Direction;
 use netpold_ebpf::layout::WITNESS_SHIFT;
 use netpold_testbed::SkbMarker;
 
-use super::probe::{ProgramHook, PacketCase, Runnable};
+use super::probe::{PacketCase, ProgramHook, Runnable};
 use super::{Effort, ONE, PASS, program};
 use crate::cluster::{FlowCluster, Local, PORT};
 use crate::frame::{ACK, tcp};
@@ -36,8 +36,9 @@ impl Between {
         let (ingress, egress) =
             (program(world, Direction::Ingress)?, program(world, Direction::Egress)?);
         let proven = |target: &OwnedFd| -> Result<Runnable> {
-            let stain = SkbMarker::before(target.as_fd(), WITNESS).context("no program that marks")?;
-            Ok(Runnable::Marked(stain))
+            let marker =
+                SkbMarker::before(target.as_fd(), WITNESS).context("no program that marks")?;
+            Ok(Runnable::Marked(marker))
         };
         let sent = tcp((open.address(v6), PORT), peer, ACK);
         let got = |local: Local| tcp(peer, (local.address(v6), PORT), ACK);

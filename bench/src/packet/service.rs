@@ -9,7 +9,7 @@ use netpold_dataplane::role::Program;
 use netpold_ebpf::layout::{endpoint_slot, mark};
 use netpold_testbed::SkbMarker;
 
-use super::probe::{ProgramHook, PacketCase, Runnable};
+use super::probe::{PacketCase, ProgramHook, Runnable};
 use super::{DROP, Effort, ONE, PASS, program};
 use crate::cluster::{FlowCluster, Local};
 use crate::frame::{ACK, SYN, tcp};
@@ -49,8 +49,9 @@ impl ServiceCases {
             Ok(Runnable::Steered(flows.before(target.as_fd(), true)?))
         };
         let marked = |target: &OwnedFd| -> Result<Runnable> {
-            let stain = SkbMarker::before(target.as_fd(), mark).context("no program that marks")?;
-            Ok(Runnable::Marked(stain))
+            let marker =
+                SkbMarker::before(target.as_fd(), mark).context("no program that marks")?;
+            Ok(Runnable::Marked(marker))
         };
         let probe = |name, program: Runnable, to, flags, expected, baseline| {
             // Marked packets leave through another interface.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use netpold_dataplane::xdp::XdpProgram;
 use netpold_ebpf::xdp::uplink::Scope;
 
-use super::probe::{ProgramHook, PacketCase, Runnable};
+use super::probe::{PacketCase, ProgramHook, Runnable};
 use super::{Effort, MANY, ONE};
 use crate::bytecode::{Code, XDP};
 use crate::cluster::{FlowCluster, Local, PORT};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use netpold_testbed::apiserver::{Request, read_requests};
 
-use super::state::{NODES, ClusterFolder};
+use super::state::{ClusterFolder, NODES};
 use crate::step;
 
 /// User prefix of the agents and the controller.

@@ -14,7 +14,7 @@ use super::binaries::ClusterBinaries;
 use super::init::NodeProgram;
 use super::kubectl::Kubectl;
 use super::network::{self, NodeNetworks};
-use super::state::{NODES, ClusterFolder};
+use super::state::{ClusterFolder, NODES};
 use super::{ClusterLayout, audit, wait};
 
 const PORT: u16 = 6443;
@@ -137,8 +137,9 @@ impl ControlPlane<'_> {
             format!("--audit-policy-file={}", file("audit-policy")),
             format!("--audit-log-path={}", audit::log(self.state).display()),
         ];
-        let kubeconfig =
-            |user: ApiUser| format!("--kubeconfig={}", file(&format!("{}.kubeconfig", user.name())));
+        let kubeconfig = |user: ApiUser| {
+            format!("--kubeconfig={}", file(&format!("{}.kubeconfig", user.name())))
+        };
         let controllers = vec![
             kubeconfig(ApiUser::Controllers),
             "--leader-elect=false".into(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::binaries::ClusterBinaries;
-use super::state::{NODES, ClusterFolder};
+use super::state::{ClusterFolder, NODES};
 use super::{control, images};
 use crate::step;
 

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::binaries::ClusterBinaries;
 use super::node::SOCKET;
-use super::state::{NODES, ClusterFolder};
+use super::state::{ClusterFolder, NODES};
 use super::wait;
 use crate::arch::Arch;
 use crate::image::layout::header;
@@ -72,7 +72,11 @@ pub(super) fn make(
 ///
 /// # Errors
 /// The build fails, or a file cannot be written.
-pub(super) fn netpold(state: &ClusterFolder, binary: Option<&Path>, tag: &str) -> Result<ImageArchive> {
+pub(super) fn netpold(
+    state: &ClusterFolder,
+    binary: Option<&Path>,
+    tag: &str,
+) -> Result<ImageArchive> {
     let layout = state.path("images").join(format!("oci-{tag}"));
     image::write(binary, &layout, tag)?;
     let path = layout.with_extension("tar");
@@ -95,7 +99,11 @@ pub(super) fn wanted(binaries: &ClusterBinaries) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// The runtime rejects an archive.
-pub(super) fn import(state: &ClusterFolder, binaries: &ClusterBinaries, archives: &[ImageArchive]) -> Result<()> {
+pub(super) fn import(
+    state: &ClusterFolder,
+    binaries: &ClusterBinaries,
+    archives: &[ImageArchive],
+) -> Result<()> {
     for node in NODES {
         step::note(&format!("{} images to {node}", archives.len()));
         wait("containerd", Duration::from_mins(1), || ctr(state, binaries, node, &["version"]))?;
@@ -121,11 +129,20 @@ pub(super) fn import(state: &ClusterFolder, binaries: &ClusterBinaries, archives
 ///
 /// # Errors
 /// The runtime does not respond.
-pub(super) fn listed(state: &ClusterFolder, binaries: &ClusterBinaries, node: &str) -> Result<String> {
+pub(super) fn listed(
+    state: &ClusterFolder,
+    binaries: &ClusterBinaries,
+    node: &str,
+) -> Result<String> {
     ctr(state, binaries, node, &["-n", "k8s.io", "images", "list", "--quiet"])
 }
 
-fn ctr(state: &ClusterFolder, binaries: &ClusterBinaries, node: &str, arguments: &[&str]) -> Result<String> {
+fn ctr(
+    state: &ClusterFolder,
+    binaries: &ClusterBinaries,
+    node: &str,
+    arguments: &[&str],
+) -> Result<String> {
     let mut command = state.inside(node, &binaries.ctr)?;
     let output = command.args(["--address", SOCKET]).args(arguments).output()?;
     if !output.status.success() {

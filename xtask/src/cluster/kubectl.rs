@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use netpold_testbed::ask_kubectl;
 
 use super::control;
-use super::state::{NODES, ClusterFolder};
+use super::state::{ClusterFolder, NODES};
 use crate::step;
 
 /// Command line and target of kubectl.

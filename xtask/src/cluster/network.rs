@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::state::{NODES, ClusterFolder};
-use super::{CniPlugin, AddressFamily, ClusterLayout};
+use super::state::{ClusterFolder, NODES};
+use super::{AddressFamily, ClusterLayout, CniPlugin};
 
 /// Service addresses are translated before packets are sent, but the node's route lookup comes first.
 const SERVICES4: &str = "10.96.0.0/16";
@@ -116,7 +116,11 @@ fn ip(process: i32, batch: &str) -> Result<()> {
 ///
 /// # Errors
 /// The file cannot be written.
-pub(super) fn write_cni(folder: &Path, layout: &ClusterLayout, addresses: &NodeNetworks) -> Result<()> {
+pub(super) fn write_cni(
+    folder: &Path,
+    layout: &ClusterLayout,
+    addresses: &NodeNetworks,
+) -> Result<()> {
     let config = serde_json::to_string_pretty(&conflist(layout, addresses))?;
     super::write(&folder.join("10-pods.conflist"), config)
 }
@@ -143,13 +147,17 @@ fn conflist(layout: &ClusterLayout, addresses: &NodeNetworks) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CniPlugin, AddressFamily, ClusterLayout, ServiceProxy};
+    use super::super::{AddressFamily, ClusterLayout, CniPlugin, ServiceProxy};
     use super::{NodeNetworks, conflist};
 
     #[test]
     fn each_node_has_networks_of_its_own_and_both_families_where_asked() {
-        let layout =
-            |family| ClusterLayout { cni: CniPlugin::Ptp, proxy: ServiceProxy::Nftables, family, binary: None };
+        let layout = |family| ClusterLayout {
+            cni: CniPlugin::Ptp,
+            proxy: ServiceProxy::Nftables,
+            family,
+            binary: None,
+        };
         for (family, subnets) in [
             (AddressFamily::Dual, &["10.244.2.0/24", "fd00:10:244:2::/64"][..]),
             (AddressFamily::Ipv6First, &["fd00:10:244:2::/64", "10.244.2.0/24"]),
@@ -168,7 +176,11 @@ mod tests {
     #[test]
     fn pods_get_the_addresses_that_are_looked_at() {
         let pods = |family| {
-            NodeNetworks::of(0).pods(family, 252).iter().map(ToString::to_string).collect::<Vec<_>>()
+            NodeNetworks::of(0)
+                .pods(family, 252)
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
         };
         assert_eq!(pods(AddressFamily::Dual)[0], "10.244.1.2");
         assert_eq!(pods(AddressFamily::Dual)[251], "10.244.1.253");

@@ -9,9 +9,9 @@ use serde_json::json;
 
 use super::binaries::ClusterBinaries;
 use super::control::{self, ApiUser};
-use super::init::{MOUNTED, PLAN, InitPlan, NodeProgram};
+use super::init::{InitPlan, MOUNTED, NodeProgram, PLAN};
 use super::network::{self, NodeNetworks};
-use super::state::{NODES, ClusterFolder};
+use super::state::{ClusterFolder, NODES};
 use super::{ClusterLayout, ServiceProxy, images, wait};
 
 /// Path of the runtime's socket on each node.
@@ -26,7 +26,7 @@ pub(super) fn plan(state: &ClusterFolder, name: &str, programs: Vec<NodeProgram>
     super::write(&state.node(name).join(PLAN), serde_json::to_string_pretty(&plan)?)
 }
 
-/// Starts a node's init in its own namespaces. It starts the programs after [`State::go`].
+/// Starts a node's init in its own namespaces. It starts the programs after [`ClusterFolder::go`].
 ///
 /// # Errors
 /// The kernel refuses a namespace, or a mount cannot be made.

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use super::binaries::ClusterBinaries;
 use super::images::{self, NETPOLD};
 use super::kubectl::Kubectl;
-use super::state::{NODES, ClusterFolder};
+use super::state::{ClusterFolder, NODES};
 use super::{ClusterLayout, control, network, node, starts, wait};
 use crate::step;
 

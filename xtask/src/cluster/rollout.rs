@@ -14,7 +14,7 @@ use super::images::BUSYBOX;
 use super::kubectl::Kubectl;
 use super::network::NodeNetworks;
 use super::smoke::wait_gates;
-use super::state::{NODES, ClusterFolder};
+use super::state::{ClusterFolder, NODES};
 use super::{AddressFamily, ClusterLayout, wait};
 use crate::step;
 

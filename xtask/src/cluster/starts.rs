@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use super::images::BUSYBOX;
 use super::kubectl::Kubectl;
 use super::network::NodeNetworks;
-use super::state::{NODES, ClusterFolder};
+use super::state::{ClusterFolder, NODES};
 use super::{ClusterLayout, wait};
 use crate::step;
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use netpold_testbed::{Manifests, Pod, ReachProbe, ProbeResult, probe_all};
+use netpold_testbed::{Manifests, Pod, ProbeResult, ReachProbe, probe_all};
 use owo_colors::OwoColorize;
 
-use super::cluster::{DemoCluster, SERVICES, DemoService};
+use super::cluster::{DemoCluster, DemoService, SERVICES};
 use super::netpold::{OracleQuestion, judge};
 use crate::step;
 

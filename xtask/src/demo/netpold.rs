@@ -38,7 +38,8 @@ const BUILD: [&str; 15] = [
 
 /// Builds the agent, eBPF object included. While the toolchain is set up, the crates that need none are compiled.
 pub(crate) fn build() -> Result<PathBuf> {
-    let early = setup::is_due().then(|| step::BackgroundCommand::start(cargo(&BUILD).arg("--quiet")));
+    let early =
+        setup::is_due().then(|| step::BackgroundCommand::start(cargo(&BUILD).arg("--quiet")));
     let toolchain = setup::run()?;
     drop(early);
     step::show(toolchain.apply(&mut cargo(&BUILD)))?;
@@ -138,7 +139,11 @@ fn verdict(line: &str) -> Result<bool> {
 }
 
 /// Output of `netpold explain` in text form for one question.
-pub(crate) fn explain(binary: &Path, manifests: &Manifests, question: &OracleQuestion) -> Result<String> {
+pub(crate) fn explain(
+    binary: &Path,
+    manifests: &Manifests,
+    question: &OracleQuestion,
+) -> Result<String> {
     let mut command = Command::new(binary);
     without_twins(&mut command).args(["explain", "--manifests"]).arg(manifests.directory());
     command.args(["--from", &question.from, "--to", &question.to]);

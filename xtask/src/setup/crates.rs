@@ -24,7 +24,7 @@ pub(crate) const TYPOS: CrateProgram =
     CrateProgram { name: "typos", package: "typos-cli", version: "1.52.0" };
 
 impl CrateProgram {
-    /// Path of the program: on the `PATH`, or in the folder of [`Program::install`].
+    /// Path of the program: on the `PATH`, or in the folder of [`CrateProgram::install`].
     pub(crate) fn find(&self) -> Option<PathBuf> {
         let cached = self.folder().map(|folder| folder.join("bin").join(self.name));
         on_path(self.name).or(cached).filter(|program| program.is_file())

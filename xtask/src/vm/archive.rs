@@ -79,7 +79,9 @@ impl CpioArchive {
                 ArchiveEntry::Link(target) => {
                     member(&mut out, inode, LINK, &name, target.to_string_lossy().as_bytes())?;
                 }
-                ArchiveEntry::Content(mode, content) => member(&mut out, inode, *mode, &name, content)?,
+                ArchiveEntry::Content(mode, content) => {
+                    member(&mut out, inode, *mode, &name, content)?
+                }
             }
         }
         member(&mut out, 0, 0, "TRAILER!!!", &[])?;

@@ -65,7 +65,12 @@ impl Drop for GuestProcess {
 ///
 /// # Errors
 /// When qemu cannot be run.
-pub(super) fn boot(qemu: &Qemu, kernel: &UnpackedKernel, guest: &Guest, verbose: bool) -> Result<GuestReport> {
+pub(super) fn boot(
+    qemu: &Qemu,
+    kernel: &UnpackedKernel,
+    guest: &Guest,
+    verbose: bool,
+) -> Result<GuestReport> {
     let mut child = qemu.command(kernel, guest).spawn().context("cannot run qemu")?;
     let stdout = child.stdout.take().context("qemu has no output")?;
     let _machine = GuestProcess(child);

@@ -40,7 +40,12 @@ impl UnpackedKernel {
     ///
     /// # Errors
     /// When the kernel cannot be fetched or its packages differ from the expected ones.
-    pub(super) fn fetch(wanted: &KernelChoice, cache: &Path, arch: Arch, update: bool) -> Result<Self> {
+    pub(super) fn fetch(
+        wanted: &KernelChoice,
+        cache: &Path,
+        arch: Arch,
+        update: bool,
+    ) -> Result<Self> {
         let root = cache.join("kernels").join(wanted.suite);
         if update || !root.join(COMPLETE).exists() {
             if root.exists() {

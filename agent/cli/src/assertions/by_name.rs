@@ -5,7 +5,9 @@ use netpold_core::explain::{Verdict, Within};
 use netpold_core::model::{DomainName, Key};
 use netpold_core::probe::Party;
 
-use super::{Assertion, AssumedAddresses, AssertionOutcome, TOLD, AssertionContext, side, template};
+use super::{
+    Assertion, AssertionContext, AssertionOutcome, AssumedAddresses, TOLD, side, template,
+};
 
 /// Returns the addresses to which a name is assumed to resolve.
 pub(super) fn within(at: &AssumedAddresses) -> Within {

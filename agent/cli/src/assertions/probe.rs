@@ -17,7 +17,7 @@ use netpold_core::model::Key;
 use netpold_core::printable::cut;
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use super::{Assertion, AssertionOutcome, Selected, TOLD, AssertionContext, pairs, sides};
+use super::{Assertion, AssertionContext, AssertionOutcome, Selected, TOLD, pairs, sides};
 use crate::live::{ClusterArgs, ContainerAccess, NotRun};
 
 /// Timeout of a connection in seconds.
@@ -142,7 +142,8 @@ pub(super) async fn probe(
     pods.sort();
     pods.dedup();
     let ways = iter(pods.into_iter().map(|pod| async { (pod.clone(), way(&inside, pod).await) }));
-    let ways: BTreeMap<Key, Result<ProbeContainer, String>> = ways.buffered(AT_ONCE).collect().await;
+    let ways: BTreeMap<Key, Result<ProbeContainer, String>> =
+        ways.buffered(AT_ONCE).collect().await;
     let (inside, ways) = (&inside, &ways);
     let opened = connections.iter().map(|connection| async move {
         let met = match ways.get(&connection.from) {
@@ -247,7 +248,9 @@ async fn way(inside: &ContainerAccess, pod: &Key) -> Result<ProbeContainer, Stri
                  { command -v bash && command -v timeout; }; true";
     for container in containers.iter().take(CONTAINERS) {
         match inside.output(pod, container, &["sh", "-c", tools]).await {
-            Ok(found) if !found.trim().is_empty() => return Ok(ProbeContainer::Shell(container.clone())),
+            Ok(found) if !found.trim().is_empty() => {
+                return Ok(ProbeContainer::Shell(container.clone()));
+            }
             Ok(_) => {}
             Err(NotRun::NoProgram) => {
                 match inside.output(pod, container, &["python3", "-c", ""]).await {
@@ -265,7 +268,11 @@ async fn way(inside: &ContainerAccess, pod: &Key) -> Result<ProbeContainer, Stri
 const NO_TOOL: &str = "the image has none of python3, bash with timeout, nc, curl and wget";
 
 impl ProbeConnection {
-    async fn open(&self, inside: &ContainerAccess, way: &ProbeContainer) -> Result<ConnectResult, String> {
+    async fn open(
+        &self,
+        inside: &ContainerAccess,
+        way: &ProbeContainer,
+    ) -> Result<ConnectResult, String> {
         let (address, port) = (self.address.to_string(), self.probe.port.to_string());
         let said = match way {
             ProbeContainer::Shell(container) => {
@@ -293,7 +300,12 @@ impl ProbeConnection {
     }
 
     /// Adds the result to the outcome of its assertion.
-    fn record_result(&self, met: Result<ConnectResult, String>, explainer: &Explainer<'_>, outcome: &mut AssertionOutcome) {
+    fn record_result(
+        &self,
+        met: Result<ConnectResult, String>,
+        explainer: &Explainer<'_>,
+        outcome: &mut AssertionOutcome,
+    ) {
         let Some(probed) = &mut outcome.probed else { return };
         let met = match met {
             Ok(met) => met,

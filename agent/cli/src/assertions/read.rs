@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use ipnet::IpNet;
 use netpold_core::model::{Change, DomainName, Requirement, Selector};
 use netpold_core::probe::{IpProtocol, Party};
-use netpold_kube::document::{self, MappingEntry, DocumentNode, ReadError, Value, parse};
+use netpold_kube::document::{self, DocumentNode, MappingEntry, ReadError, Value, parse};
 use netpold_kube::manifests::Undecoded;
 
 use super::{Assertion, AssumedAddresses, NamespaceChoice, Selected};

@@ -77,7 +77,9 @@ impl ClassNumbers {
     pub(super) fn members(&self) -> impl Iterator<Item = usize> {
         let (listed, counted) = match &self.0 {
             PackedNumbers::Sparse { usual: 0, others, .. } => (&others[..], 0),
-            PackedNumbers::Sparse { count, .. } | PackedNumbers::Dense { count, .. } => (&[][..], *count),
+            PackedNumbers::Sparse { count, .. } | PackedNumbers::Dense { count, .. } => {
+                (&[][..], *count)
+            }
         };
         let listed = listed.iter().map(|(class, _)| *class as usize);
         listed.chain((0..counted).filter(|class| self.get(*class) != 0))

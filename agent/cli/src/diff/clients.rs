@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, PRIVATE_RANGES, is_unaddressed};
 use netpold_core::model::Pod;
 
-use super::{ConnectivityChange, Difference, DiffParty, PortRanges, ComparedWorkload, few};
+use super::{ComparedWorkload, ConnectivityChange, DiffParty, Difference, PortRanges, few};
 use crate::doctor::{Details, is_selected};
 use crate::judge::{is_link_local, lacks_own_node};
 
@@ -50,7 +50,10 @@ fn single_addresses(
 }
 
 /// Returns the workload and the other party of a change, if one side is a workload.
-fn sides<'d>(difference: &'d Difference, change: &ConnectivityChange) -> Vec<(&'d ComparedWorkload, &'d DiffParty)> {
+fn sides<'d>(
+    difference: &'d Difference,
+    change: &ConnectivityChange,
+) -> Vec<(&'d ComparedWorkload, &'d DiffParty)> {
     let (from, to) = (&difference.parties[change.from], &difference.parties[change.to]);
     let of = |one: &'d DiffParty, other: &'d DiffParty| as_workload(one).map(|it| (it, other));
     [of(from, to), of(to, from)].into_iter().flatten().collect()
@@ -130,7 +133,8 @@ fn as_workload(party: &DiffParty) -> Option<&ComparedWorkload> {
 
 /// Whether connections to the workload change for some client addresses only.
 fn depends_on_client(workload: &ComparedWorkload, difference: &Difference) -> bool {
-    let is_client = |party: &DiffParty| matches!(party, DiffParty::Outside { .. } | DiffParty::Nodes { .. });
+    let is_client =
+        |party: &DiffParty| matches!(party, DiffParty::Outside { .. } | DiffParty::Nodes { .. });
     let to_workload = difference.changes.iter().filter(|change| {
         as_workload(&difference.parties[change.to]).is_some_and(|it| it.name == workload.name)
             && is_client(&difference.parties[change.from])

@@ -16,7 +16,7 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{DomainName, Pod, Protocol};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
-use super::ends::{Class, PartyEnd, PartyEnds, ClassKind, ends};
+use super::ends::{Class, ClassKind, PartyEnd, PartyEnds, ends};
 use super::isolation::Isolation;
 use super::one_way::{KnownChanges, MatchedPeers, OneWays, PortSets};
 use super::ports::{PROTOCOLS, PortRanges};
@@ -191,7 +191,12 @@ impl<'c> Comparison<'_, 'c> {
     }
 
     /// Compares connections from one class to another.
-    fn classes(&self, of: [usize; 2], known: &mut KnownChanges, pair: &mut PairChanges) -> Result<()> {
+    fn classes(
+        &self,
+        of: [usize; 2],
+        known: &mut KnownChanges,
+        pair: &mut PairChanges,
+    ) -> Result<()> {
         let [from, to] = of.map(|class| &self.ends.classes[class]);
         if !do_meet(from, to) {
             return Ok(());

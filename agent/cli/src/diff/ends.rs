@@ -12,7 +12,7 @@ use netpold_core::model::{Direction, DomainName, NamedPort, Pod};
 use super::DiffParty;
 use super::isolation::gap;
 use super::nodes::OwnNode;
-use super::rules::{PolicyCriteria, RangeStarts, ApplicableRules};
+use super::rules::{ApplicableRules, PolicyCriteria, RangeStarts};
 use super::workloads::{ComparedWorkload, workloads};
 
 /// Most sample addresses per pod without an address.
@@ -94,7 +94,7 @@ pub(super) struct PartyEnds<'c> {
     pub(super) translated: RangeStarts,
     /// Whether a Service has node ports.
     pub(super) node_ports: bool,
-    /// Index of [`Party::OwnNode`].
+    /// Index of [`DiffParty::OwnNode`].
     pub(super) own_node: usize,
     /// Index of the party of each domain name.
     pub(super) names: BTreeMap<DomainName, usize>,
@@ -113,7 +113,7 @@ impl<'c> PartyEnds<'c> {
     }
 }
 
-/// Builder of [`Ends`].
+/// Builder of [`PartyEnds`].
 pub(super) struct PartyEndsBuilder<'c> {
     pub(super) clusters: [&'c Cluster; 2],
     pub(super) named: PolicyCriteria,
@@ -162,7 +162,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> PartyEnd
     let mut places = places(clusters, &blocks, ranges);
     let left_out = places.len().saturating_sub(PLACES);
     places.truncate(PLACES);
-    let mut census = PartyEndsBuilder {
+    let mut builder = PartyEndsBuilder {
         clusters,
         named,
         blocks,
@@ -177,17 +177,17 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> PartyEnd
         not_compared: Vec::new(),
     };
     for workload in workloads(clusters) {
-        census.workload(workload);
+        builder.workload(workload);
     }
-    let own_node = census.parties.len();
-    census.parties.push(DiffParty::OwnNode);
-    census.nodes();
-    census.outside();
-    let names = std::mem::take(&mut census.named.names);
+    let own_node = builder.parties.len();
+    builder.parties.push(DiffParty::OwnNode);
+    builder.nodes();
+    builder.outside();
+    let names = std::mem::take(&mut builder.named.names);
     let names: BTreeMap<DomainName, usize> =
-        names.into_iter().zip(census.parties.len()..).collect();
-    census.parties.extend(names.keys().cloned().map(DiffParty::Name));
-    let PartyEndsBuilder { parties, classes, not_compared, .. } = census;
+        names.into_iter().zip(builder.parties.len()..).collect();
+    builder.parties.extend(names.keys().cloned().map(DiffParty::Name));
+    let PartyEndsBuilder { parties, classes, not_compared, .. } = builder;
     PartyEnds { parties, classes, translated, node_ports, own_node, names, left_out, not_compared }
 }
 
@@ -248,7 +248,8 @@ impl<'c> PartyEndsBuilder<'c> {
         let owns = |address: &&IpAddr| {
             self.clusters[cluster].owner(**address).is_some_and(|owner| owner.key == pod.key)
         };
-        let end = |address: &IpAddr| PartyEnd { pod: Some(pod), node: &pod.node, address: *address };
+        let end =
+            |address: &IpAddr| PartyEnd { pod: Some(pod), node: &pod.node, address: *address };
         pod.addresses.iter().filter(owns).map(end).collect()
     }
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Direction, Enforcement, Key, Pod};
 
-use super::{DiffParty, ComparedWorkload};
+use super::{ComparedWorkload, DiffParty};
 
 /// Changes of isolation per workload, and gaps of the comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -136,7 +136,8 @@ impl Isolation {
         left_out: usize,
     ) -> Self {
         let mut this = Self { compared: compared.len(), ..Self::default() };
-        let mut sides = clusters.map(|cluster| IsolatingPolicies { cluster, known: BTreeMap::new() });
+        let mut sides =
+            clusters.map(|cluster| IsolatingPolicies { cluster, known: BTreeMap::new() });
         let mut templates = BTreeSet::new();
         for (index, party) in parties.iter().enumerate() {
             let DiffParty::Workload(workload) = party else { continue };
@@ -161,7 +162,12 @@ impl Isolation {
         this
     }
 
-    fn both(&mut self, workload: &ComparedWorkload, sides: &mut [IsolatingPolicies<'_>; 2], is_compared: bool) {
+    fn both(
+        &mut self,
+        workload: &ComparedWorkload,
+        sides: &mut [IsolatingPolicies<'_>; 2],
+        is_compared: bool,
+    ) {
         let pairs = workload.counterparts();
         self.moves(workload, &pairs, sides);
         for opens in [true, false] {
@@ -195,8 +201,9 @@ impl Isolation {
                 list.push(IsolationChange { workload, directions, policies, some, by_network });
             }
         }
-        let is_host =
-            |side: &IsolatingPolicies<'_>, key: &Key| side.pod(key).is_some_and(|pod| pod.host_network);
+        let is_host = |side: &IsolatingPolicies<'_>, key: &Key| {
+            side.pod(key).is_some_and(|pod| pod.host_network)
+        };
         // A pod on the host's network is the node on one side at least.
         let is_host = |(b, a): &(&Key, &Key)| is_host(&sides[0], b) || is_host(&sides[1], a);
         if !is_compared && (pairs.is_empty() || !pairs.iter().all(is_host)) {
@@ -209,7 +216,12 @@ impl Isolation {
     }
 
     /// Notes that pods of a workload begin or cease to use the host's network.
-    fn moves(&mut self, workload: &ComparedWorkload, pairs: &[(&Key, &Key)], sides: &[IsolatingPolicies<'_>; 2]) {
+    fn moves(
+        &mut self,
+        workload: &ComparedWorkload,
+        pairs: &[(&Key, &Key)],
+        sides: &[IsolatingPolicies<'_>; 2],
+    ) {
         for is_on_host in [true, false] {
             let count = pairs.iter().filter(|pair| moves(sides, pair) == Some(is_on_host)).count();
             if count > 0 {
@@ -219,7 +231,12 @@ impl Isolation {
         }
     }
 
-    fn alone(&mut self, workload: &ComparedWorkload, is_new: bool, side: &mut IsolatingPolicies<'_>) {
+    fn alone(
+        &mut self,
+        workload: &ComparedWorkload,
+        is_new: bool,
+        side: &mut IsolatingPolicies<'_>,
+    ) {
         let keys = &workload.pods[usize::from(is_new)];
         let mut policies = BTreeSet::new();
         let directions = Direction::BOTH.into_iter().filter(|direction| {

@@ -9,7 +9,7 @@ use netpold_core::model::Enforcement;
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
 use super::DiffParty;
-use super::ends::{Class, PartyEnd, PartyEnds, ClassKind};
+use super::ends::{Class, ClassKind, PartyEnd, PartyEnds};
 use super::peers::{ClassPair, Remote};
 use super::ports::{FIRST_PORT, PROTOCOLS, PortRanges};
 use super::rules::RangeStarts;

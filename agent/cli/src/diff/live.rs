@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
-use netpold_api::flows::{FlowsAnswer, ListedFlow, FlowState, TranslatedFlow};
+use netpold_api::flows::{FlowState, FlowsAnswer, ListedFlow, TranslatedFlow};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
 use netpold_core::model::{Direction, Key};
@@ -157,7 +157,11 @@ fn end(address: SocketAddr) -> AddressPort {
 }
 
 /// Records a flow under the tuple that the flow at the other end has, too.
-fn add_flow(before: &Cluster, flow: &ListedFlow, seen: &mut BTreeMap<ConnectionTuple, ConnectionFlows>) {
+fn add_flow(
+    before: &Cluster,
+    flow: &ListedFlow,
+    seen: &mut BTreeMap<ConnectionTuple, ConnectionFlows>,
+) {
     let same_family = |address: &&IpAddr| address.is_ipv4() == flow.remote.is_ipv4();
     let of = |addresses: &[IpAddr]| addresses.iter().find(same_family).copied();
     let pod = before.pods().get(&flow.pod);
@@ -245,7 +249,13 @@ impl<'c> ConnectionJudge<'c> {
     }
 
     /// Returns the backends to which the node may translate packets to this address and port.
-    fn backends(&mut self, from: IpAddr, to: IpAddr, protocol: IpProtocol, port: u16) -> Vec<AddressPort> {
+    fn backends(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        protocol: IpProtocol,
+        port: u16,
+    ) -> Vec<AddressPort> {
         if !self.nodes.contains(&to) && self.before.service_at(to).is_none() {
             return Vec::new();
         }

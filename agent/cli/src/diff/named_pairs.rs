@@ -143,7 +143,10 @@ impl NamedPair {
 
 /// Extends pairs of classes to all classes of their parties: rules may name some pods of a workload only. Returns also the
 /// pairs of parties with too many classes for that.
-fn whole_pairs(ends: &PartyEnds<'_>, named: Vec<ClassPair>) -> (Vec<ClassPair>, BTreeSet<(usize, usize)>) {
+fn whole_pairs(
+    ends: &PartyEnds<'_>,
+    named: Vec<ClassPair>,
+) -> (Vec<ClassPair>, BTreeSet<(usize, usize)>) {
     let mut of_parties = vec![Vec::new(); ends.parties.len()];
     for (index, class) in ends.classes.iter().enumerate() {
         of_parties[class.party].push(index);
@@ -300,7 +303,11 @@ impl<'c> ApplicablePolicies<'c> {
                 continue;
             }
             let enforced = policy.enforcement == Enforcement::Enforce;
-            about.state = about.state.max(if enforced { IsolationState::Isolated } else { IsolationState::Trial });
+            about.state = about.state.max(if enforced {
+                IsolationState::Isolated
+            } else {
+                IsolationState::Trial
+            });
             about.everyone |= enforced && rules.iter().any(admits_everyone);
             about.rules.extend(rules.iter().map(|rule| (policy.key.namespace.as_str(), rule)));
         }
@@ -334,7 +341,10 @@ impl PartyIsolation {
         *state = match *state {
             _ if is_first => about.state,
             same if same == about.state => same,
-            IsolationState::Open | IsolationState::Trial | IsolationState::Some | IsolationState::Isolated => IsolationState::Some,
+            IsolationState::Open
+            | IsolationState::Trial
+            | IsolationState::Some
+            | IsolationState::Isolated => IsolationState::Some,
         };
         *everyone |= about.everyone;
         *tiers |= about.tiers;

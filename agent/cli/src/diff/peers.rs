@@ -7,7 +7,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::{DomainName, Peer, Pod, Requirement, Selector};
 
 use super::DiffParty;
-use super::ends::{Class, PartyEnds, ClassKind};
+use super::ends::{Class, ClassKind, PartyEnds};
 
 /// Other side of a rule: index of a class, or of the party of a domain name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,7 +109,8 @@ impl<'a, 'c> PeerIndex<'a, 'c> {
             Peer::Block(block) => self.classes(|class| block.contains(self.address(class))),
             Peer::Nodes(nodes) => self.classes(|class| {
                 let node = self.cluster.nodes().get(class.members[0][self.side].node);
-                class.kind == ClassKind::Nodes && node.is_some_and(|node| nodes.matches(&node.labels))
+                class.kind == ClassKind::Nodes
+                    && node.is_some_and(|node| nodes.matches(&node.labels))
             }),
             Peer::Domain(_) => Vec::new(),
         }

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::live::Cuts;
 use super::{
-    UnmatchedWorkload, ConnectivityChange, DiffOutput, Difference, Isolation, HostNetworkChange, DiffParty, PortRanges, SHOWN, IsolationChange, few,
-    render_live,
+    ConnectivityChange, DiffOutput, DiffParty, Difference, HostNetworkChange, Isolation,
+    IsolationChange, PortRanges, SHOWN, UnmatchedWorkload, few, render_live,
 };
 use crate::printable_document::printable_json;
 
@@ -196,7 +196,8 @@ fn footnotes(difference: &Difference) -> Vec<String> {
     let Isolation { alone, unknown, templates, .. } = &difference.isolation;
     let mut notes = Vec::new();
     for (word, is_new) in [("gone", false), ("new", true)] {
-        let mut all: Vec<&UnmatchedWorkload> = alone.iter().filter(|it| it.is_new == is_new).collect();
+        let mut all: Vec<&UnmatchedWorkload> =
+            alone.iter().filter(|it| it.is_new == is_new).collect();
         // Open workloads come first, so that the text names them instead of only counting them.
         all.sort_by_key(|it| !it.directions.is_empty());
         if !all.is_empty() {

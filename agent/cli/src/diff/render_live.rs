@@ -7,7 +7,7 @@ use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 
 use super::few;
-use super::live::{Cuts, ConnectionGroup};
+use super::live::{ConnectionGroup, Cuts};
 use super::render::{cell, label};
 
 /// Most groups in text; JSON has all.

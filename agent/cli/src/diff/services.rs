@@ -16,7 +16,7 @@ use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 use super::compare::{PairChanges, changed, go_on};
 use super::ports::PROTOCOLS;
 use super::rules::PolicyCriteria;
-use super::{Difference, DiffParty, PortRanges};
+use super::{DiffParty, Difference, PortRanges};
 use crate::doctor::details::{EndpointsPort, WrittenService as Written};
 use crate::doctor::{Details, is_selected};
 use crate::judge::Judge;
@@ -305,12 +305,18 @@ fn of_pairs(
                 // Nothing else was reached before.
                 [PortAnswer::Nobody, _] => {}
                 // Equal reasons do not show equal verdicts.
-                [_, PortAnswer::Unknown(reason)] | [PortAnswer::Unknown(reason), PortAnswer::Judged(_)] => {
+                [_, PortAnswer::Unknown(reason)]
+                | [PortAnswer::Unknown(reason), PortAnswer::Judged(_)] => {
                     unknown.insert(format!("{}: {reason}", at()));
                 }
-                [PortAnswer::Judged(true), PortAnswer::Judged(false)] => loses.push(protocol, (port, port)),
-                [PortAnswer::Judged(false), PortAnswer::Judged(true)] => gains.push(protocol, (port, port)),
-                [PortAnswer::Judged(_), PortAnswer::Judged(_)] | [PortAnswer::Judged(false), PortAnswer::Nobody] => {}
+                [PortAnswer::Judged(true), PortAnswer::Judged(false)] => {
+                    loses.push(protocol, (port, port))
+                }
+                [PortAnswer::Judged(false), PortAnswer::Judged(true)] => {
+                    gains.push(protocol, (port, port))
+                }
+                [PortAnswer::Judged(_), PortAnswer::Judged(_)]
+                | [PortAnswer::Judged(false), PortAnswer::Nobody] => {}
                 [PortAnswer::Judged(true) | PortAnswer::Unknown(_), PortAnswer::Nobody] => {
                     unknown.insert(format!("{}: no pod is behind it any more", at()));
                 }

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Enforcement, Key};
 use netpold_kube::convert::DEFAULT_NAMESPACE;
-use netpold_kube::document::{Documents, DocumentNode, Value};
+use netpold_kube::document::{DocumentNode, Documents, Value};
 
 use super::{DiffArgs, few};
 use crate::doctor::{self, Details};

@@ -120,7 +120,7 @@ fn join_kin<'c>(groups: &mut BTreeMap<(&'c str, WorkloadKey<'c>), WorkloadPods<'
     }
 }
 
-/// Returns the indexes of corresponding pods, see [`Workload::counterparts`].
+/// Returns the indexes of corresponding pods, see [`ComparedWorkload::counterparts`].
 fn pairs([before, after]: &WorkloadPods<'_>) -> Vec<(usize, usize)> {
     let places: HashMap<&Key, usize> = (0..).zip(before).map(|(b, pod)| (&pod.key, b)).collect();
     let own: Vec<Labels<'_>> = before.iter().map(|pod| labels(pod, &[&OF_PODS])).collect();

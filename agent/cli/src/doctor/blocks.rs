@@ -8,9 +8,9 @@ use netpold_core::explain::Explainer;
 use netpold_core::model::{Action, Direction, IpBlock, Key, Peer, Pod, PortMatch, PortRule, Rule};
 use netpold_core::probe::IpProtocol;
 
+use super::backend_index::PortBackends;
 use super::finding::{Check, Findings, Severity};
-use super::leads::PortBackends;
-use super::objects::{PodGroup, NamedPolicy, GroupedObjects, RulePlace};
+use super::objects::{GroupedObjects, NamedPolicy, PodGroup, RulePlace};
 
 const NOTHING_LEFT: Check = Check {
     name: "except-covers-block",
@@ -134,7 +134,8 @@ fn services(
     if holds_others(objects, block) {
         return None;
     }
-    let is_reached = |led: &&PortBackends<'_>| is_reached(objects, led, rule.ports.as_deref(), subject);
+    let is_reached =
+        |led: &&PortBackends<'_>| is_reached(objects, led, rule.ports.as_deref(), subject);
     let may_be_allowed = place.action == Action::Accept && place.direction == Direction::Egress;
     if may_be_allowed && meant.iter().any(is_reached) {
         return None;

@@ -9,7 +9,7 @@ use netpold_core::probe::IpProtocol;
 use super::complete::numbers;
 use super::details::WrittenServicePort;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{PodGroup, GroupedObjects, pods_text};
+use super::objects::{GroupedObjects, PodGroup, pods_text};
 use super::service_ports::{covers, is_of_api_server};
 use super::services::is_selected;
 
@@ -35,8 +35,9 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
     let servers = servers(objects);
     for ((key, number), called) in &objects.details.called {
         let Some(service) = objects.details.services.get(key) else { continue };
-        let is_called =
-            |port: &&WrittenServicePort| port.port == i32::from(*number) && port.protocol == Protocol::Tcp;
+        let is_called = |port: &&WrittenServicePort| {
+            port.port == i32::from(*number) && port.protocol == Protocol::Tcp
+        };
         let Some(port) = service.ports.iter().find(is_called) else { continue };
         let groups = objects.groups.iter().filter(|group| {
             group.namespace == key.namespace && is_selected(group.labels, &service.selector)

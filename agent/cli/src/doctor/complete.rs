@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, EndpointSlice, Key, Pod, Protocol, SlicePort};
 
-use super::details::{Details, WrittenService, PortReference, WrittenServicePort};
+use super::details::{Details, PortReference, WrittenService, WrittenServicePort};
 
 /// First of the stand-in addresses for pods without any (benchmark block, RFC 2544): no pod has them.
 const STAND_INS: u32 = u32::from_be_bytes([198, 18, 0, 0]);

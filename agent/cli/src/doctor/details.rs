@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 
 use netpold_core::model::{Key, Labels};
 
-pub(crate) use manifest::{PolicyManifest, FileLine};
+pub(crate) use manifest::{FileLine, PolicyManifest};
 pub(crate) use node::NodeAddress;
 pub(crate) use pages::{PAGES, foreign_groups, foreign_lists};
 pub(super) use pod::{ContainerProgram, Mesh, PodDetails};
-pub(crate) use service::{EndpointsPort, WrittenService, PortReference, WrittenServicePort};
+pub(crate) use service::{EndpointsPort, PortReference, WrittenService, WrittenServicePort};
 
 use super::foreign_kinds::{ForeignKind, ForeignPolicies};
 

@@ -15,7 +15,7 @@ use self::allowance::{is_resolver, may_be_dns, may_need_names};
 
 pub(super) use self::server::{Server, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{PodGroup, NamedPolicy, GroupedObjects, pods_text};
+use super::objects::{GroupedObjects, NamedPolicy, PodGroup, pods_text};
 
 const NO_DNS: Check = Check {
     name: "no-dns",
@@ -62,7 +62,12 @@ pub(super) fn asks_others(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) ->
 }
 
 /// Checks the egress of a group of pods.
-fn senders(objects: &GroupedObjects<'_>, group: &PodGroup<'_>, servers: &[Server<'_>], found: &mut Findings) {
+fn senders(
+    objects: &GroupedObjects<'_>,
+    group: &PodGroup<'_>,
+    servers: &[Server<'_>],
+    found: &mut Findings,
+) {
     let isolating = objects.isolating(group, Direction::Egress);
     if isolating.is_empty() {
         denied_by_tier(objects, group, servers, found);

@@ -238,7 +238,10 @@ mod tests {
             "netpold:0.1.0",
             "multus-cni:v4",
         ] {
-            let with = running(ContainerProgram { image: image.to_owned(), ..ContainerProgram::default() });
+            let with = running(ContainerProgram {
+                image: image.to_owned(),
+                ..ContainerProgram::default()
+            });
             assert_eq!(finds(&with), [""; 0], "{image}");
         }
     }

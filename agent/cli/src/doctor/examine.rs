@@ -6,8 +6,8 @@ use netpold_core::model::{Action, Change, ClusterPolicy, Direction, Key, Pod, Po
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 
 use super::details::Details;
-use super::finding::{Check, Findings, DoctorReport, Severity};
-use super::objects::{PodGroup, NamedPolicy, GroupedObjects, RulePlace};
+use super::finding::{Check, DoctorReport, Findings, Severity};
+use super::objects::{GroupedObjects, NamedPolicy, PodGroup, RulePlace};
 use super::{
     blocks, callers, complete, dns, enforcers, foreign, mesh, names, node_ports, ports, selectors,
     service_ports, services, void_rules,

@@ -126,7 +126,12 @@ pub(crate) struct ForeignPolicy {
 }
 
 impl ForeignPolicies {
-    pub(crate) fn add(&mut self, namespace: Option<String>, name: String, source: Option<FileLine>) {
+    pub(crate) fn add(
+        &mut self,
+        namespace: Option<String>,
+        name: String,
+        source: Option<FileLine>,
+    ) {
         self.count += 1;
         if self.objects.len() < KEPT {
             let name = netpold_core::printable::cut(name, 253);

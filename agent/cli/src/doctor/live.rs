@@ -14,7 +14,10 @@ use crate::offline::Recursive;
 ///
 /// # Errors
 /// The objects cannot be read.
-pub(crate) fn examine_cluster(cluster: &ClusterArgs, namespace: Option<&str>) -> Result<DoctorReport> {
+pub(crate) fn examine_cluster(
+    cluster: &ClusterArgs,
+    namespace: Option<&str>,
+) -> Result<DoctorReport> {
     live::block_on(async {
         let objects = live::objects(cluster, namespace).await?;
         let (mut details, mut unread) = (Details::default(), Vec::new());

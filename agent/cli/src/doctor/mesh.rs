@@ -10,7 +10,7 @@ use netpold_core::model::{Direction, Labels, Peer, PortMatch, PortRule, Protocol
 use super::complete::is_stand_in;
 use super::details::Mesh;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{PodGroup, NamedPolicy, GroupedObjects, pods_text};
+use super::objects::{GroupedObjects, NamedPolicy, PodGroup, pods_text};
 
 const MESH_PORT: Check = Check {
     name: "mesh-port",

@@ -9,7 +9,7 @@ use netpold_core::probe::IpProtocol;
 
 use super::dns::{Server, asks_others, is_explicit, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{PodGroup, NamedPolicy, GroupedObjects, pods_text};
+use super::objects::{GroupedObjects, NamedPolicy, PodGroup, pods_text};
 
 const NO_RESOLVER: Check = Check {
     name: "names-without-dns",
@@ -100,7 +100,11 @@ fn is_of_cluster_ip(objects: &GroupedObjects<'_>, name: &DomainName) -> bool {
 
 /// Checks that the subjects of names may ask the cluster's DNS by UDP. Pods that may ask another resolver are left out:
 /// an agent's options may trust it.
-fn without_resolver(objects: &GroupedObjects<'_>, policies: &[&ClusterPolicy], found: &mut Findings) {
+fn without_resolver(
+    objects: &GroupedObjects<'_>,
+    policies: &[&ClusterPolicy],
+    found: &mut Findings,
+) {
     let servers: Vec<_> = servers(objects).into_iter().filter(|it| it.is_of_cluster).collect();
     let is_known = servers.iter().any(|server| !server.is_guess && !server.backends.is_empty());
     if !is_known || is_node_local(objects) {

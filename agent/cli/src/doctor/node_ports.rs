@@ -4,7 +4,7 @@ use netpold_core::model::{Pod, PortRule, Rule};
 
 use super::complete::numbers;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{PodGroup, GroupedObjects, RulePlace, pods_text};
+use super::objects::{GroupedObjects, PodGroup, RulePlace, pods_text};
 use super::ports::{PortRange, range_text, ranges, receivers};
 use super::service_ports::{covers, is_of_a_service};
 use super::services::is_selected;

@@ -12,9 +12,9 @@ use netpold_core::model::{
 use netpold_core::printable::cut;
 use netpold_core::probe::IpProtocol;
 
+use super::backend_index::BackendIndex;
 use super::complete::is_stand_in;
-use super::details::{Details, PolicyManifest, PodDetails};
-use super::leads::BackendIndex;
+use super::details::{Details, PodDetails, PolicyManifest};
 
 /// Longest text before the file and line of a place, in bytes.
 const WHAT_MAX: usize = 280;

@@ -6,7 +6,7 @@ use netpold_core::model::{Direction, Peer, Pod, PortMatch, PortRule, Protocol, R
 
 use super::complete::is_stand_in;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{PodGroup, GroupedObjects, RulePlace, pods_text};
+use super::objects::{GroupedObjects, PodGroup, RulePlace, pods_text};
 
 const NO_SUCH_NAME: Check = Check {
     name: "port-name-absent",

@@ -6,7 +6,7 @@ use std::path::Path;
 use netpold_api::source::SourceProblem;
 use netpold_kube::manifests::is_repetition;
 
-use super::finding::{Check, Findings, DoctorReport, Severity};
+use super::finding::{Check, DoctorReport, Findings, Severity};
 use crate::offline::{self, Reviewed};
 
 const ABSENT: Check = Check {

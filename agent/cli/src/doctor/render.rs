@@ -1,11 +1,11 @@
-//! Text output of a [`Report`].
+//! Text output of a [`DoctorReport`].
 
 use std::fmt::Write as _;
 
 use netpold_core::printable::printable;
 use owo_colors::{OwoColorize, Style};
 
-use super::finding::{Finding, DoctorReport, Severity};
+use super::finding::{DoctorReport, Finding, Severity};
 
 /// Most places shown per finding.
 const SHOWN: usize = 10;

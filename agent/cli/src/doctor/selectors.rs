@@ -6,7 +6,7 @@ use netpold_core::labels::{NAMESPACE_NAME, set_by_controller};
 use netpold_core::model::{Labels, Peer, Pod, Requirement, Rule, Selector};
 
 use super::finding::{Check, Findings, Severity};
-use super::objects::{PodGroup, NamedPolicy, GroupedObjects, RulePlace};
+use super::objects::{GroupedObjects, NamedPolicy, PodGroup, RulePlace};
 
 const SELECTS_NOTHING: Check = Check {
     name: "selects-nothing",
@@ -155,7 +155,12 @@ fn may_match(
 }
 
 /// Reports the peers of a rule that match nothing.
-pub(super) fn peers(objects: &GroupedObjects<'_>, place: &RulePlace<'_>, rule: &Rule, found: &mut Findings) {
+pub(super) fn peers(
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
+    rule: &Rule,
+    found: &mut Findings,
+) {
     let own = place.policy.namespace;
     for (number, peer) in rule.peers.iter().flatten().enumerate() {
         let at = |what: &str| place.at(&place.peer(number), what);
@@ -247,7 +252,11 @@ fn is_optional(
 
 /// Returns whether pods of a peer may exist later or elsewhere: a namespace that the selector matches has no pods at
 /// present, or a namespace that it may match, or its labels, are not among the objects.
-fn may_have_pods(objects: &GroupedObjects<'_>, own: Option<&str>, namespaces: Option<&Selector>) -> bool {
+fn may_have_pods(
+    objects: &GroupedObjects<'_>,
+    own: Option<&str>,
+    namespaces: Option<&Selector>,
+) -> bool {
     let cluster = objects.cluster;
     let has_pods = |name: &str| objects.groups.iter().any(|group| group.namespace == name);
     let Some(selector) = namespaces else {

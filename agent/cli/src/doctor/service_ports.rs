@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use netpold_core::model::{Direction, Key, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
 use netpold_core::probe::IpProtocol;
 
+use super::backend_index::PortBackends;
 use super::blocks::is_allowed;
 use super::details::PortReference;
 use super::finding::{Check, Findings, Severity};
-use super::leads::PortBackends;
-use super::objects::{PodGroup, GroupedObjects, RulePlace};
+use super::objects::{GroupedObjects, PodGroup, RulePlace};
 use super::ports::{PortRange, range_text, ranges, receivers};
 
 const SERVICE_PORT: Check = Check {
@@ -180,7 +180,9 @@ fn unknown_api_server(
     let same = |port: &&super::details::WrittenServicePort| {
         i32::from(led.port.port) == port.port && port.protocol == protocol
     };
-    let PortReference::Number(target) = service.ports.iter().find(same)?.target else { return None };
+    let PortReference::Number(target) = service.ports.iter().find(same)?.target else {
+        return None;
+    };
     let allows = |group: &&PodGroup<'_>| {
         let isolating = objects.isolating(group, Direction::Egress);
         let mut rules = isolating.iter().flat_map(|(_, rules)| rules.iter());
@@ -198,7 +200,11 @@ fn unknown_api_server(
 }
 
 /// Returns whether the pods of each of the policy's groups reach a backend, one pod of each node.
-fn reaches(objects: &GroupedObjects<'_>, led: &PortBackends<'_>, subject: &[&PodGroup<'_>]) -> bool {
+fn reaches(
+    objects: &GroupedObjects<'_>,
+    led: &PortBackends<'_>,
+    subject: &[&PodGroup<'_>],
+) -> bool {
     let protocol = IpProtocol(led.port.protocol.number());
     let mut pods = subject.iter().flat_map(|group| &group.by_node).peekable();
     pods.peek().is_some()

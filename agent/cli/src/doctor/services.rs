@@ -6,7 +6,7 @@ use netpold_core::model::{Key, Labels, Pod};
 
 use super::details::{PortReference, WrittenServicePort};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{PodGroup, GroupedObjects, pods_text};
+use super::objects::{GroupedObjects, PodGroup, pods_text};
 
 const NO_SUCH_NAME: Check = Check {
     name: "target-port-absent",

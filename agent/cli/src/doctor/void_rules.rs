@@ -3,7 +3,7 @@
 use netpold_core::model::{Direction, Policy};
 
 use super::finding::{Check, Findings, Severity};
-use super::objects::{NamedPolicy, GroupedObjects};
+use super::objects::{GroupedObjects, NamedPolicy};
 
 const WITHOUT_TYPE: Check = Check {
     name: "rules-without-type",

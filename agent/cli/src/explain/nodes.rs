@@ -11,7 +11,7 @@ use netpold_core::probe::{Party, Probe};
 use serde_json::{Map, Value, json};
 
 use super::node;
-use crate::live::{self, Agents, AgentAnswers, ClusterArgs};
+use crate::live::{self, AgentAnswers, Agents, ClusterArgs};
 use crate::printable_document::printable_document;
 
 /// Answers of the nodes' agents.
@@ -67,7 +67,11 @@ impl NodeAnswers {
     /// Returns the nodes with the opposite verdict: their agents have other objects.
     fn others(&self) -> impl Iterator<Item = &NodeAnswer> {
         let opposite = |said| {
-            matches!((self.objects, said), (SourceVerdict::Allow, SourceVerdict::Deny) | (SourceVerdict::Deny, SourceVerdict::Allow))
+            matches!(
+                (self.objects, said),
+                (SourceVerdict::Allow, SourceVerdict::Deny)
+                    | (SourceVerdict::Deny, SourceVerdict::Allow)
+            )
         };
         self.answers().filter(move |answer| opposite(answer.verdict))
     }
@@ -81,10 +85,12 @@ impl NodeAnswers {
     /// Returns the answer of the sender's node, if the cluster's objects do not decide and that node does.
     pub(super) fn deciding(&self, sender: Option<&Key>) -> Option<(Verdict, &NodeAnswer)> {
         let sends = |answer: &&NodeAnswer| {
-            let egress = |end: &EndVerdict| end.direction == Direction::Egress && Some(&end.pod) == sender;
+            let egress =
+                |end: &EndVerdict| end.direction == Direction::Egress && Some(&end.pod) == sender;
             answer.ends.iter().any(egress)
         };
-        let answer = self.answers().filter(|_| self.objects == SourceVerdict::Unknown).find(sends)?;
+        let answer =
+            self.answers().filter(|_| self.objects == SourceVerdict::Unknown).find(sends)?;
         let verdict = match answer.verdict {
             SourceVerdict::Allow => Verdict::Allow,
             SourceVerdict::Deny => Verdict::Deny,

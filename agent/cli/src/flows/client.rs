@@ -7,7 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use netpold_api::flows::{
-    FlowsAnswer, FLOWS_REQUEST, FlowFilter, PAGE, FlowPage, PodFlows, FlowsRequest, TranslatedFlow, merge,
+    FLOWS_REQUEST, FlowFilter, FlowPage, FlowsAnswer, FlowsRequest, PAGE, PodFlows, TranslatedFlow,
+    merge,
 };
 use netpold_core::model::Key;
 use netpold_core::probe::IpProtocol;
@@ -76,7 +77,8 @@ pub fn ask(path: &Path, filter: &FlowFilter, limit: Option<u32>) -> Result<Flows
     let mut answer = FlowsAnswer { as_of: now(), ..FlowsAnswer::default() };
     let mut others: BTreeMap<Key, u64> = BTreeMap::new();
     let mut left = limit.unwrap_or(u32::MAX);
-    let mut translated: HashMap<(IpProtocol, SocketAddr, SocketAddr), TranslatedFlow> = HashMap::new();
+    let mut translated: HashMap<(IpProtocol, SocketAddr, SocketAddr), TranslatedFlow> =
+        HashMap::new();
     let mut ask = |from, kernel| {
         let asked = if kernel { left } else { left.min(PAGE) };
         let wanted = FlowsRequest { filter: filter.clone(), from, limit: asked, kernel };

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use netpold_api::flows::{FlowsAnswer, CachedVerdicts, ListedFlow, FlowState};
+use netpold_api::flows::{CachedVerdicts, FlowState, FlowsAnswer, ListedFlow};
 
 use crate::printable_document::printable_document;
 
@@ -133,8 +133,12 @@ mod tests {
     #[test]
     fn a_line_says_what_is_known_of_a_flow() {
         let left_out = vec![PodFlows { pod: Key::new("shop", "flooder"), flows: 7 }];
-        let answer =
-            FlowsAnswer { node: "n1".into(), flows: vec![flow("web")], left_out, ..FlowsAnswer::default() };
+        let answer = FlowsAnswer {
+            node: "n1".into(),
+            flows: vec![flow("web")],
+            left_out,
+            ..FlowsAnswer::default()
+        };
         let shown = text(std::slice::from_ref(&answer)).unwrap();
         let lines: Vec<Vec<&str>> =
             shown.lines().map(|line| line.split_whitespace().collect()).collect();

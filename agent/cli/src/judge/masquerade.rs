@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use netpold_core::cluster::{Cluster, AddressOwner};
-use netpold_core::explain::{ServiceBackend, Cause, Explainer, Explanation, Verdict};
+use netpold_core::cluster::{AddressOwner, Cluster};
+use netpold_core::explain::{Cause, Explainer, Explanation, ServiceBackend, Verdict};
 use netpold_core::model::{Key, Node};
 use netpold_core::probe::{Party, Probe};
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use netpold_core::cluster::{Cluster, PRIVATE_RANGES, AddressOwner};
+use netpold_core::cluster::{AddressOwner, Cluster, PRIVATE_RANGES};
 use netpold_core::explain::{Cause, Explanation, Judgement, Verdict};
 use netpold_core::model::{Direction, Pod};
 

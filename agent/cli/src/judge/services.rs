@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{ServiceBackend, Explainer, Explanation, Verdict};
+use netpold_core::explain::{Explainer, Explanation, ServiceBackend, Verdict};
 use netpold_core::model::{self, Change, EndpointSlice, Key, Pod, ServicePort};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
@@ -57,8 +57,12 @@ impl ServiceBackends {
         if !is_headless && let Some(reason) = absent_port(service, probe) {
             return Some(Explanation::unknown(probe, reason));
         }
-        let asked =
-            ServiceQuestion { service, written: written?, kind: (probe.protocol, probe.port), is_headless };
+        let asked = ServiceQuestion {
+            service,
+            written: written?,
+            kind: (probe.protocol, probe.port),
+            is_headless,
+        };
         Some(match self.targets(cluster, details, &asked)? {
             Ok(targets) => explain_targets(cluster, explainer, probe, &asked, &targets),
             Err(reason) => Explanation::unknown(probe, reason),

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use netpold_core::cluster::{Cluster, ObjectKey, AddressOwner};
+use netpold_core::cluster::{AddressOwner, Cluster, ObjectKey};
 use netpold_core::model::{Direction, Key, Peer, Pod, PortMatch, Rule, Selector};
 use netpold_core::probe::{Party, Probe};
 use netpold_kube::manifests::Undecoded;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use netpold_api::learn::{LearnAnswer, ObservedFlow, LearnedPeer};
+use netpold_api::learn::{LearnAnswer, LearnedPeer, ObservedFlow};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Allowing;
@@ -11,7 +11,7 @@ use netpold_core::model::{
     Rule,
 };
 
-use super::grants::{PeerSpec, NoPolicyReason, grants};
+use super::grants::{NoPolicyReason, PeerSpec, grants};
 use super::names;
 use super::ports::LearnedPorts;
 use super::proof::{self, DeniedFlow};
@@ -81,7 +81,8 @@ pub struct Learned {
 }
 
 /// Observed peers and ports of each workload, by direction.
-pub(super) type ObservedPeers = BTreeMap<Workload, [BTreeMap<PeerSpec, (LearnedPorts, Sightings)>; 2]>;
+pub(super) type ObservedPeers =
+    BTreeMap<Workload, [BTreeMap<PeerSpec, (LearnedPorts, Sightings)>; 2]>;
 
 /// Domain names of each workload.
 type ObservedNames = BTreeMap<Workload, BTreeMap<DomainName, (LearnedPorts, Sightings)>>;

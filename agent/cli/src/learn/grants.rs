@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netpold_api::learn::{ObservedFlow, LearnedPeer};
+use netpold_api::learn::{LearnedPeer, ObservedFlow};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Explainer;
@@ -115,7 +115,9 @@ pub(super) fn grants(
     let ports = |port| LearnedPorts::of(flow.protocol, port);
     Ok(match &flow.peer {
         LearnedPeer::Node => Vec::new(),
-        LearnedPeer::Workload(workload) => vec![(PeerSpec::Pods(workload.clone()), ports(flow.port))],
+        LearnedPeer::Workload(workload) => {
+            vec![(PeerSpec::Pods(workload.clone()), ports(flow.port))]
+        }
         LearnedPeer::Address(address) if cluster.is_pod_address(*address) => {
             return Err(NoPolicyReason::FormerPod(*address));
         }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use netpold_api::learn::{ObservedFlow, LearnedPeer};
+use netpold_api::learn::{LearnedPeer, ObservedFlow};
 use netpold_api::workload::Workload;
 use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{
@@ -25,7 +25,8 @@ const PRIORITIES: usize = 100;
 /// Returns the names of a flow to an address outside, without wildcards that match another of them; `None` if a rule
 /// without names has to allow the flow.
 pub(super) fn domain_names(flow: &ObservedFlow) -> Option<Vec<&DomainName>> {
-    let is_outside = matches!(flow.peer, LearnedPeer::Address(_)) && flow.direction == Direction::Egress;
+    let is_outside =
+        matches!(flow.peer, LearnedPeer::Address(_)) && flow.direction == Direction::Egress;
     let is_written = !flow.workload.labels.is_empty()
         && protocol(flow.protocol).is_some()
         && flow.port != 0
@@ -79,7 +80,9 @@ pub(super) fn add(
 }
 
 /// Groups the names by their ports: a rule for each.
-fn by_ports(names: &[(DomainName, LearnedPorts, Sightings)]) -> BTreeMap<&LearnedPorts, Vec<&DomainName>> {
+fn by_ports(
+    names: &[(DomainName, LearnedPorts, Sightings)],
+) -> BTreeMap<&LearnedPorts, Vec<&DomainName>> {
     let mut rules: BTreeMap<&LearnedPorts, Vec<&DomainName>> = BTreeMap::new();
     for (name, ports, _) in names {
         rules.entry(ports).or_default().push(name);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netpold_api::learn::{ObservedFlow, LearnedPeer};
+use netpold_api::learn::{LearnedPeer, ObservedFlow};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
@@ -135,10 +135,15 @@ pub(super) fn denied<'f>(
             }
             (Some(why), _) => why.to_string(),
             (None, _) => match &flow.peer {
-                LearnedPeer::Service(key) if !has_backend(&explainer, key, flow, refused.remote) => {
+                LearnedPeer::Service(key)
+                    if !has_backend(&explainer, key, flow, refused.remote) =>
+                {
                     NoPolicyReason::NoBackends(key.clone()).to_string()
                 }
-                LearnedPeer::Service(_) | LearnedPeer::Workload(_) | LearnedPeer::Node | LearnedPeer::Address(_) => {
+                LearnedPeer::Service(_)
+                | LearnedPeer::Workload(_)
+                | LearnedPeer::Node
+                | LearnedPeer::Address(_) => {
                     format!("no rule allows {}", refused.remote)
                 }
             },

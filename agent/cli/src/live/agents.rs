@@ -66,7 +66,10 @@ impl<T> AgentAnswers<T> {
 ///
 /// # Errors
 /// See [`Agents::find`].
-pub fn ask<T: DeserializeOwned>(cluster: &ClusterArgs, arguments: &[&str]) -> Result<AgentAnswers<T>> {
+pub fn ask<T: DeserializeOwned>(
+    cluster: &ClusterArgs,
+    arguments: &[&str],
+) -> Result<AgentAnswers<T>> {
     let all = block_on(async {
         let agents = Agents::find(cluster).await?;
         Ok(agents.answers(arguments).await)

@@ -53,7 +53,7 @@ impl NameLister {
         contexts.into_iter().map(|context| context.name).collect()
     }
 
-    /// Returns all namespaces; if they may not be listed, only the namespace of [`Names::open`].
+    /// Returns all namespaces; if they may not be listed, only the namespace of [`NameLister::open`].
     pub async fn namespaces(&self) -> Vec<String> {
         match list(&Api::<Namespace>::all(self.client.clone())).await {
             names if names.is_empty() => vec![self.namespace.clone()],
@@ -61,7 +61,7 @@ impl NameLister {
         }
     }
 
-    /// Returns the objects of a kind in a namespace; the default is the namespace of [`Names::open`].
+    /// Returns the objects of a kind in a namespace; the default is the namespace of [`NameLister::open`].
     pub async fn of(&self, kind: ListedKind, namespace: Option<&str>) -> Vec<String> {
         let namespace = namespace.unwrap_or(&self.namespace);
         match kind {

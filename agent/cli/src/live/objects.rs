@@ -85,8 +85,13 @@ pub async fn objects(args: &ClusterArgs, namespace: Option<&str>) -> Result<Vec<
         None => lister.client().default_namespace().to_owned(),
     };
     check_namespace(&namespace)?;
-    let mut seen =
-        ObjectReader { lister, namespace, objects: Vec::new(), partly: Vec::new(), warnings: Vec::new() };
+    let mut seen = ObjectReader {
+        lister,
+        namespace,
+        objects: Vec::new(),
+        partly: Vec::new(),
+        warnings: Vec::new(),
+    };
     for kind in KINDS {
         seen.read_kind(kind).await?;
     }

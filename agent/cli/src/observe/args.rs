@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use netpold_api::events::{AUDIT, TrafficVerdict};
-use netpold_api::filter::{EventFilter, NamePattern, PeerPattern, ObserveRequest};
+use netpold_api::filter::{EventFilter, NamePattern, ObserveRequest, PeerPattern};
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_core::model::Direction;
 use netpold_core::probe::IpProtocol;

@@ -7,7 +7,7 @@ use std::pin::pin;
 use anyhow::{Result, bail};
 use futures::StreamExt as _;
 use netpold_api::filter::ObserveRequest;
-use netpold_api::observe::{ObserveLine, OBSERVE_REQUEST};
+use netpold_api::observe::{OBSERVE_REQUEST, ObserveLine};
 use netpold_api::socket::PATIENCE;
 
 use super::args::{ObserveArgs, arguments};
@@ -93,7 +93,7 @@ fn show(line: &str, output: Output) -> Result<bool> {
     Ok(is_read(writeln!(stdout, "{shown}").and_then(|()| stdout.flush()))?)
 }
 
-/// Asks an agent, and waits for the start of the stream: from then on it misses no event. See [`Lines::ask`].
+/// Asks an agent, and waits for the start of the stream: from then on it misses no event. See [`AnswerLines::ask`].
 ///
 /// # Errors
 /// No agent answers, or it refuses.

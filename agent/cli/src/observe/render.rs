@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 
 use anyhow::Result;
 use netpold_api::events::{LostEvents, TrafficVerdict};
-use netpold_api::observe::{Attribution, ObservedEvent, ObserveLine};
+use netpold_api::observe::{Attribution, ObserveLine, ObservedEvent};
 use netpold_core::cluster::AddressOwner;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
@@ -21,7 +21,9 @@ use crate::printable_document::printable_document;
 pub fn text(line: &ObserveLine) -> Result<String> {
     Ok(match printable_line(line)? {
         ObserveLine::Event(event) => render(&event),
-        ObserveLine::Lost { node, lost } => format!("{node}: {}", lost_text(&lost)).yellow().to_string(),
+        ObserveLine::Lost { node, lost } => {
+            format!("{node}: {}", lost_text(&lost)).yellow().to_string()
+        }
     })
 }
 

@@ -1,5 +1,5 @@
 use netpold_api::events::{LostEvents, TrafficVerdict};
-use netpold_api::observe::{Attribution, ObservedEvent, ObserveLine, PolicyName, RuleName};
+use netpold_api::observe::{Attribution, ObserveLine, ObservedEvent, PolicyName, RuleName};
 use netpold_api::samples::{NODE, event};
 use netpold_core::cluster::AddressOwner;
 use netpold_core::model::{Direction, Key};

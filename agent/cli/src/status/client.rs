@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, AgentStatus};
+use netpold_api::status::{AgentStatus, READY_REQUEST, STATUS_REQUEST};
 
 use super::{StatusArgs, cluster_text, merge, text};
 use crate::live::{self, ALL, SOME};

@@ -1,4 +1,4 @@
-//! Rendering of a [`Status`] as text.
+//! Rendering of a [`AgentStatus`] as text.
 
 use std::fmt::Display;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use owo_colors::{OwoColorize, Style};
 
-use netpold_api::status::{EndpointStatus, AgentStatus, TableStatus, UplinkStatus};
+use netpold_api::status::{AgentStatus, EndpointStatus, TableStatus, UplinkStatus};
 
 /// Renders the status as coloured text; the caller strips unwanted colour.
 pub(super) fn render(status: &AgentStatus) -> String {

@@ -33,7 +33,8 @@ impl TopArgs {
     pub fn request(&self) -> Result<ObserveRequest> {
         let mut filter = self.filter.filter()?;
         if filter.verdicts.is_empty() {
-            filter.verdicts = vec![TrafficVerdict::Deny, TrafficVerdict::Audit, TrafficVerdict::Allow];
+            filter.verdicts =
+                vec![TrafficVerdict::Deny, TrafficVerdict::Audit, TrafficVerdict::Allow];
         }
         Ok(ObserveRequest { since: Some(u64::MAX), follow: true, filter })
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
 use netpold_api::events::{LostEvents, TrafficVerdict};
-use netpold_api::observe::{ObservedEvent, ObserveLine};
+use netpold_api::observe::{ObserveLine, ObservedEvent};
 use netpold_core::model::Direction;
 
 use crate::observe::{peer_name, pod_name, why};
@@ -147,7 +147,8 @@ impl EventCounts {
         let why = why(&event.attribution);
         self.total.add(event.verdict, at, "");
         let pod = pod_name(event);
-        let view = if event.verdict == TrafficVerdict::Deny { TopView::Drops } else { TopView::Flows };
+        let view =
+            if event.verdict == TrafficVerdict::Deny { TopView::Drops } else { TopView::Flows };
         self.add(view, flow(event, pod.clone()), event.verdict, at, &why);
         self.add(TopView::Pods, vec![pod], event.verdict, at, &why);
         for policy in &event.attribution.policies {
@@ -155,7 +156,14 @@ impl EventCounts {
         }
     }
 
-    fn add(&mut self, view: TopView, names: Vec<String>, outcome: TrafficVerdict, at: i64, why: &str) {
+    fn add(
+        &mut self,
+        view: TopView,
+        names: Vec<String>,
+        outcome: TrafficVerdict,
+        at: i64,
+        why: &str,
+    ) {
         let rows = &mut self.rows[view as usize];
         if rows.len() >= ROWS && !rows.contains_key(&names) {
             self.others[view as usize] += 1;
@@ -182,7 +190,9 @@ impl EventCounts {
             // The map sorts rows by name; stable sorts keep this order among equal rows.
             RowOrder::Name => {}
             RowOrder::Count => rows.sort_by_key(|row| Reverse(row.count())),
-            RowOrder::Rate => rows.sort_by_cached_key(|row| Reverse((row.recent(now), row.count()))),
+            RowOrder::Rate => {
+                rows.sort_by_cached_key(|row| Reverse((row.recent(now), row.count())))
+            }
             RowOrder::Last => rows.sort_by_key(|row| Reverse(row.last)),
         }
         if reversed {

@@ -8,7 +8,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap};
 
-use super::board::{EventCounts, RowOrder, CountRow, TopView};
+use super::board::{CountRow, EventCounts, RowOrder, TopView};
 
 /// Choices of the user, and the state of the source.
 #[derive(Clone, Debug, Default)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use futures::StreamExt as _;
-use netpold_api::trace::{TraceLine, TraceRequest, TRACE_REQUEST};
+use netpold_api::trace::{TRACE_REQUEST, TraceLine, TraceRequest};
 
 use super::args::{TraceArgs, arguments};
 use super::render::text;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use anyhow::Result;
 use netpold_api::events::TrafficVerdict;
-use netpold_api::trace::{TracedFlowEntry, TraceLine, TracedPacket, TraceStep};
+use netpold_api::trace::{TraceLine, TraceStep, TracedFlowEntry, TracedPacket};
 use netpold_core::cluster::AddressOwner;
 use netpold_core::model::Direction;
 use owo_colors::{OwoColorize, Style};
@@ -123,7 +123,9 @@ fn step_text(step: &TraceStep, packet: &TracedPacket) -> String {
             format!("{direction} row {row}, class {class}: {verdict} {asked} ({protocol}: {set})")
         }
         TraceStep::Flow { flow: None, .. } => "flow table: no entry".to_owned(),
-        TraceStep::Flow { flow: Some(_), expired: true } => "flow table: an expired entry".to_owned(),
+        TraceStep::Flow { flow: Some(_), expired: true } => {
+            "flow table: an expired entry".to_owned()
+        }
         TraceStep::Flow { flow: Some(flow), expired: false } => {
             format!("flow table: {}", flow_text(*flow))
         }

@@ -177,7 +177,11 @@ mod tests {
             "https://127.0.0.1:4000",
             "http://localhost:4000",
         ] {
-            assert_eq!(sender("/", &[host, ("origin", origin)]), Err(AccessRefusal::Origin), "{origin}");
+            assert_eq!(
+                sender("/", &[host, ("origin", origin)]),
+                Err(AccessRefusal::Origin),
+                "{origin}"
+            );
         }
         for site in ["cross-site", "same-site"] {
             assert_eq!(sender("/", &[host, ("sec-fetch-site", site)]), Err(AccessRefusal::Origin));

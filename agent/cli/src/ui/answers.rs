@@ -8,9 +8,9 @@ use netpold_core::model::{Direction, DomainName, Enforcement, Key, Pod};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 use serde_json::{Value, json};
 
-use super::world::{ObjectSource, ObjectSnapshot};
+use super::snapshot::{ObjectSnapshot, ObjectSource};
 use crate::arguments::check_namespace;
-use crate::diff::{NamedPair, DiffParty};
+use crate::diff::{DiffParty, NamedPair};
 use crate::learn::{LearnOptions, generate, yaml};
 use crate::{doctor, explain, live};
 
@@ -94,7 +94,8 @@ fn by_name(
 /// There is no such party.
 pub(super) fn workload(world: &ObjectSnapshot, index: usize) -> Result<Value> {
     let party = party(world, index)?;
-    let keys: &[Key] = if let DiffParty::Workload(workload) = party { &workload.pods[1] } else { &[] };
+    let keys: &[Key] =
+        if let DiffParty::Workload(workload) = party { &workload.pods[1] } else { &[] };
     let pods = keys.iter().filter_map(|key| world.cluster().pods().get(key));
     let named = pods.clone().take(PODS).map(|pod| {
         let template = pod.template().is_some();

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::Sender;
 
 use super::map::PartyIndex;
-use super::world::ObjectSnapshot;
+use super::snapshot::ObjectSnapshot;
 use crate::arguments::time;
 use crate::live::{Agents, ClusterArgs};
 use crate::observe::{FilterArgs, arguments, printable_line, why};

@@ -11,7 +11,7 @@ use netpold_core::model::{Direction, Enforcement, Pod, Selector};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::world::{ObjectSource, ObjectSnapshot};
+use super::snapshot::{ObjectSnapshot, ObjectSource};
 use crate::live;
 use crate::status;
 

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netpold_api::flows::{FlowsAnswer, ListedFlow};
-use netpold_core::cluster::{Cluster, AddressOwner};
+use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::model::{Direction, Key};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::world::ObjectSnapshot;
-use crate::diff::{NamedPair, DiffParty, PartyIsolation};
+use super::snapshot::ObjectSnapshot;
+use crate::diff::{DiffParty, NamedPair, PartyIsolation};
 
 /// Verdict of an edge, as a word of `observe`; `mixed` if all ports are denied to some pods or addresses only.
 fn verdict(pair: &NamedPair) -> &'static str {
@@ -76,7 +76,9 @@ fn node(party: &DiffParty, sides: PartyIsolation) -> MapNode {
             let (namespace, name) = title.split_once('/').unwrap_or(("", &title));
             ("workload", namespace.to_owned(), name.to_owned(), workload.pods[1].len())
         }
-        DiffParty::OwnNode | DiffParty::Nodes { .. } => ("nodes", "nodes".to_owned(), title.clone(), 0),
+        DiffParty::OwnNode | DiffParty::Nodes { .. } => {
+            ("nodes", "nodes".to_owned(), title.clone(), 0)
+        }
         DiffParty::Outside { .. } => ("outside", "outside".to_owned(), title.clone(), 0),
         DiffParty::Name(_) => ("name", "names".to_owned(), title.clone(), 0),
         DiffParty::Service(_) => ("service", "services".to_owned(), title.clone(), 0),
@@ -230,8 +232,9 @@ mod tests {
         let (v4, v6) = (outside("198.51.100.1").unwrap(), outside("2001:db8::1").unwrap());
         assert!(v4.contains("IPv4") && v6.contains("IPv6"), "{v4}, {v6}");
         assert_eq!(places.of_peer(&web, &AddressOwner::Outside, None), None);
-        let node =
-            |name: &str| title(places.of_peer(&web, &AddressOwner::Node { name: name.into() }, None));
+        let node = |name: &str| {
+            title(places.of_peer(&web, &AddressOwner::Node { name: name.into() }, None))
+        };
         assert_eq!(node("n1").as_deref(), Some("own node"));
         assert_eq!(node("n2").as_deref(), Some("node n2"));
         assert_eq!(node("n3"), None);

@@ -8,7 +8,7 @@ use netpold_kube::manifests::{Review, review_text};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::world::{ObjectSource, ObjectSnapshot};
+use super::snapshot::{ObjectSnapshot, ObjectSource};
 use crate::diff::{self, Sources, compare_objects, live as cuts};
 use crate::flows;
 

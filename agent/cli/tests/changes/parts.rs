@@ -1,6 +1,6 @@
 //! Parts of policies without pods, policies of other APIs, and pod templates of other controllers.
 
-use super::objects::{policy};
+use super::objects::policy;
 use super::{CANNOT_TELL, DIFFERENT, NAMESPACE, SAME, deployment, expect, pod};
 
 /// The usual chart: its policies name pods of other charts, or those that an operator creates.

@@ -9,7 +9,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::cluster::whose::AddressOwner;
+use crate::cluster::address_owner::AddressOwner;
 use crate::model::{Key, Pod};
 
 /// Reason why a pod's claim to an address on a secondary network is not accepted.

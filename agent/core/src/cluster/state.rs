@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::cluster::address_owner::AddressOwner;
 use crate::cluster::cluster_policies::ClusterPolicies;
 use crate::cluster::interfaces::Interfaces;
 use crate::cluster::namespaces::Namespaces;
@@ -16,7 +17,6 @@ use crate::cluster::pods_by_name::PodsByName;
 use crate::cluster::policies::Policies;
 use crate::cluster::second::ClaimRefusal;
 use crate::cluster::services::Services;
-use crate::cluster::whose::AddressOwner;
 use crate::model::{
     ClusterPolicy, Denial, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node,
     Owner, Pod, Policy, Service,
@@ -284,7 +284,8 @@ impl Cluster {
         if let Some(name) = own.or_else(|| self.nodes.with(address)) {
             return AddressOwner::Node { name: name.to_owned() };
         }
-        self.service_at(address).map_or(AddressOwner::Outside, |key| AddressOwner::Service(key.clone()))
+        self.service_at(address)
+            .map_or(AddressOwner::Outside, |key| AddressOwner::Service(key.clone()))
     }
 
     /// Whether an address belongs to the own node: to its Node object, to a hostNetwork pod on it, or to one of its

@@ -158,7 +158,7 @@ pub enum Cause {
     Rule,
     /// The pod is isolated and no rule allows the traffic.
     NoRule,
-    /// An Accept or Deny rule of a ClusterNetworkPolicy decides, [`Tiers::decided_by`].
+    /// An Accept or Deny rule of a ClusterNetworkPolicy decides, [`TierVerdict::decided_by`].
     TierRule,
     /// A pod always reaches its own address; through a Service, unless a tier denies the traffic there.
     Itself,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::cluster::{Cluster, PodPolicies, is_subject};
 use crate::explain::answer::{Cause, Detail, Judgement, PolicyProblem, TierVerdict, Verdict};
 use crate::explain::resolved::ResolvedNames;
-use crate::explain::rule::{ResolvableNames, Traffic, PacketPath};
+use crate::explain::rule::{PacketPath, ResolvableNames, Traffic};
 use crate::model::{ClusterPolicy, Denial, Direction, Enforcement, Key, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
@@ -235,7 +235,10 @@ impl<'c> Literal<'c> {
     }
 
     /// Returns the reasons why a policy or parts of it grant nothing.
-    fn problems<'p>(&self, policy: &'p Policy) -> impl Iterator<Item = PolicyProblem> + use<'p, 'c> {
+    fn problems<'p>(
+        &self,
+        policy: &'p Policy,
+    ) -> impl Iterator<Item = PolicyProblem> + use<'p, 'c> {
         let problem = |problem: &str, over_budget| PolicyProblem {
             policy: policy.key.clone(),
             problem: problem.to_owned(),

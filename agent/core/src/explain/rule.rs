@@ -231,7 +231,9 @@ impl Traffic<'_> {
     pub(super) fn belongs_to(&self, name: &DomainName) -> bool {
         let belongs = match self.names {
             ResolvableNames::Unknown => false,
-            ResolvableNames::Resolved(resolved) => resolved.left(&self.pod.key, name, self.remote).is_some(),
+            ResolvableNames::Resolved(resolved) => {
+                resolved.left(&self.pod.key, name, self.remote).is_some()
+            }
             ResolvableNames::Assumed(asked) => name.covers(asked),
         };
         belongs && !self.is_translated()

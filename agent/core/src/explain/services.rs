@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use crate::cluster::Cluster;
 use crate::explain::answer::{
-    ServiceBackend, Cause, Detail, Explanation, Judgement, MatchedTierRule, TierVerdict, Verdict,
+    Cause, Detail, Explanation, Judgement, MatchedTierRule, ServiceBackend, TierVerdict, Verdict,
 };
 use crate::explain::literal::Literal;
-use crate::explain::rule::{Traffic, PacketPath};
+use crate::explain::rule::{PacketPath, Traffic};
 use crate::explain::text;
 use crate::model::{Direction, Key, Pod, Service, ServicePort};
 use crate::probe::{IpProtocol, Probe};
@@ -91,7 +91,12 @@ pub(super) struct ServiceTranslator<'c> {
 
 impl ServiceTranslator<'_> {
     /// Returns the translation of packets to this port of an address; `None` if nothing translates them.
-    fn translated(&self, address: IpAddr, protocol: IpProtocol, port: u16) -> Option<ServiceTranslation> {
+    fn translated(
+        &self,
+        address: IpAddr,
+        protocol: IpProtocol,
+        port: u16,
+    ) -> Option<ServiceTranslation> {
         let at = |at_node| self.translated_at(at_node, address, protocol, port);
         at(false).or_else(|| at(true))
     }
@@ -206,7 +211,12 @@ impl ServiceTranslator<'_> {
     }
 
     /// Returns the rule of a ClusterNetworkPolicy that denies a pod's packets to an address, without translation.
-    fn denying_address(&self, pod: &Pod, address: IpAddr, probe: &Probe) -> Option<MatchedTierRule> {
+    fn denying_address(
+        &self,
+        pod: &Pod,
+        address: IpAddr,
+        probe: &Probe,
+    ) -> Option<MatchedTierRule> {
         let (protocol, port) = (probe.protocol, probe.port);
         let traffic = self.literal.traffic(pod, Direction::Egress, address, protocol, port);
         let judged = self.literal.judge_traffic(&traffic, None, Detail::Reasons);

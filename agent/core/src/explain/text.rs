@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 
 use crate::explain::answer::{
-    ServiceBackend, Cause, Explanation, Judgement, RuleRef, TierPolicy, MatchedTierRule, Verdict,
+    Cause, Explanation, Judgement, MatchedTierRule, RuleRef, ServiceBackend, TierPolicy, Verdict,
 };
 use crate::model::{
     Action, Direction, Key, Labels, Peer, PortMatch, PortRule, Requirement, Rule, Selector, Tier,

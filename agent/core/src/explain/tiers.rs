@@ -7,7 +7,7 @@ use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES};
 
 use crate::cluster::beyond_limit;
 use crate::explain::answer::{
-    Cause, Detail, Judgement, TierPolicy, TierProblem, MatchedTierRule, Verdict,
+    Cause, Detail, Judgement, MatchedTierRule, TierPolicy, TierProblem, Verdict,
 };
 use crate::explain::rule::{ResolvableNames, Traffic};
 use crate::explain::text;

@@ -106,7 +106,8 @@ pub(super) fn explain_places(
         }
     }
     let at = |side: &ProbeEnd<'_>| -> Vec<SampleAddress> {
-        let known = side.addresses.iter().map(|a| SampleAddress { address: *a, block: IpNet::from(*a) });
+        let known =
+            side.addresses.iter().map(|a| SampleAddress { address: *a, block: IpNet::from(*a) });
         known.chain(side.places.iter().copied()).collect()
     };
     let (sources, destinations) = (at(from), at(to));
@@ -157,7 +158,8 @@ fn explain_behind(
     from: &ProbeEnd<'_>,
     explain: impl Fn(SampleAddress) -> Explanation,
 ) -> Explanation {
-    let same_family = |place: &&SampleAddress| place.address.is_ipv4() == sources[0].address.is_ipv4();
+    let same_family =
+        |place: &&SampleAddress| place.address.is_ipv4() == sources[0].address.is_ipv4();
     for place in sources.iter().filter(same_family).skip(1) {
         let other = explain(*place);
         if other.verdict != first.verdict {

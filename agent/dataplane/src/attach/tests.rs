@@ -542,7 +542,10 @@ fn barriers_of_gone_interfaces_and_of_uninstalled_agents_are_removed() {
         assert_eq!(guard.barred_hooks(), LOOPBACK.into());
         // A later interface of the same name is not barred.
         run("ip link add gone type veth peer name end");
-        assert_eq!(HookCloser::new(pins.to_owned(), AttachMode::Tcx).barred_hooks(), LOOPBACK.into());
+        assert_eq!(
+            HookCloser::new(pins.to_owned(), AttachMode::Tcx).barred_hooks(),
+            LOOPBACK.into()
+        );
         barrier::remove_all().unwrap();
         assert!(delivers());
         barrier::remove_all().unwrap();

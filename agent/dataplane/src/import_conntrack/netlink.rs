@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
-use super::{ConntrackEntry, KernelFlow, PartialTuple, ConntrackTuple};
+use super::{ConntrackEntry, ConntrackTuple, KernelFlow, PartialTuple};
 use crate::netlink::{
-    NetlinkMessage, NETFILTER_HEADER, NLA_F_NESTED, ask_netfilter, attribute, attributes,
+    NETFILTER_HEADER, NLA_F_NESTED, NetlinkMessage, ask_netfilter, attribute, attributes,
 };
 
 // Constants of `linux/netfilter/nfnetlink.h`, `nfnetlink_conntrack.h` and `nf_conntrack_common.h`.

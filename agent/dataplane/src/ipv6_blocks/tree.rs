@@ -236,7 +236,11 @@ fn merge_equal(entries: &mut Vec<KeyInterval>) {
 
 /// Packs entries into new nodes; returns the entries of the node above. Nodes fill up before another one begins if
 /// entries are added in ascending order.
-fn pack(nodes: &mut TreeNodes, entries: &[KeyInterval], painted_last: u64) -> Result<Vec<KeyInterval>, TableError> {
+fn pack(
+    nodes: &mut TreeNodes,
+    entries: &[KeyInterval],
+    painted_last: u64,
+) -> Result<Vec<KeyInterval>, TableError> {
     let count = entries.len().div_ceil(ENTRIES);
     let at_the_end = entries.last().is_some_and(|entry| entry.first <= painted_last + 1);
     let mut rest = entries;

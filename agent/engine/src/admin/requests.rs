@@ -10,7 +10,7 @@ use netpold_api::observe::OBSERVE_REQUEST;
 use netpold_api::probe::EXPLAIN_REQUEST;
 use netpold_api::rules::RULES_REQUEST;
 use netpold_api::source::SourceStatus;
-use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, AgentStatus};
+use netpold_api::status::{AgentStatus, READY_REQUEST, STATUS_REQUEST};
 use netpold_api::trace::TRACE_REQUEST;
 use netpold_core::lock::lock;
 use netpold_core::probe::Probe;

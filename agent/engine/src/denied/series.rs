@@ -16,7 +16,7 @@ const POLICIES_MAX: usize = 200;
 /// Labels of a series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeriesLabels {
-    /// [`Outcome::Deny`] or [`Outcome::Audit`].
+    /// [`TrafficVerdict::Deny`] or [`TrafficVerdict::Audit`].
     pub outcome: TrafficVerdict,
     /// Direction from the pod's view.
     pub direction: Direction,
@@ -45,7 +45,9 @@ impl SeriesLabels {
             Some(AddressOwner::Pod(key)) => {
                 (key.namespace.clone(), name(&event.peer_workload).unwrap_or_default())
             }
-            Some(AddressOwner::Service(key)) => (key.namespace.clone(), format!("svc/{}", key.name)),
+            Some(AddressOwner::Service(key)) => {
+                (key.namespace.clone(), format!("svc/{}", key.name))
+            }
             Some(AddressOwner::Node { .. }) => (String::new(), "node".to_owned()),
             Some(AddressOwner::Outside) => (String::new(), "outside".to_owned()),
             None => (String::new(), String::new()),
@@ -120,7 +122,11 @@ impl Series {
 
     /// Adds 1 to a series. Returns the labels and count that leave the table: a displaced series, or the given labels
     /// with 1 if the namespace has no room for them.
-    pub(super) fn count(&mut self, labels: SeriesLabels, now: Instant) -> Option<(SeriesLabels, u64)> {
+    pub(super) fn count(
+        &mut self,
+        labels: SeriesLabels,
+        now: Instant,
+    ) -> Option<(SeriesLabels, u64)> {
         if let Some(count) = self.counts.get_mut(&labels) {
             count.value += 1;
             count.last = now;

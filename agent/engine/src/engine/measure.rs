@@ -11,7 +11,7 @@ use super::health::Health;
 use super::reconciler::Reconciler;
 use super::report::{tables, wrong_with_node};
 use super::{Engine, unsupported};
-use crate::metrics::{EndpointCounts, TableFill, Instruments, Snapshot};
+use crate::metrics::{EndpointCounts, Instruments, Snapshot, TableFill};
 
 /// Kinds of repairs by [`Engine::repair`] and [`Engine::readback`].
 const REPAIRS: [&str; 4] = ["entries", "order", "pins", "programs"];

@@ -8,7 +8,7 @@ use netpold_api::events::TrafficVerdict;
 use netpold_api::filter::EventFilter;
 use netpold_api::observe::{Attribution, ObservedEvent};
 use netpold_api::workload::WorkloadName;
-use netpold_core::cluster::{Cluster, AddressOwner};
+use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::explain::Explainer;
 use netpold_core::model::Pod;
 use netpold_core::probe::IpProtocol;
@@ -16,7 +16,9 @@ use netpold_core::probe::IpProtocol;
 use super::Engine;
 use super::interfaces::NodeInterfaces;
 use crate::events::JournalEvent;
-use crate::observe::{EventAttribution, Attributions, EventNames, admits, admits_names, destination_port};
+use crate::observe::{
+    Attributions, EventAttribution, EventNames, admits, admits_names, destination_port,
+};
 
 /// Returns the events that pass the filter, with names and, within the time limit, with policy and rule. Also returns
 /// the number of events without attribution.

@@ -90,10 +90,18 @@ impl Engine {
                 direction: at.direction,
                 remote: at.remote,
                 port: at.port,
-                objects: allowed.map_or(SourceVerdict::Unknown, |allowed| SourceVerdict::of(allowed || at.by_node)),
-                tables: if may_be_named { SourceVerdict::Unknown } else { SourceVerdict::of(verdict.passes()) },
+                objects: allowed.map_or(SourceVerdict::Unknown, |allowed| {
+                    SourceVerdict::of(allowed || at.by_node)
+                }),
+                tables: if may_be_named {
+                    SourceVerdict::Unknown
+                } else {
+                    SourceVerdict::of(verdict.passes())
+                },
                 tables_reason: reason.as_str().to_owned(),
-                kernel: kernel.as_ref().map_or(SourceVerdict::Unknown, |passes| SourceVerdict::of(*passes)),
+                kernel: kernel
+                    .as_ref()
+                    .map_or(SourceVerdict::Unknown, |passes| SourceVerdict::of(*passes)),
                 problem: kernel.err(),
             });
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use netpold_api::status::{
-    DropCount, EndpointStatus, RecentDrop, AgentStatus, TableStatus, UplinkStatus,
+    AgentStatus, DropCount, EndpointStatus, RecentDrop, TableStatus, UplinkStatus,
 };
 use netpold_core::bindings::BindingProblem as Unbound;
 use netpold_core::cluster::is_subject;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use netpold_api::events::TrafficVerdict;
 use netpold_api::observe::Attribution;
-use netpold_api::trace::{TracedPacket, TraceRequest};
+use netpold_api::trace::{TraceRequest, TracedPacket};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
 use netpold_core::model::Key;
@@ -14,7 +14,7 @@ use netpold_ebpf::reason::Reason;
 
 use super::Engine;
 use crate::events::{Dropped, JournalEvent};
-use crate::observe::{EventAttribution, Attributions};
+use crate::observe::{Attributions, EventAttribution};
 use crate::trace::{RawPacket, TraceTarget, Tracing, clauses};
 
 /// Reason why there is nothing to trace.

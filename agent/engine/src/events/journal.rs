@@ -97,7 +97,7 @@ struct EventRings {
     /// Drops and audited flows; new flows do not displace them.
     drops: EventRing,
     flows: EventRing,
-    /// Totals of [`Lost::kernel`] and [`Lost::flows`].
+    /// Totals of [`LostEvents::kernel`] and [`LostEvents::flows`].
     unsent: u64,
     untold: u64,
     /// Flows since the start, reported or not.
@@ -172,7 +172,12 @@ impl Journal {
     /// Returns the next events, at most `most` of each kind, in the order of time, and the losses since the last call.
     /// Skips flows unless `with_flows`.
     #[must_use]
-    pub fn read(&self, cursor: &mut JournalCursor, with_flows: bool, most: usize) -> (Vec<JournalEvent>, LostEvents) {
+    pub fn read(
+        &self,
+        cursor: &mut JournalCursor,
+        with_flows: bool,
+        most: usize,
+    ) -> (Vec<JournalEvent>, LostEvents) {
         let rings = self.rings();
         let mut seen = Vec::new();
         let mut lost = LostEvents { kernel: rings.unsent - cursor.unsent, ..LostEvents::default() };
@@ -242,7 +247,10 @@ mod tests {
         };
         (0..3).for_each(drop);
         let (seen, lost) = journal.read(&mut cursor, false, 2);
-        assert_eq!((endpoints(&seen), lost), (vec![0, 1], LostEvents { kernel: 6, ..LostEvents::default() }));
+        assert_eq!(
+            (endpoints(&seen), lost),
+            (vec![0, 1], LostEvents { kernel: 6, ..LostEvents::default() })
+        );
         (3..KEPT as u32 + 5).for_each(drop);
         let (seen, lost) = journal.read(&mut cursor, false, usize::MAX);
         assert_eq!((seen.len(), seen[0].packet.endpoint), (KEPT, 5));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use netpold_ebpf::layout::DropEvent;
 use netpold_kube::cluster::DropKey;
 
-use super::dropped::{Dropped, DropLogLine};
+use super::dropped::{DropLogLine, Dropped};
 use super::journal::Journal;
 
 /// Most awaited events of probes.

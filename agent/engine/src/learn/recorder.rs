@@ -13,9 +13,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use netpold_api::learn::{LearnAnswer, ObservedFlow, LearnedPeer, PeerAddress};
+use netpold_api::learn::{LearnAnswer, LearnedPeer, ObservedFlow, PeerAddress};
 use netpold_api::workload::Workload;
-use netpold_core::cluster::{Cluster, AddressOwner, is_subject};
+use netpold_core::cluster::{AddressOwner, Cluster, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Direction, DomainName, Pod};
 use netpold_core::probe::IpProtocol;
@@ -373,7 +373,13 @@ impl Recorder {
                     self.keep_address(remote, &peer, at);
                     let workload = self.intern(workload);
                     let peer = LearnedPeer::Workload(peer);
-                    return Some(RecordKey { workload, direction, peer, protocol: protocol.0, port });
+                    return Some(RecordKey {
+                        workload,
+                        direction,
+                        peer,
+                        protocol: protocol.0,
+                        port,
+                    });
                 }
                 None => self.kept_address(cluster, remote, at),
             }
@@ -391,7 +397,12 @@ impl Recorder {
     }
 
     /// Returns the peer for an address without a pod: the workload that had it, unless another object has it now.
-    fn kept_address(&mut self, cluster: &Cluster, address: IpAddr, at: u64) -> LearnedPeer<Arc<Workload>> {
+    fn kept_address(
+        &mut self,
+        cluster: &Cluster,
+        address: IpAddr,
+        at: u64,
+    ) -> LearnedPeer<Arc<Workload>> {
         let outside = || cluster.whose(address) == AddressOwner::Outside;
         match self.addresses.get_mut(&address) {
             Some((workload, last)) if at < last.saturating_add(ADDRESS_KEPT) && outside() => {

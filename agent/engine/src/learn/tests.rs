@@ -1,6 +1,6 @@
 use std::net::{IpAddr, Ipv4Addr};
 
-use netpold_api::learn::{LearnAnswer, ObservedFlow, LearnedPeer, merge};
+use netpold_api::learn::{LearnAnswer, LearnedPeer, ObservedFlow, merge};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::PodFlow;
@@ -216,7 +216,10 @@ fn a_record_keeps_the_names_of_its_address() {
     next.resume(answer.clone());
     assert_eq!(next.answer("n", 2000).flows, answer.flows);
     let other = LearnAnswer {
-        flows: vec![ObservedFlow { names: [name("x.example.org")].into(), ..answer.flows[0].clone() }],
+        flows: vec![ObservedFlow {
+            names: [name("x.example.org")].into(),
+            ..answer.flows[0].clone()
+        }],
         ..answer.clone()
     };
     let all = merge(vec![("a".into(), answer), ("b".into(), other)]);

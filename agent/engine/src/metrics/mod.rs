@@ -3,7 +3,7 @@
 //! Three sources: [`Instruments`] that the engine updates, a [`Snapshot`] of the engine at the scrape, and the process
 //! itself. A scrape never waits for the engine: while the engine writes, the last snapshot is served. No label names a
 //! pod or an address. Labels name audited policies, 500 of them at most, and workloads with denied traffic in a bounded
-//! number of series ([`Denied`]). So the number of series is bounded for every cluster. deploy/metrics.md lists all
+//! number of series ([`DeniedCounters`]). So the number of series is bounded for every cluster. deploy/metrics.md lists all
 //! metrics.
 
 mod denied;
@@ -30,7 +30,7 @@ use tokio::sync::watch;
 pub use exported::Exported;
 pub use instruments::Instruments;
 use process::ProcessCollector;
-pub use snapshot::{ByDirection, EndpointCounts, TableFill, Snapshot};
+pub use snapshot::{ByDirection, EndpointCounts, Snapshot, TableFill};
 use writer::MetricWriter;
 
 use crate::denied::DeniedCounters;

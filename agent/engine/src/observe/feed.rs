@@ -52,7 +52,8 @@ impl Feed {
         sink: Sink,
         with_flows: bool,
     ) -> Self {
-        let verdicts = TrafficVerdict::ALL.into_iter().filter(|it| with_flows || *it != TrafficVerdict::Allow);
+        let verdicts =
+            TrafficVerdict::ALL.into_iter().filter(|it| with_flows || *it != TrafficVerdict::Allow);
         let filter = EventFilter { verdicts: verdicts.collect(), ..EventFilter::default() };
         let cursor = observer.cursor();
         lock(&denied).begin(totals(&dropped(), observer.flow_totals()));

@@ -49,7 +49,11 @@ pub fn admits(filter: &EventFilter, seen: &JournalEvent) -> bool {
 
 /// Returns whether the filter's conditions on names admit an event.
 #[must_use]
-pub fn admits_names(filter: &EventFilter, seen: &JournalEvent, EventNames { pod, peer }: &EventNames) -> bool {
+pub fn admits_names(
+    filter: &EventFilter,
+    seen: &JournalEvent,
+    EventNames { pod, peer }: &EventNames,
+) -> bool {
     let pod = pod.as_ref();
     let in_namespace = |name: &String| pod.is_some_and(|pod| pod.namespace == *name);
     filter.namespace.as_ref().is_none_or(in_namespace)

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use netpold_api::events::LostEvents;
 use netpold_api::filter::{EventFilter, ObserveRequest};
-use netpold_api::observe::{ObservedEvent, ObserveLine};
+use netpold_api::observe::{ObserveLine, ObservedEvent};
 use netpold_core::lock::lock;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 
-use crate::events::{JournalCursor, Journal, JournalEvent, UnreportedFlows, unix_millis};
+use crate::events::{Journal, JournalCursor, JournalEvent, UnreportedFlows, unix_millis};
 use crate::lines::{LineSender, line};
 
 /// Most concurrent watchers; a further one replaces the oldest.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use netpold_api::filter::ObserveRequest;
-use netpold_api::observe::{ObservedEvent, ObserveLine};
+use netpold_api::observe::{ObserveLine, ObservedEvent};
 use netpold_api::samples::{NODE, event};
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
@@ -19,8 +19,9 @@ use crate::lines::LineSender;
 
 fn observer() -> (Arc<ObserveServer>, Arc<Journal>) {
     let journal = Arc::<Journal>::default();
-    let resolve =
-        |seen: &[JournalEvent], _: &_| (seen.iter().map(|seen| event(seen.packet.endpoint)).collect(), 0);
+    let resolve = |seen: &[JournalEvent], _: &_| {
+        (seen.iter().map(|seen| event(seen.packet.endpoint)).collect(), 0)
+    };
     (Arc::new(ObserveServer::new(NODE.into(), Arc::clone(&journal), resolve)), journal)
 }
 
@@ -63,7 +64,8 @@ async fn a_slow_watcher_delays_no_other_and_receives_the_number_of_lost_events()
         if number % 256 == 255 {
             // The quick watcher keeps up.
             while seen < number {
-                let line: ObserveLine = serde_json::from_str(&read(&mut quick).await.unwrap()).unwrap();
+                let line: ObserveLine =
+                    serde_json::from_str(&read(&mut quick).await.unwrap()).unwrap();
                 let ObserveLine::Event(event) = line else { panic!("lost: {line:?}") };
                 assert_eq!(event.attribution.explanation, [seen.to_string()]);
                 seen += 1;

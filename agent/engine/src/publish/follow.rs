@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::debug;
 
-use super::failing::random_part;
+use super::write_retry::random_part;
 
 /// Shortest duration of a watch; a random part of the same duration is added.
 const WATCH: Duration = Duration::from_secs(145);

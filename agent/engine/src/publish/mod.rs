@@ -11,13 +11,13 @@
 //! predecessor's conditions stay until then. A condition is not written for a cause shorter than [`PASSING`].
 
 mod budget;
-mod failing;
 mod follow;
 mod node;
+mod observed_state;
 mod pods;
 mod report;
-mod seen;
 mod write;
+mod write_retry;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,9 +29,9 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use self::node::NodeWriter;
+use self::observed_state::{ObservedState, StateObserver};
 use self::pods::Readiness;
 use self::report::Reporter;
-use self::seen::{StateObserver, ObservedState};
 use self::write::ObjectWriter;
 use crate::engine::Enforcement;
 
@@ -76,20 +76,20 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Starts the tasks with the connection of a source. `ring` wakes them after each step of the engine. `look` may
+    /// Starts the tasks with the connection of a source. `ring` wakes them after each step of the engine. `state` may
     /// block; it returns the state and the time for which it made other callers wait. Requires a tokio runtime.
     pub fn start(
         of: &EventRecorder,
         settings: PublishSettings,
         ring: Arc<Notify>,
-        look: impl Fn() -> (AgentState, Duration) + Send + Sync + 'static,
+        state: impl Fn() -> (AgentState, Duration) + Send + Sync + 'static,
     ) -> Self {
         let PublishSettings { node, readiness_gate } = settings;
         let writer = Arc::new(ObjectWriter::new(of.connection()));
         let (sender, seen) = watch::channel(Arc::new(ObservedState::default()));
         let (uid, of_node) = watch::channel(None);
         let mut tasks = JoinSet::new();
-        tasks.spawn(StateObserver::new(look, sender).run(ring));
+        tasks.spawn(StateObserver::new(state, sender).run(ring));
         let readiness =
             Readiness::new(Arc::clone(&writer), node.clone(), readiness_gate, seen.clone());
         tasks.spawn(readiness.run());

@@ -15,10 +15,10 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info};
 
-use super::failing::{WriteRetry, random_part};
 use super::follow::{Condition, ConditionsStatus, follow};
-use super::seen::ObservedState;
-use super::write::{WriteError, ObjectWriter};
+use super::observed_state::ObservedState;
+use super::write::{ObjectWriter, WriteError};
+use super::write_retry::{WriteRetry, random_part};
 use super::{MESSAGE_MAX, NODE_CONDITION, STARTUP_TAINT, TICK, now};
 
 /// Time that a starting agent may take to enforce the source's state; the predecessor's condition stays until then.
@@ -274,11 +274,11 @@ mod tests {
         let (status, reason, _) = wanted(&seen, long_ago).unwrap();
         assert_eq!((status, reason), ("False", "NotStarted"));
         seen.begun = true;
-        seen.look.in_sync = true;
-        seen.look.enforcement.behind = Some("the tables are full".into());
+        seen.state.in_sync = true;
+        seen.state.enforcement.behind = Some("the tables are full".into());
         let said = ("False", "UpdateNotInForce", "the tables are full".to_owned());
         assert_eq!(wanted(&seen, now), Some(said));
-        seen.look.enforcement.behind = None;
+        seen.state.enforcement.behind = None;
         assert_eq!(wanted(&seen, now).unwrap().0, "True");
     }
 }

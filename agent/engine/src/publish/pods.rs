@@ -21,10 +21,10 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
 
-use super::failing::{WriteRetry, random_part};
 use super::follow::{Condition, ConditionsStatus, follow};
-use super::seen::ObservedState;
-use super::write::{WriteError, ObjectWriter};
+use super::observed_state::ObservedState;
+use super::write::{ObjectWriter, WriteError};
+use super::write_retry::{WriteRetry, random_part};
 use super::{PASSING, TICK, now};
 
 /// Most concurrent writes.

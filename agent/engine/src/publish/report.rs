@@ -2,7 +2,7 @@
 //!
 //! A report is a patch of the differences to the last one: of fields, and of single policies. While an update is
 //! pending, fields about the enforced state keep their values: statements about a policy's generation stay true. The
-//! cost of a namespace's changes limits how often they alone are reported ([`Budget`]).
+//! cost of a namespace's changes limits how often they alone are reported ([`ReportBudget`]).
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,9 +21,9 @@ use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::budget::ReportBudget;
-use super::failing::{WriteRetry, random_part};
-use super::seen::ObservedState;
-use super::write::{WriteError, ObjectWriter};
+use super::observed_state::ObservedState;
+use super::write::{ObjectWriter, WriteError};
+use super::write_retry::{WriteRetry, random_part};
 use super::{MESSAGE_MAX, PASSING, now};
 use crate::engine::PolicyEnforcement;
 
@@ -58,10 +58,10 @@ const OPERATIONS: usize = 1000;
 
 /// Builds the report of an observed state.
 fn report(seen: &ObservedState) -> NodeReport {
-    let enforcement = &seen.look.enforcement;
+    let enforcement = &seen.state.enforcement;
     let (policies, left) = bounded(enforcement.policies.iter().map(|(key, it)| policy(key, it)));
     let behind = seen.behind().map(str::to_owned).into_iter();
-    let problems = behind.chain(seen.look.problems.iter().cloned()).take(PROBLEMS);
+    let problems = behind.chain(seen.state.problems.iter().cloned()).take(PROBLEMS);
     NodeReport {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         renew_time: None,
@@ -186,7 +186,7 @@ type PodCounts = BTreeMap<String, [usize; 2]>;
 
 fn pod_counts(seen: &ObservedState) -> PodCounts {
     let mut counts = PodCounts::new();
-    for (key, pod) in &seen.look.enforcement.pods {
+    for (key, pod) in &seen.state.enforcement.pods {
         let [pods, enforced] = counts.entry(key.namespace.clone()).or_default();
         *pods += 1;
         *enforced += usize::from(pod.lacks.is_none());

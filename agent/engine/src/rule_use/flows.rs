@@ -238,7 +238,12 @@ impl<'u> Round<'u> {
     }
 
     /// Marks the rules that allow a flow, and records the flow; `None` if it has to wait for the next sweep.
-    fn attribute(&mut self, at: &Sighting<'_>, known: VisitedFlow, is_new: bool) -> Option<FlowAttribution> {
+    fn attribute(
+        &mut self,
+        at: &Sighting<'_>,
+        known: VisitedFlow,
+        is_new: bool,
+    ) -> Option<FlowAttribution> {
         let VisitedFlow { mut groups, mut records, mut audited, .. } = known;
         let last = self.wall.saturating_sub(millis(at.idle()));
         if known.epoch != self.of.cache.epoch || is_new {

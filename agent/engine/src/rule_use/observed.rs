@@ -18,7 +18,7 @@ pub(super) struct SweepRecords {
     last: Option<u32>,
     /// Flows without a record so far, by the programs' counter.
     unrecorded: Option<u64>,
-    /// Number of flows not reported one by one since the last call of [`Observed::take_missed`].
+    /// Number of flows not reported one by one since the last call of [`SweepRecords::take_missed`].
     missed: u64,
 }
 

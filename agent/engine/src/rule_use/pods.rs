@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use netpold_core::cluster::{Cluster, AddressOwner, is_subject};
+use netpold_core::cluster::{AddressOwner, Cluster, is_subject};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Key, Pod};
 
@@ -169,7 +169,8 @@ impl SweptPods {
 
     /// Returns the owner of an address at a time, in milliseconds since the epoch.
     pub(super) fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> AddressOwner {
-        let pod = self.former(cluster, address, at).map(|pod| AddressOwner::Pod(Key::clone(&pod.key)));
+        let pod =
+            self.former(cluster, address, at).map(|pod| AddressOwner::Pod(Key::clone(&pod.key)));
         pod.unwrap_or_else(|| cluster.whose(address))
     }
 

@@ -142,7 +142,9 @@ impl RuleRecords {
             });
             let rules = match (before, source) {
                 (Some(watched), source) if watched.is_of(&source) => watched.rules,
-                (_, PolicySource::Policy(policy)) => WatchedRules::OfPolicy(Box::new(RuleIndex::new(policy))),
+                (_, PolicySource::Policy(policy)) => {
+                    WatchedRules::OfPolicy(Box::new(RuleIndex::new(policy)))
+                }
                 (_, PolicySource::Cluster(policy)) => WatchedRules::OfCluster(policy),
             };
             self.policies.insert(key, WatchedPolicy { rules, places });
@@ -151,7 +153,10 @@ impl RuleRecords {
 
     /// Selects the policies to watch: first those of local pods, among them those with few rules.
     /// ClusterNetworkPolicies have a limit of their own, since administrators write them.
-    fn within_limits(&mut self, wanted: BTreeMap<Key, (bool, PolicySource)>) -> BTreeMap<Key, PolicySource> {
+    fn within_limits(
+        &mut self,
+        wanted: BTreeMap<Key, (bool, PolicySource)>,
+    ) -> BTreeMap<Key, PolicySource> {
         let mut wanted: Vec<_> = wanted.into_iter().collect();
         wanted.sort_by_cached_key(|(key, (local, source))| (!local, source.count(), key.clone()));
         let (mut left, mut within) = ([RULES_MAX; 2], BTreeMap::new());
@@ -267,11 +272,14 @@ impl PolicySource {
 impl WatchedPolicy {
     fn is_of(&self, source: &PolicySource) -> bool {
         match (&self.rules, source) {
-            (WatchedRules::OfPolicy(index), PolicySource::Policy(policy)) => Arc::ptr_eq(index.policy(), policy),
-            (WatchedRules::OfCluster(known), PolicySource::Cluster(policy)) => Arc::ptr_eq(known, policy),
-            (WatchedRules::OfPolicy(_), PolicySource::Cluster(_)) | (WatchedRules::OfCluster(_), PolicySource::Policy(_)) => {
-                false
+            (WatchedRules::OfPolicy(index), PolicySource::Policy(policy)) => {
+                Arc::ptr_eq(index.policy(), policy)
             }
+            (WatchedRules::OfCluster(known), PolicySource::Cluster(policy)) => {
+                Arc::ptr_eq(known, policy)
+            }
+            (WatchedRules::OfPolicy(_), PolicySource::Cluster(_))
+            | (WatchedRules::OfCluster(_), PolicySource::Policy(_)) => false,
         }
     }
 

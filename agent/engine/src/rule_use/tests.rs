@@ -72,8 +72,11 @@ impl World {
         let remote = remote.parse::<Ipv4Addr>().unwrap().into();
         let endpoint = self.endpoint;
         let key = Ct4Key { endpoint, remote, local_port, remote_port, protocol: 17 };
-        let flow =
-            TrackedFlow { key: FlowKey::V4(key), flags: CT_VALID | CT_REPLIED | flags, seen: self.now };
+        let flow = TrackedFlow {
+            key: FlowKey::V4(key),
+            flags: CT_VALID | CT_REPLIED | flags,
+            seen: self.now,
+        };
         self.sweeper.import(&flow, self.now).unwrap();
     }
 

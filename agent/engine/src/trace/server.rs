@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use netpold_api::trace::{LONGEST, TraceLine, TracedPacket, TraceRequest};
+use netpold_api::trace::{LONGEST, TraceLine, TraceRequest, TracedPacket};
 use netpold_core::lock::lock;
 use netpold_dataplane::shared_maps::SharedMaps;
 use netpold_dataplane::traced::TracedPrograms;
@@ -202,7 +202,11 @@ impl<T: Tracing> Tracer<T> {
 }
 
 /// Serves a client until the trace ends.
-async fn serve<T: Tracing>(session: Session<T>, started: TraceLine, lines: LineSender) -> io::Result<()> {
+async fn serve<T: Tracing>(
+    session: Session<T>,
+    started: TraceLine,
+    lines: LineSender,
+) -> io::Result<()> {
     let (node, seconds) = (session.name.clone(), session.request.seconds);
     let session = Arc::new(Mutex::new(session));
     // A client that does not read must not keep the traced programs attached.

@@ -14,7 +14,7 @@ use netpold_ebpf::layout::{
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::trace::{SETTLED, Step};
 
-use netpold_api::trace::{TracedFlowEntry, TraceStep};
+use netpold_api::trace::{TraceStep, TracedFlowEntry};
 
 /// Largest number of incomplete packets: one in progress on each CPU, and packets with lost lines.
 const PENDING: usize = 1024;
@@ -130,7 +130,12 @@ fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
 }
 
 fn endpoint(first: u64, [ingress_row, egress_row]: [u32; 2]) -> TraceStep {
-    TraceStep::Endpoint { id: first as u32, revision: (first >> 32) as u32, ingress_row, egress_row }
+    TraceStep::Endpoint {
+        id: first as u32,
+        revision: (first >> 32) as u32,
+        ingress_row,
+        egress_row,
+    }
 }
 
 fn class(word: u32) -> TraceStep {

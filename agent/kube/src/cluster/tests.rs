@@ -54,7 +54,11 @@ impl Server {
         self.watched_for(cluster_policies, PATIENCE).await
     }
 
-    async fn watched_for(&self, cluster_policies: bool, timeout: Duration) -> (ObjectStream, TempDir) {
+    async fn watched_for(
+        &self,
+        cluster_policies: bool,
+        timeout: Duration,
+    ) -> (ObjectStream, TempDir) {
         self.watched_of(FollowedNodes::All, cluster_policies, timeout).await
     }
 
@@ -188,7 +192,10 @@ async fn until(source: &mut ObjectStream, done: impl Fn(&Batch, &[&Change]) -> b
     }
 }
 
-async fn wait(source: &mut ObjectStream, condition: impl FnMut(&SourceStatus) -> bool) -> SourceStatus {
+async fn wait(
+    source: &mut ObjectStream,
+    condition: impl FnMut(&SourceStatus) -> bool,
+) -> SourceStatus {
     let found = tokio::time::timeout(PATIENCE, source.status.wait_for(condition)).await;
     found.unwrap().unwrap().clone()
 }

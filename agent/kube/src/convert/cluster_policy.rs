@@ -101,7 +101,11 @@ fn value<'n, T: serde::Deserialize<'n>>(
 }
 
 /// Returns the items of a list; an empty list is reported.
-fn items<'n>(node: &'n DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> Option<&'n [DocumentNode]> {
+fn items<'n>(
+    node: &'n DocumentNode,
+    path: &str,
+    problems: &mut Vec<FieldProblem>,
+) -> Option<&'n [DocumentNode]> {
     if let Value::List(items) = &node.value {
         if items.is_empty() {
             problems.push(FieldProblem::new(path, "is empty; it needs at least one item"));
@@ -119,9 +123,14 @@ fn labels(node: &DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> 
 }
 
 /// Reads `pods`: an absent `namespaceSelector` selects every namespace; `podSelector` is required.
-fn namespaced_pods(node: &DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> Option<NamespacedPods> {
+fn namespaced_pods(
+    node: &DocumentNode,
+    path: &str,
+    problems: &mut Vec<FieldProblem>,
+) -> Option<NamespacedPods> {
     if !matches!(node.value, Value::Map(_)) {
-        problems.push(FieldProblem::new(path, "is not a mapping of namespaceSelector and podSelector"));
+        problems
+            .push(FieldProblem::new(path, "is not a mapping of namespaceSelector and podSelector"));
         return None;
     }
     let namespaces = match given(node, "namespaceSelector") {
@@ -233,7 +242,8 @@ impl ClusterPolicyReader<'_> {
             return subject;
         }
         self.understood = false;
-        let outcome = |p: FieldProblem| FieldProblem::new(p.path, format!("{}; it is every pod", p.text));
+        let outcome =
+            |p: FieldProblem| FieldProblem::new(p.path, format!("{}; it is every pod", p.text));
         self.problems.extend(problems.into_iter().map(outcome));
         NamespacedPods::default()
     }
@@ -277,7 +287,8 @@ impl ClusterPolicyReader<'_> {
         let found = match given(node, side) {
             Some(node) => peers::peers(node, &side_path, egress, &mut problems),
             None => {
-                problems.push(FieldProblem::new(&*side_path, "is missing; it needs at least one peer"));
+                problems
+                    .push(FieldProblem::new(&*side_path, "is missing; it needs at least one peer"));
                 None
             }
         };
@@ -290,8 +301,9 @@ impl ClusterPolicyReader<'_> {
                 Action::Accept | Action::Pass => "the rule matches nothing",
             };
             let problems = problems.into_iter();
-            self.problems
-                .extend(problems.map(|p| FieldProblem::new(p.path, format!("{}; {outcome}", p.text))));
+            self.problems.extend(
+                problems.map(|p| FieldProblem::new(p.path, format!("{}; {outcome}", p.text))),
+            );
         }
         rule
     }
@@ -325,7 +337,8 @@ fn action(node: &DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> 
         Some("Deny") => return Some(Action::Deny),
         Some("Pass") => return Some(Action::Pass),
         Some(other) => {
-            problems.push(FieldProblem::new(path, format!("`{other}` is not Accept, Deny or Pass")));
+            problems
+                .push(FieldProblem::new(path, format!("`{other}` is not Accept, Deny or Pass")));
         }
         None => problems.push(FieldProblem::new(path, "is missing; it is Accept, Deny or Pass")),
     }

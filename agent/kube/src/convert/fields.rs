@@ -5,8 +5,8 @@
 //! drops them if validation is off); silently ignored, they would turn a misspelt `from` into "everyone".
 
 use super::networks::ANNOTATIONS;
-use super::{Kind, FieldProblem, Unknown};
-use crate::document::{MappingEntry, DocumentNode, Value};
+use super::{FieldProblem, Kind, Unknown};
+use crate::document::{DocumentNode, MappingEntry, Value};
 
 /// Shape of the fields of an object.
 #[derive(Debug)]

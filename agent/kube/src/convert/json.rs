@@ -12,9 +12,9 @@ use netpold_core::model::{Change, ClusterPolicy};
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::fields::{self, Shape};
-use super::{Converted, Kind, FieldProblem, cluster_network_policy, network_policy, object};
+use super::{Converted, FieldProblem, Kind, cluster_network_policy, network_policy, object};
 use crate::decode::typed;
-use crate::document::{MappingEntry, DocumentNode, Value};
+use crate::document::{DocumentNode, MappingEntry, Value};
 
 /// Deepest nesting of a used value; Kubernetes objects stay under 20.
 const MAX_DEPTH: usize = 64;

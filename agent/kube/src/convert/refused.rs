@@ -4,7 +4,7 @@ use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key};
 
 use super::json::closed;
-use super::{ObjectIdentity, Kind, FieldProblem};
+use super::{FieldProblem, Kind, ObjectIdentity};
 use crate::document::{DocumentNode, ReadError};
 
 /// An object that cannot be decoded.
@@ -26,7 +26,13 @@ pub struct UndecodableObject {
 #[must_use]
 pub fn refused(node: &DocumentNode, error: ReadError) -> UndecodableObject {
     let Some(kind) = meant(node) else {
-        return UndecodableObject { key: None, change: None, error, problems: Vec::new(), may_isolate: true };
+        return UndecodableObject {
+            key: None,
+            change: None,
+            error,
+            problems: Vec::new(),
+            may_isolate: true,
+        };
     };
     let identity = identity(node);
     let key = key(kind, &identity);

@@ -49,9 +49,10 @@ fn requirement(
             format!("{path}.values"),
             format!("operator {operator} needs at least one value"),
         ),
-        ("Exists" | "DoesNotExist", false) => {
-            FieldProblem::new(format!("{path}.values"), format!("operator {operator} takes no values"))
-        }
+        ("Exists" | "DoesNotExist", false) => FieldProblem::new(
+            format!("{path}.values"),
+            format!("operator {operator} takes no values"),
+        ),
         _ => FieldProblem::new(
             format!("{path}.operator"),
             format!("`{operator}` is not In, NotIn, Exists or DoesNotExist"),

@@ -189,7 +189,10 @@ pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Convert
 }
 
 /// Reads the ports. A port without a number stands for every port; no Service's port can be translated to it.
-fn slice_ports(slice: &discovery::EndpointSlice, problems: &mut Vec<FieldProblem>) -> Vec<SlicePort> {
+fn slice_ports(
+    slice: &discovery::EndpointSlice,
+    problems: &mut Vec<FieldProblem>,
+) -> Vec<SlicePort> {
     let given = slice.ports.iter().flatten().enumerate();
     let ports = given.filter_map(|(n, port)| {
         let path = format!("ports[{n}]");

@@ -48,7 +48,8 @@ fn json_of(node: &document::DocumentNode) -> String {
             format!("[{}]", items.join(","))
         }
         document::Value::Map(entries) => {
-            let entry = |entry: &MappingEntry| format!("{}:{}", text(&entry.key), json_of(&entry.node));
+            let entry =
+                |entry: &MappingEntry| format!("{}:{}", text(&entry.key), json_of(&entry.node));
             let entries: Vec<String> = entries.iter().map(entry).collect();
             format!("{{{}}}", entries.join(","))
         }

@@ -4,8 +4,8 @@
 
 use netpold_core::model::{Change, Labels, WorkloadRef};
 
-use super::{Converted, Kind, FieldProblem, object};
-use crate::document::{MappingEntry, DocumentNode, Value};
+use super::{Converted, FieldProblem, Kind, object};
+use crate::document::{DocumentNode, MappingEntry, Value};
 
 /// Kinds whose pods belong to a ReplicaSet, and the label of these pods with the end of the ReplicaSet's name.
 const OF_REPLICA_SETS: [(&str, &str); 2] =
@@ -110,7 +110,8 @@ pub(crate) fn is_workload(kind: &str) -> bool {
 /// Builds a Pod with the labels, annotations and spec of a template, in the namespace of its workload.
 fn as_pod(workload: &DocumentNode, template: Option<&DocumentNode>, name: String) -> DocumentNode {
     let line = template.map_or(workload.line, |template| template.line);
-    let entry = |key: &str, node: DocumentNode| MappingEntry { key: key.to_owned(), line: node.line, node };
+    let entry =
+        |key: &str, node: DocumentNode| MappingEntry { key: key.to_owned(), line: node.line, node };
     let mut metadata = vec![entry("name", DocumentNode { line, value: Value::Text(name) })];
     let namespace = workload.get("metadata").and_then(|metadata| metadata.get("namespace"));
     metadata.extend(namespace.map(|node| entry("namespace", node.clone())));

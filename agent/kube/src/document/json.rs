@@ -6,14 +6,16 @@ use std::io::{self, Read};
 
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::{Document, MappingEntry, MAX_DEPTH, Mapping, DocumentNode, ReadError, TakeItem, Value};
+use super::{Document, DocumentNode, MAX_DEPTH, Mapping, MappingEntry, ReadError, TakeItem, Value};
 
 /// Reads the object at the beginning of a text; returns it with its length in bytes, or `None` if it is not JSON.
 /// `line` is the number of the text's first line.
 pub(super) fn object(text: &str, line: u32, take: TakeItem<'_>) -> Option<(Document, usize)> {
     let place = Cell::new(TextPosition { line, pending: false, taken: 0 });
-    let mut deserializer =
-        serde_json::Deserializer::from_reader(PositionedText { rest: text.as_bytes(), place: &place });
+    let mut deserializer = serde_json::Deserializer::from_reader(PositionedText {
+        rest: text.as_bytes(),
+        place: &place,
+    });
     let mut context = DocumentContext { place: &place, doubts: Vec::new(), take };
     let seed = NodeSeed { context: &mut context, depth: 0, before: None };
     let node = seed.deserialize(&mut deserializer).ok()?;

@@ -311,8 +311,9 @@ fn items_are_handed_out_one_by_one() {
 /// PowerShell writes UTF-16; comments of older files are in Latin-1. kubectl reads both.
 #[test]
 fn files_in_other_encodings_are_read_as_kubectl_reads_them() {
-    let read =
-        |bytes: &[u8]| -> Vec<DocumentNode> { each(bytes).into_iter().map(Result::unwrap).collect() };
+    let read = |bytes: &[u8]| -> Vec<DocumentNode> {
+        each(bytes).into_iter().map(Result::unwrap).collect()
+    };
     let file = "a: ä\n---\n{\"b\": \"🚀\"}\n";
     for unit in [u16::to_le_bytes, u16::to_be_bytes] {
         let units = std::iter::once(0xfeff).chain(file.encode_utf16());

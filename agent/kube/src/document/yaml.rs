@@ -6,7 +6,10 @@ use std::collections::HashMap;
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, Span, StrInput, Tag};
 
 use super::scalar::Scalar;
-use super::{Document, MappingEntry, MAX_ALIASED, MAX_DEPTH, Mapping, DocumentNode, ReadError, TakeItem, Value};
+use super::{
+    Document, DocumentNode, MAX_ALIASED, MAX_DEPTH, Mapping, MappingEntry, ReadError, TakeItem,
+    Value,
+};
 
 /// Most comments of a document that may begin without white space before them.
 const MAX_ADJACENT: usize = 100;
@@ -141,7 +144,12 @@ impl<'t> YamlReader<'t, '_> {
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "most events begin no node")]
-    fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<DocumentNode, ReadError> {
+    fn node(
+        &mut self,
+        event: Event<'t>,
+        span: Span,
+        depth: usize,
+    ) -> Result<DocumentNode, ReadError> {
         let line = self.line(span);
         if depth > MAX_DEPTH {
             return Err(ReadError::new(line, format!("nested deeper than {MAX_DEPTH}")));
@@ -183,7 +191,11 @@ impl<'t> YamlReader<'t, '_> {
     }
 
     /// Reads a list. `before`: the entries before it, if the list is the document's `items`.
-    fn list(&mut self, depth: usize, before: Option<&[MappingEntry]>) -> Result<Vec<DocumentNode>, ReadError> {
+    fn list(
+        &mut self,
+        depth: usize,
+        before: Option<&[MappingEntry]>,
+    ) -> Result<Vec<DocumentNode>, ReadError> {
         let mut items = Vec::new();
         loop {
             let (event, span) = self.next()?;

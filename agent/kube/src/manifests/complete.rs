@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::convert::is_workload;
 use crate::decode::decode;
-use crate::document::{MappingEntry, DocumentNode, Value};
+use crate::document::{DocumentNode, MappingEntry, Value};
 
 /// Characters of generated names: `k8s.io/apimachinery/pkg/util/rand`.
 const GENERATED: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";

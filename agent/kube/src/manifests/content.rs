@@ -9,9 +9,10 @@ use tracing::debug;
 use super::complete::complete;
 use super::packed::Packed;
 use crate::convert::{
-    Converted, Manifest, FieldProblem, UndecodableObject, ConvertedTemplate, manifest, refused, template,
+    Converted, ConvertedTemplate, FieldProblem, Manifest, UndecodableObject, manifest, refused,
+    template,
 };
-use crate::document::{Document, Documents, MappingEntry, DocumentNode, ReadError, Value};
+use crate::document::{Document, DocumentNode, Documents, MappingEntry, ReadError, Value};
 
 /// Most problems of a file that are named; the others are counted.
 const NAMED: usize = 200;
@@ -177,7 +178,12 @@ enum DecodedObject {
 }
 
 /// Takes an item out of a list, unless its meaning depends on later parts of the list, or it is a list itself.
-fn take(before: &[MappingEntry], mut item: DocumentNode, namespace: &str, taken: &mut Vec<DecodedObject>) -> Option<DocumentNode> {
+fn take(
+    before: &[MappingEntry],
+    mut item: DocumentNode,
+    namespace: &str,
+    taken: &mut Vec<DecodedObject>,
+) -> Option<DocumentNode> {
     let text = |key: &str| {
         let entry = before.iter().find(|entry| entry.key == key)?;
         if let Value::Text(text) = &entry.node.value { Some(text.as_str()) } else { None }
@@ -215,7 +221,10 @@ fn found(mut node: DocumentNode, namespace: &str) -> Option<DecodedObject> {
 }
 
 /// Packs a converted object; returns it with its problems by line.
-fn packed(node: &DocumentNode, converted: Converted) -> (ObjectKey, FileObject, Vec<(u32, FieldProblem)>) {
+fn packed(
+    node: &DocumentNode,
+    converted: Converted,
+) -> (ObjectKey, FileObject, Vec<(u32, FieldProblem)>) {
     let Converted { change, problems } = converted;
     let problems = problems.into_iter().map(|problem| (node.line_of(&problem.path), problem));
     let object = FileObject { change: Packed::of(&change), line: node.line, understood: true };

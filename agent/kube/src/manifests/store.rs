@@ -8,7 +8,7 @@ use netpold_api::source::{FileStatus, SourceProblem};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
-use super::content::{Content, LATER, FileObject, Undecoded};
+use super::content::{Content, FileObject, LATER, Undecoded};
 use super::packed::Packed;
 
 /// Update of a file.

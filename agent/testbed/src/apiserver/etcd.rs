@@ -11,7 +11,7 @@ use base64::Engine as _;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::process::LoggedProcess;
+use super::process::Process;
 use crate::netns::Netns;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -21,7 +21,7 @@ const TRANSACTION: usize = 50;
 /// An etcd of one member, on a loopback.
 #[derive(Debug)]
 pub struct Etcd {
-    process: LoggedProcess,
+    process: Process,
     netns: Option<Arc<Netns>>,
     port: u16,
 }
@@ -46,7 +46,7 @@ impl Etcd {
             "--logger=zap".into(),
             "--log-level=error".into(),
         ];
-        let process = LoggedProcess::new(binary, netns.clone(), arguments, directory.join("etcd.log"))?;
+        let process = Process::new(binary, netns.clone(), arguments, directory.join("etcd.log"))?;
         let mut etcd = Self { process, netns, port: client };
         etcd.wait()?;
         Ok(etcd)

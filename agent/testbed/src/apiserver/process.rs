@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// A process with a log. The process also ends with the thread that started it, so a killed test leaves no process
 /// behind.
 #[derive(Debug)]
-pub(super) struct LoggedProcess {
+pub(super) struct Process {
     binary: PathBuf,
     netns: Option<Arc<Netns>>,
     arguments: Vec<OsString>,
@@ -29,7 +29,7 @@ pub(super) struct LoggedProcess {
     child: Child,
 }
 
-impl LoggedProcess {
+impl Process {
     pub(super) fn new<A: Into<OsString>>(
         binary: &Path,
         netns: Option<Arc<Netns>>,
@@ -91,7 +91,7 @@ impl LoggedProcess {
     }
 }
 
-impl Drop for LoggedProcess {
+impl Drop for Process {
     fn drop(&mut self) {
         self.end(Signal::SIGKILL);
     }

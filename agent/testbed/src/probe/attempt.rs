@@ -80,7 +80,11 @@ impl Attempt {
     }
 
     pub(super) fn interest(&self) -> PollFlags {
-        if let RequestKind::Connecting(_) = self.wire { PollFlags::POLLOUT } else { PollFlags::POLLIN }
+        if let RequestKind::Connecting(_) = self.wire {
+            PollFlags::POLLOUT
+        } else {
+            PollFlags::POLLIN
+        }
     }
 
     /// Continues after the socket became ready; `None`: no answer yet.

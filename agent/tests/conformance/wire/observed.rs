@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use netpold_api::events::TrafficVerdict;
 use netpold_api::filter::ObserveRequest;
-use netpold_api::observe::{Attribution, ObservedEvent, ObserveLine, PolicyName, RuleName};
+use netpold_api::observe::{Attribution, ObserveLine, ObservedEvent, PolicyName, RuleName};
 use netpold_cli::observe;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};

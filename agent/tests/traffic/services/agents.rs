@@ -33,7 +33,7 @@ fn services_where_devices_are_left_alone() {
     cluster.arguments = vec!["--node-devices=none".into()];
     // A real wire would drop the mark, but between namespaces of one machine it reaches the other node.
     let wires: Result<Vec<_>, _> =
-        (0..2).map(|node| cluster.nodes[node].stain(&cluster.link(node), 0)).collect();
+        (0..2).map(|node| cluster.nodes[node].set_tc_index(&cluster.link(node), 0)).collect();
     let _wires = match wires {
         Ok(wires) => wires,
         Err(e) => return eprintln!("SKIPPED devices left alone: no TCX here: {e:#}"),

@@ -2,7 +2,7 @@
 
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT};
 use netpold_testbed::services::{
-    NOBODY, SERVICE_PORT, Service, EndpointState, answer, lost, may_reach, provide,
+    EndpointState, NOBODY, SERVICE_PORT, Service, answer, lost, may_reach, provide,
 };
 use netpold_testbed::{Protocol, Proxy, require_root};
 

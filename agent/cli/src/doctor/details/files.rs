@@ -8,14 +8,14 @@ use k8s_openapi::api::core::v1 as api;
 use netpold_core::model::Key;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 use netpold_kube::decode::decode;
-use netpold_kube::document::{Document, Documents, DocumentNode, Value};
+use netpold_kube::document::{Document, DocumentNode, Documents, Value};
 use netpold_kube::manifests::complete;
 
-use super::manifest::{PolicyManifest, RawPolicy, FileLine};
+use super::manifest::{FileLine, PolicyManifest, RawPolicy};
 use super::pod::{injected, key};
 use super::service::of_api;
-use super::shapes::{RawServiceCaller, RawNamedObject, RawObject};
-use super::{ServiceCaller, Details};
+use super::shapes::{RawNamedObject, RawObject, RawServiceCaller};
+use super::{Details, ServiceCaller};
 use crate::doctor::foreign_kinds::ForeignKind;
 use crate::offline::{self, Recursive};
 
@@ -64,7 +64,12 @@ impl Details {
     }
 
     /// Adds a node of a document. `inherited`: version and kind of a list, for items without their own.
-    fn add_node_of(&mut self, file: &Arc<str>, node: DocumentNode, inherited: Option<(&str, &str)>) {
+    fn add_node_of(
+        &mut self,
+        file: &Arc<str>,
+        node: DocumentNode,
+        inherited: Option<(&str, &str)>,
+    ) {
         let (version, kind) = inherited.unwrap_or_default();
         let version = node.text("apiVersion").unwrap_or(version).to_owned();
         let kind = node.text("kind").unwrap_or(kind).to_owned();
@@ -117,7 +122,12 @@ impl Details {
     }
 
     /// Adds the Services that the API server calls because of an object.
-    pub(super) fn add_caller(&mut self, kind: &str, caller: RawServiceCaller, source: Option<FileLine>) {
+    pub(super) fn add_caller(
+        &mut self,
+        kind: &str,
+        caller: RawServiceCaller,
+        source: Option<FileLine>,
+    ) {
         let by = format!("{kind} {}", caller.metadata.name);
         for service in caller.services() {
             let key = Key::new(service.namespace, service.name);
@@ -161,7 +171,7 @@ impl Details {
     }
 }
 
-/// Kinds with the shape of [`Caller`], by group.
+/// Kinds with the shape of [`RawServiceCaller`], by group.
 const CALLERS: [(&str, &str); 4] = [
     ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration"),
     ("admissionregistration.k8s.io", "MutatingWebhookConfiguration"),
@@ -169,7 +179,7 @@ const CALLERS: [(&str, &str); 4] = [
     ("apiextensions.k8s.io", "CustomResourceDefinition"),
 ];
 
-/// Kinds with the shape of [`Object`].
+/// Kinds with the shape of [`RawObject`].
 const PLAIN: [&str; 13] = [
     "Pod",
     "Node",

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::manifest::{PolicyManifest, RawPolicySpec};
 use super::pod::key;
-use super::shapes::{RawServiceCaller, RawList, RawMetadata, RawNamedObject, RawObject};
+use super::shapes::{RawList, RawMetadata, RawNamedObject, RawObject, RawServiceCaller};
 use super::{Details, FileLine};
 use crate::doctor::foreign_kinds::{FOREIGN_KINDS, ForeignKind};
 

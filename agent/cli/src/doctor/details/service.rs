@@ -89,7 +89,8 @@ impl Details {
         let is_external =
             has_external || matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
         let keeps_client = spec.external_traffic_policy.as_deref() == Some("Local");
-        let service = WrittenService { selector, ports, is_dns, is_headless, is_external, keeps_client };
+        let service =
+            WrittenService { selector, ports, is_dns, is_headless, is_external, keeps_client };
         self.services.insert(key, service);
     }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use netpold_core::model::{Key, Labels, Pod, Protocol};
 
-use crate::doctor::objects::{PodGroup, GroupedObjects};
+use crate::doctor::objects::{GroupedObjects, PodGroup};
 
 const PORT: u16 = 53;
 /// Names of name server Services in clusters that do not label them.

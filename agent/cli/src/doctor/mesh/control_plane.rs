@@ -7,7 +7,7 @@ use netpold_core::probe::IpProtocol;
 
 use super::super::details::Mesh;
 use super::super::finding::{Check, Findings, Severity};
-use super::super::objects::{PodGroup, GroupedObjects, pods_text};
+use super::super::objects::{GroupedObjects, PodGroup, pods_text};
 
 const MESH_CONTROL_PLANE: Check = Check {
     name: "mesh-control-plane",

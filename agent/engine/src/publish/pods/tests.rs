@@ -31,7 +31,7 @@ fn seen(uid: &str, lacks: Option<&'static str>) -> ObservedState {
     let pods = BTreeMap::from([(web(), PodEnforcement { uid: uid.into(), lacks, is_judged })]);
     let enforcement = Enforcement { pods, ..Enforcement::default() };
     ObservedState {
-        look: AgentState { enforcement, problems: Vec::new(), in_sync: true },
+        state: AgentState { enforcement, problems: Vec::new(), in_sync: true },
         begun: true,
         ..ObservedState::default()
     }
@@ -105,7 +105,7 @@ fn an_update_that_fails_takes_no_pod_out_of_its_services() {
     let Some(long_ago) = Instant::now().checked_sub(2 * PASSING) else { return };
     let late = Some("a large policy of its namespace is being compiled");
     let mut behind = seen("u1", None);
-    behind.look.enforcement.behind = Some("the tables are full".into());
+    behind.state.enforcement.behind = Some("the tables are full".into());
     behind.behind_since = Some(long_ago);
     for seen in [&behind, &seen("u1", late)] {
         assert_eq!(
@@ -116,7 +116,7 @@ fn an_update_that_fails_takes_no_pod_out_of_its_services() {
         assert!(!DesiredCondition::of(&web(), &pod(None), seen).unwrap().met);
     }
     let mut open = behind.clone();
-    open.look.enforcement.pods = seen("u1", Some(NO_PROGRAM)).look.enforcement.pods;
+    open.state.enforcement.pods = seen("u1", Some(NO_PROGRAM)).state.enforcement.pods;
     assert!(!DesiredCondition::of(&web(), &pod(Some("True")), &open).unwrap().met);
 }
 

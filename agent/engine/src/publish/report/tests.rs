@@ -101,8 +101,8 @@ fn with_policies(generations: &BTreeMap<Key, i64>) -> ObservedState {
         (key.clone(), enforcement)
     });
     let enforcement = Enforcement { policies: policies.collect(), ..Enforcement::default() };
-    let look = AgentState { enforcement, problems: Vec::new(), in_sync: true };
-    ObservedState { look, begun: true, behind_since: None }
+    let state = AgentState { enforcement, problems: Vec::new(), in_sync: true };
+    ObservedState { state, begun: true, behind_since: None }
 }
 
 /// One tenant has 500 policies and edits three of them every five seconds; another tenant edits its policy every two
@@ -160,13 +160,13 @@ fn constant_edits_cost_little_and_delay_no_other_tenant() {
 fn only_changed_fields_are_written() {
     let revision = Revision { desired: 2, enforced: 2 };
     let enforcement = Enforcement { revision, ..Enforcement::default() };
-    let look = AgentState { enforcement, problems: Vec::new(), in_sync: true };
-    let mut seen = ObservedState { look, begun: true, behind_since: None };
+    let state = AgentState { enforcement, problems: Vec::new(), in_sync: true };
+    let mut seen = ObservedState { state, begun: true, behind_since: None };
     let all = changed(None, &seen);
     assert!(all.contains_key("policies") && !all.contains_key("renewTime"));
     assert_eq!(changed(Some(&all), &seen), Map::new());
-    seen.look.enforcement.revision.desired = 3;
-    seen.look.enforcement.behind = Some("an update is being written".into());
+    seen.state.enforcement.revision.desired = 3;
+    seen.state.enforcement.behind = Some("an update is being written".into());
     let update = changed(Some(&all), &seen);
     assert_eq!(
         update.keys().collect::<Vec<_>>(),

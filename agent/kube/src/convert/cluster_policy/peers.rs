@@ -76,7 +76,12 @@ fn peer(
     }
 }
 
-fn networks(node: &DocumentNode, path: &str, peers: &mut Vec<Peer>, problems: &mut Vec<FieldProblem>) {
+fn networks(
+    node: &DocumentNode,
+    path: &str,
+    peers: &mut Vec<Peer>,
+    problems: &mut Vec<FieldProblem>,
+) {
     for (index, node) in items(node, path, problems).unwrap_or_default().iter().enumerate() {
         let path = format!("{path}[{index}]");
         let Some(text) = value::<String>(node, &path, problems) else { continue };
@@ -87,7 +92,12 @@ fn networks(node: &DocumentNode, path: &str, peers: &mut Vec<Peer>, problems: &m
     }
 }
 
-fn domain_names(node: &DocumentNode, path: &str, peers: &mut Vec<Peer>, problems: &mut Vec<FieldProblem>) {
+fn domain_names(
+    node: &DocumentNode,
+    path: &str,
+    peers: &mut Vec<Peer>,
+    problems: &mut Vec<FieldProblem>,
+) {
     for (index, node) in items(node, path, problems).unwrap_or_default().iter().enumerate() {
         let path = format!("{path}[{index}]");
         let Some(text) = value::<String>(node, &path, problems) else { continue };
@@ -163,7 +173,8 @@ fn named(
     }
     let no_pods = |peer: &Peer| matches!(peer, Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_));
     if peers.is_some_and(|peers| peers.iter().any(no_pods)) {
-        problems.push(FieldProblem::new(path, "networks, nodes and domain names have no named ports"));
+        problems
+            .push(FieldProblem::new(path, "networks, nodes and domain names have no named ports"));
         return;
     }
     let of = |(_, protocol)| PortRule { protocol, port: PortMatch::Named(name.clone()) };

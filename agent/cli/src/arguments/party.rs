@@ -55,7 +55,8 @@ mod tests {
 
     #[test]
     fn a_name_alone_is_a_pods() {
-        let read = |text: &str| text.parse::<PartyArg>().map(|who| who.in_namespace("x").to_string());
+        let read =
+            |text: &str| text.parse::<PartyArg>().map(|who| who.in_namespace("x").to_string());
         for (text, party) in [
             ("web-0.a", "x/web-0.a"),
             ("y/web", "y/web"),

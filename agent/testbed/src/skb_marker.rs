@@ -27,7 +27,7 @@ const PSEUDO_MAP_FD: u8 = 1;
 const TAIL_CALL: i32 = 12;
 const REDIRECT_PEER: i32 = 155;
 
-/// A program that stains packets: attached to an interface until dropped, or in front of another program.
+/// Program that sets `tc_index` (or the mark) of packets: attached to an interface until dropped, or in front of another program.
 #[derive(Debug)]
 pub struct SkbMarker {
     program: OwnedFd,
@@ -70,11 +70,11 @@ impl SkbMarker {
 }
 
 impl Host {
-    /// Stains packets that leave by an interface of this host, until the value is dropped.
+    /// Sets `tc_index` of packets that leave by an interface of this host, until the value is dropped.
     ///
     /// # Errors
     /// When there is no such interface, or the kernel has no TCX (6.6).
-    pub fn stain(&self, interface: &str, tc_index: u16) -> Result<SkbMarker> {
+    pub fn set_tc_index(&self, interface: &str, tc_index: u16) -> Result<SkbMarker> {
         let ifindex = self.ifindex(interface)?.context("no such interface")?;
         let program = load(set(tc_index)).context("cannot load a program")?;
         let mut create = [program.as_raw_fd().cast_unsigned(), ifindex, TCX_EGRESS, 0, 0, 0, 0, 0];
