@@ -32,7 +32,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netpold_api::flows::{FlowFilter, merge};
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{Change as Object, DomainName, Key};
+use netpold_core::model::{Change, DomainName, Key};
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
 pub use compare::compare;
@@ -253,6 +253,6 @@ fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts
 }
 
 /// Adds the pods of pod templates without pods, and lets the pods of runs go on.
-pub(crate) fn lasting(objects: Vec<Object>) -> Vec<Object> {
+pub(crate) fn lasting(objects: Vec<Change>) -> Vec<Change> {
     runs::go_on(stand_in(objects))
 }

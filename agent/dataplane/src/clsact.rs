@@ -14,7 +14,7 @@ use netpold_core::model::Direction;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 
 use super::hook::{Attached, Hook};
-use crate::netlink::{NetlinkConnection, NetlinkMessage, attributes, word};
+use crate::netlink::{MessageBody, NetlinkConnection, attributes, word};
 
 /// Priority before all filters with a default priority.
 const PRIORITY: u16 = 1;
@@ -184,7 +184,7 @@ impl Clsact {
     fn filters<T>(
         &mut self,
         hook: Hook,
-        each: impl Fn(NetlinkMessage<'_>) -> Option<T>,
+        each: impl Fn(MessageBody<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
         let mut message = filter(hook, 0)?;
         message.header.handle = TcHandle::UNSPEC;
@@ -212,7 +212,7 @@ struct ClsactFilter {
 
 impl ClsactFilter {
     /// Parses a filter; `None` in a chain other than the first, which packets reach by another filter only.
-    fn read(message: NetlinkMessage<'_>) -> Option<Self> {
+    fn read(message: MessageBody<'_>) -> Option<Self> {
         let attribute = |wanted| {
             message.attributes(TC_HEADER).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
         };

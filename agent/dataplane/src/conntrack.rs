@@ -78,7 +78,7 @@ fn nearest_hz(rate: f64) -> Option<u32> {
 
 /// Result of one pass over the table of one address family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Census {
+pub struct FlowCounts {
     /// Number of ways.
     pub capacity: u64,
     /// Flows with packets in one direction.
@@ -110,12 +110,12 @@ pub struct Occupancy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pass {
     /// Result for IPv4.
-    pub v4: Census,
+    pub v4: FlowCounts,
     /// Result for IPv6.
-    pub v6: Census,
+    pub v6: FlowCounts,
 }
 
-impl Census {
+impl FlowCounts {
     /// Returns the number of ways that are not free.
     #[must_use]
     pub fn used(&self) -> u64 {
@@ -183,8 +183,8 @@ impl Sweeper {
         (now, first): (u32, u32),
         endpoints: Option<&BTreeSet<u32>>,
         meet: &mut impl FnMut(&Sighting<'_>),
-    ) -> Census {
-        let mut census = Census::default();
+    ) -> FlowCounts {
+        let mut census = FlowCounts::default();
         let words = table.words().unwrap_or_default();
         let buckets = || words.chunks_exact(CT_WAYS * K::STRIDE);
         // For each bucket: whether a formerly used way is free, and whether the bucket is the first choice of a flow
@@ -225,7 +225,7 @@ impl Sweeper {
         bucket: &[AtomicU64],
         now: u32,
         endpoints: Option<&BTreeSet<u32>>,
-        census: &mut Census,
+        census: &mut FlowCounts,
     ) {
         let lives = |endpoint| endpoints.is_none_or(|all| all.contains(&endpoint));
         let stale = STALE_CLAIM * self.hz;

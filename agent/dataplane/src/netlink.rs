@@ -30,14 +30,14 @@ const DUMP_ATTEMPTS: u32 = 8;
 
 /// One message of a response or event, without the netlink header.
 #[derive(Clone, Copy, Debug)]
-pub struct NetlinkMessage<'a> {
+pub struct MessageBody<'a> {
     /// `RTM_*`
     pub kind: u16,
     /// Fixed header and attributes.
     pub payload: &'a [u8],
 }
 
-impl<'a> NetlinkMessage<'a> {
+impl<'a> MessageBody<'a> {
     /// Returns the 32 bits at `offset`, in host byte order.
     #[must_use]
     pub fn word(&self, offset: usize) -> Option<u32> {
@@ -94,7 +94,7 @@ impl NetlinkConnection {
         &mut self,
         message: RouteNetlinkMessage,
         flags: u16,
-        mut each: impl FnMut(NetlinkMessage<'_>),
+        mut each: impl FnMut(MessageBody<'_>),
     ) -> io::Result<()> {
         self.send(message, NLM_F_REQUEST | NLM_F_ACK | flags)?;
         self.answers(&mut each).map(drop)
@@ -108,7 +108,7 @@ impl NetlinkConnection {
     pub fn dump<T>(
         &mut self,
         message: &RouteNetlinkMessage,
-        mut item: impl FnMut(NetlinkMessage<'_>) -> Option<T>,
+        mut item: impl FnMut(MessageBody<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
         for _ in 0..DUMP_ATTEMPTS {
             let mut items = Vec::new();
@@ -133,7 +133,7 @@ impl NetlinkConnection {
     }
 
     /// Calls `each` for every response to the last request. Returns whether the dump is consistent.
-    fn answers(&mut self, each: &mut dyn FnMut(NetlinkMessage<'_>)) -> io::Result<bool> {
+    fn answers(&mut self, each: &mut dyn FnMut(MessageBody<'_>)) -> io::Result<bool> {
         let mut consistent = true;
         loop {
             self.buffer.clear();
@@ -162,7 +162,7 @@ pub fn ask_netfilter(
     kind: u16,
     flags: u16,
     (family, attributes): (u8, &[u8]),
-    mut each: impl FnMut(NetlinkMessage<'_>),
+    mut each: impl FnMut(MessageBody<'_>),
 ) -> io::Result<()> {
     exchange(&netfilter_message(kind, flags, (family, 0), attributes), 1, &mut each)
 }
@@ -192,7 +192,7 @@ pub(crate) fn change_netfilter(subsystem: u8, changes: &[NetfilterChange]) -> io
 fn exchange(
     request: &[u8],
     mut acknowledgements: usize,
-    each: &mut dyn FnMut(NetlinkMessage<'_>),
+    each: &mut dyn FnMut(MessageBody<'_>),
 ) -> io::Result<()> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
@@ -247,7 +247,7 @@ struct Header {
 }
 
 /// Returns the error in an acknowledgement or at the end of a dump: a negative errno, or 0.
-fn status(message: NetlinkMessage<'_>) -> io::Result<()> {
+fn status(message: MessageBody<'_>) -> io::Result<()> {
     match message.word(0).map(u32::cast_signed) {
         Some(code) if code < 0 => Err(io::Error::from_raw_os_error(-code)),
         _ => Ok(()),
@@ -255,11 +255,11 @@ fn status(message: NetlinkMessage<'_>) -> io::Result<()> {
 }
 
 /// Splits received bytes into messages.
-fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, NetlinkMessage<'_>)> {
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, MessageBody<'_>)> {
     std::iter::from_fn(move || {
         let buffer = NetlinkBuffer::new_checked(bytes).ok()?;
         let header = Header { sequence: buffer.sequence_number(), flags: buffer.flags() };
-        let message = NetlinkMessage { kind: buffer.message_type(), payload: buffer.payload() };
+        let message = MessageBody { kind: buffer.message_type(), payload: buffer.payload() };
         let length = (buffer.length() as usize).next_multiple_of(4);
         bytes = bytes.get(length..).unwrap_or_default();
         Some((header, message))
@@ -275,7 +275,7 @@ pub struct NetlinkListener {
 
 /// Result of one attempt to receive.
 #[derive(Debug, PartialEq, Eq)]
-pub enum ReceivedMessages {
+pub enum ReceiveResult {
     /// Messages were received.
     Messages,
     /// No message is waiting.
@@ -314,14 +314,14 @@ impl NetlinkListener {
     /// The socket's error.
     pub fn receive(
         &mut self,
-        mut each: impl FnMut(Option<i32>, NetlinkMessage<'_>),
-    ) -> io::Result<ReceivedMessages> {
+        mut each: impl FnMut(Option<i32>, MessageBody<'_>),
+    ) -> io::Result<ReceiveResult> {
         let (length, namespace) = match self.receive_raw() {
             Ok(received) => received,
             Err(error) => {
                 return match error.raw_os_error() {
-                    Some(libc::EAGAIN | libc::EINTR) => Ok(ReceivedMessages::Nothing),
-                    Some(libc::ENOBUFS) => Ok(ReceivedMessages::Overrun),
+                    Some(libc::EAGAIN | libc::EINTR) => Ok(ReceiveResult::Nothing),
+                    Some(libc::ENOBUFS) => Ok(ReceiveResult::Overrun),
                     _ => Err(error),
                 };
             }
@@ -329,7 +329,7 @@ impl NetlinkListener {
         for (_, message) in messages(&self.buffer[..length.min(BUFFER)]) {
             each(namespace, message);
         }
-        Ok(ReceivedMessages::Messages)
+        Ok(ReceiveResult::Messages)
     }
 
     fn receive_raw(&mut self) -> io::Result<(usize, Option<i32>)> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use netpold_dataplane::netlink::{NetlinkListener, NetlinkMessage, ReceivedMessages};
+use netpold_dataplane::netlink::{MessageBody, NetlinkListener, ReceiveResult};
 
 /// Maximum number of events taken from a socket in a row. With this many address events, a namespace causes them as
 /// fast as they are read: the address socket rests for [`BREATH`], and later events end in one overrun.
@@ -36,14 +36,14 @@ impl Listening {
     }
 
     /// Receives link and route events. Returns whether events were lost.
-    pub(super) fn links(&mut self, mut each: impl FnMut(NetlinkMessage<'_>)) -> io::Result<bool> {
+    pub(super) fn links(&mut self, mut each: impl FnMut(MessageBody<'_>)) -> io::Result<bool> {
         drain(&mut self.links, |_, message| each(message))
     }
 
     /// Receives address events with the identifier of their namespace. Returns whether events were lost.
     pub(super) fn addresses(
         &mut self,
-        mut each: impl FnMut(Option<i32>, NetlinkMessage<'_>),
+        mut each: impl FnMut(Option<i32>, MessageBody<'_>),
     ) -> io::Result<bool> {
         let mut events = 0;
         let lost = drain(&mut self.addresses, |namespace, message| {
@@ -75,14 +75,14 @@ impl Listening {
 /// Receives until the socket is empty, at most [`AT_ONCE`] times. Returns whether events were lost.
 fn drain(
     listener: &mut NetlinkListener,
-    mut each: impl FnMut(Option<i32>, NetlinkMessage<'_>),
+    mut each: impl FnMut(Option<i32>, MessageBody<'_>),
 ) -> io::Result<bool> {
     let mut lost = false;
     for _ in 0..AT_ONCE {
         match listener.receive(&mut each)? {
-            ReceivedMessages::Messages => {}
-            ReceivedMessages::Overrun => lost = true,
-            ReceivedMessages::Nothing => break,
+            ReceiveResult::Messages => {}
+            ReceiveResult::Overrun => lost = true,
+            ReceiveResult::Nothing => break,
         }
     }
     Ok(lost)

@@ -6,7 +6,7 @@ use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use netpold_dataplane::netlink::{NetlinkMessage, attributes, word};
+use netpold_dataplane::netlink::{MessageBody, attributes, word};
 
 use crate::device::{Device, PASSED_ON};
 use crate::table::{HostRoute, VethLink};
@@ -60,7 +60,7 @@ pub(super) fn routes_request(family: AddressFamily) -> RouteNetlinkMessage {
 }
 
 /// Parses a route message; `None`: not a unicast route of the node's own to a single address.
-pub(super) fn host_route(message: NetlinkMessage<'_>) -> Option<HostRoute> {
+pub(super) fn host_route(message: MessageBody<'_>) -> Option<HostRoute> {
     // struct rtmsg: family, lengths of destination and source, TOS, table, protocol, scope, type.
     let &[family, length, _, _, _, origin, _, kind, ..] = message.payload else { return None };
     let there = match message.kind {
@@ -110,14 +110,14 @@ pub(super) fn link_inside_request(namespace: i32, index: u32) -> RouteNetlinkMes
 }
 
 /// Returns the hardware address of an Ethernet interface from a link message.
-pub(super) fn station(message: NetlinkMessage<'_>) -> Option<[u8; 6]> {
+pub(super) fn station(message: MessageBody<'_>) -> Option<[u8; 6]> {
     let mut all = message.attributes(LINK_HEADER);
     let (_, value) = all.find(|(kind, _)| *kind == IFLA_ADDRESS)?;
     value.try_into().ok().filter(|station| *station != [0; 6])
 }
 
 /// Parses a link message; `None`: a message of another type or family.
-pub(super) fn link_event(message: NetlinkMessage<'_>) -> Option<LinkEvent> {
+pub(super) fn link_event(message: MessageBody<'_>) -> Option<LinkEvent> {
     let family = *message.payload.first()?;
     let index = message.word(4)?;
     // Bridges send messages about their ports with AF_BRIDGE. RTM_DELLINK then reports a port that left the bridge, not
@@ -154,7 +154,7 @@ impl OutsideVeth {
 }
 
 /// Parses a link message; `None`: a link of another kind, or a veth with a peer in a namespace without an identifier.
-pub(super) fn outside_veth(message: NetlinkMessage<'_>) -> Option<OutsideVeth> {
+pub(super) fn outside_veth(message: MessageBody<'_>) -> Option<OutsideVeth> {
     match link_event(message)? {
         LinkEvent::Now(veth) if veth.namespace.is_some() => Some(OutsideVeth::There(veth.index)),
         LinkEvent::Now(veth) => (!veth.leads_away).then_some(OutsideVeth::Home(veth.peer)),
@@ -170,12 +170,12 @@ pub(super) fn outside_veth(message: NetlinkMessage<'_>) -> Option<OutsideVeth> {
 }
 
 /// Whether a link that left the namespace moved to another one, instead of being deleted.
-fn moves(message: NetlinkMessage<'_>) -> bool {
+fn moves(message: MessageBody<'_>) -> bool {
     message.attributes(LINK_HEADER).any(|(kind, _)| kind == IFLA_NEW_NETNSID)
 }
 
 /// Returns the bridge of a link that is a port; `None`: no port, or a port of a kind in [`PASSED_ON`].
-pub(super) fn bridge(message: NetlinkMessage<'_>) -> Option<u32> {
+pub(super) fn bridge(message: MessageBody<'_>) -> Option<u32> {
     let (mut master, mut kinds) = (None, (String::new(), String::new()));
     for (kind, value) in message.attributes(LINK_HEADER) {
         match kind {
@@ -196,7 +196,7 @@ fn info(value: &[u8], wanted: u16) -> String {
     found.map(|(_, value)| text(value)).unwrap_or_default()
 }
 
-fn link(message: NetlinkMessage<'_>, index: u32) -> Option<LinkEvent> {
+fn link(message: MessageBody<'_>, index: u32) -> Option<LinkEvent> {
     let mut link_kind = String::new();
     let mut veth = VethLink { index, ..VethLink::default() };
     for (kind, value) in message.attributes(LINK_HEADER) {
@@ -235,12 +235,12 @@ pub(super) fn own_addresses_request() -> RouteNetlinkMessage {
 
 /// Returns the global address in an address message about the given interface. Tentative addresses count: the pod is
 /// about to use them.
-pub(super) fn peer_address(message: NetlinkMessage<'_>, index: u32) -> Option<IpAddr> {
+pub(super) fn peer_address(message: MessageBody<'_>, index: u32) -> Option<IpAddr> {
     (message.word(4) == Some(index)).then(|| global_address(message)).flatten()
 }
 
 /// Returns the address in an address message if its scope is wider than a link.
-pub(super) fn global_address(message: NetlinkMessage<'_>) -> Option<IpAddr> {
+pub(super) fn global_address(message: MessageBody<'_>) -> Option<IpAddr> {
     let (family, scope) = (*message.payload.first()?, *message.payload.get(3)?);
     if message.kind != RTM_NEWADDR || scope >= RT_SCOPE_LINK {
         return None;

@@ -18,7 +18,7 @@ use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 use netpold_dataplane::closing::HookCloser;
 use netpold_dataplane::hook::Hook;
-use netpold_dataplane::netlink::{NetlinkConnection, NetlinkListener, ReceivedMessages};
+use netpold_dataplane::netlink::{NetlinkConnection, NetlinkListener, ReceiveResult};
 use netpold_dataplane::priority;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -139,9 +139,9 @@ impl VethWatcher {
                 event.into_iter().flatten().for_each(&mut each);
             });
             match received {
-                Ok(ReceivedMessages::Messages) => {}
-                Ok(ReceivedMessages::Overrun) => self.incomplete = true,
-                Ok(ReceivedMessages::Nothing) => break,
+                Ok(ReceiveResult::Messages) => {}
+                Ok(ReceiveResult::Overrun) => self.incomplete = true,
+                Ok(ReceiveResult::Nothing) => break,
                 Err(error) => {
                     tracing::warn!(%error, "cannot read link events; listing interfaces instead");
                     self.incomplete = true;

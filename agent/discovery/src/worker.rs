@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use netlink_packet_route::AddressFamily;
-use netpold_dataplane::netlink::{NetlinkConnection, NetlinkMessage};
+use netpold_dataplane::netlink::{MessageBody, NetlinkConnection};
 use nix::net::if_::if_nametoindex;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
@@ -331,6 +331,6 @@ impl Worker {
 }
 
 /// Parses a link message, and returns the bridge if the link is a port.
-fn link(message: NetlinkMessage<'_>) -> Option<(LinkEvent, Option<u32>)> {
+fn link(message: MessageBody<'_>) -> Option<(LinkEvent, Option<u32>)> {
     link_event(message).map(|link| (link, bridge(message)))
 }

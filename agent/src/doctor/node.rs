@@ -13,7 +13,7 @@ use netpold_cli::doctor::{Check, DoctorReport, Findings, Severity};
 use netpold_cli::socket::answer;
 use netpold_dataplane::attach::AttachMode;
 use netpold_dataplane::bpffs::is_bpffs;
-use netpold_dataplane::netlink::{NetlinkConnection, NetlinkMessage, attributes};
+use netpold_dataplane::netlink::{MessageBody, NetlinkConnection, attributes};
 use netpold_dataplane::nftables;
 use netpold_discovery::SERVICE_DEVICE;
 
@@ -216,7 +216,7 @@ fn devices(found: &mut Findings) -> io::Result<()> {
 }
 
 /// Reads name and kind of a link.
-fn device(link: NetlinkMessage<'_>) -> Option<(String, String)> {
+fn device(link: MessageBody<'_>) -> Option<(String, String)> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
     let attribute = |wanted| link.attributes(LINK_HEADER).find(|(kind, _)| *kind == wanted);
     let (_, name) = attribute(IFLA_IFNAME)?;

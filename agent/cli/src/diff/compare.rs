@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{DomainName, Pod, Protocol};
-use netpold_core::probe::{IpProtocol, Party as Side, Probe};
+use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use super::ends::{Class, ClassKind, PartyEnd, PartyEnds, ends};
 use super::isolation::Isolation;
@@ -250,7 +250,7 @@ impl<'c> Comparison<'_, 'c> {
         let [mut lost, mut gained] = [const { PortRanges::NONE }; 2];
         let both = |protocol, port| -> Result<[bool; 2]> {
             let allowed = |i: usize| {
-                let side = |end: &PartyEnd<'_>| Side::Address(end.address);
+                let side = |end: &PartyEnd<'_>| Party::Address(end.address);
                 let probe = Probe { from: side(&from[i]), to: side(&to[i]), protocol, port };
                 let ends = [&from[i], &to[i]].map(|end| (end.pod, end.address));
                 match self.explainers[i].verdict_at(&probe, ends) {

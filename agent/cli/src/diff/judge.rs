@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Enforcement;
-use netpold_core::probe::{IpProtocol, Party as Side, Probe};
+use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use super::DiffParty;
 use super::ends::{Class, ClassKind, PartyEnd, PartyEnds};
@@ -60,7 +60,7 @@ impl<'a, 'c> PairJudge<'a, 'c> {
         }
         let judged = meetings(from, to, self.ends.node_ports).into_iter().map(|sides| {
             let verdict = |explainer: &Explainer<'c>, protocol, port| {
-                let [from, to] = sides.map(|end| Side::Address(end.address));
+                let [from, to] = sides.map(|end| Party::Address(end.address));
                 let probe = Probe { from, to, protocol, port };
                 let ends = sides.map(|end| (end.pod, end.address));
                 explainer.verdict_at(&probe, ends).0 == Verdict::Allow

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::model::{Direction, Enforcement, Peer, Pod, Rule};
-use netpold_core::probe::{IpProtocol, Party as Side};
+use netpold_core::probe::{IpProtocol, Party};
 use serde::Serialize;
 
 use super::DiffParty;
@@ -34,7 +34,7 @@ pub struct NamedPairs {
     /// Isolation of each party.
     pub sides: Vec<PartyIsolation>,
     /// Pods or addresses that stand for each party; none for a domain name.
-    pub representatives: Vec<Vec<Side>>,
+    pub representatives: Vec<Vec<Party>>,
     /// Evaluated pairs, in the order of the parties.
     pub pairs: Vec<NamedPair>,
     /// Number of pairs that were not evaluated, because rules name too many. Beyond a million pairs, one that several
@@ -179,14 +179,14 @@ fn whole_pairs(
 }
 
 /// Returns pods or addresses that stand for the parties.
-fn representatives(ends: &PartyEnds<'_>) -> Vec<Vec<Side>> {
+fn representatives(ends: &PartyEnds<'_>) -> Vec<Vec<Party>> {
     let mut all = vec![Vec::new(); ends.parties.len()];
     for class in &ends.classes {
-        let of: &mut Vec<Side> = &mut all[class.party];
+        let of: &mut Vec<Party> = &mut all[class.party];
         for [end, _] in class.members.iter().take(REPRESENTATIVES) {
             let side = match end.pod {
-                Some(pod) => Side::Pod(pod.key.clone()),
-                None => Side::Address(end.address),
+                Some(pod) => Party::Pod(pod.key.clone()),
+                None => Party::Address(end.address),
             };
             if of.len() < REPRESENTATIVES && !of.contains(&side) {
                 of.push(side);

@@ -8,16 +8,14 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Blocks, Verdict};
-use netpold_core::model::{
-    Change as Object, EndpointSlice, Key, Labels, NamedPort, Pod, Protocol, Service,
-};
-use netpold_core::probe::{IpProtocol, Party as Side, Probe};
+use netpold_core::model::{Change, EndpointSlice, Key, Labels, NamedPort, Pod, Protocol, Service};
+use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use super::compare::{PairChanges, changed, go_on};
 use super::ports::PROTOCOLS;
 use super::rules::PolicyCriteria;
 use super::{DiffParty, Difference, PortRanges};
-use crate::doctor::details::{EndpointsPort, WrittenService as Written};
+use crate::doctor::details::{EndpointsPort, WrittenService};
 use crate::doctor::{Details, is_selected};
 use crate::judge::Judge;
 
@@ -28,7 +26,7 @@ const QUESTIONS: usize = 20_000;
 #[derive(PartialEq)]
 struct Definition<'a> {
     service: &'a Service,
-    written: Option<&'a Written>,
+    written: Option<&'a WrittenService>,
     slices: Vec<&'a EndpointSlice>,
     endpoints: Option<&'a Vec<EndpointsPort>>,
     /// Names of the selected pods, with their named ports.
@@ -69,7 +67,7 @@ pub(super) enum PortAnswer {
 
 /// Returns the Services that differ or are new, apart from those without clients of their own: headless ones, and those
 /// with an external name.
-pub(super) fn differing(objects: &[Vec<Object>; 2], details: &[Details; 2]) -> Vec<Differing> {
+pub(super) fn differing(objects: &[Vec<Change>; 2], details: &[Details; 2]) -> Vec<Differing> {
     let differ = |(key, [before, after]): (&Key, DefinitionPair<'_>)| {
         let first = before.as_ref().or(after.as_ref());
         let is_one = first.is_some_and(|it| !it.is_direct) && before != after;
@@ -82,7 +80,7 @@ pub(super) fn differing(objects: &[Vec<Object>; 2], details: &[Details; 2]) -> V
 /// Returns the judges of Services before and after the change. Endpoints of before the change that no longer follow from
 /// the Service and its pods are replaced by those that controllers make.
 pub(super) fn judges(
-    mut objects: [Vec<Object>; 2],
+    mut objects: [Vec<Change>; 2],
     mut details: [Details; 2],
     ranges: &[IpNet],
     is_partial: bool,
@@ -92,7 +90,7 @@ pub(super) fn judges(
     // Controllers have not made the endpoints of these Services yet.
     let is_outdated = has_new || !slices.is_empty() || !endpoints.is_empty();
     objects[1].retain(|object| {
-        let Object::EndpointSlice(slice) = object else { return true };
+        let Change::EndpointSlice(slice) = object else { return true };
         !slices.contains(&of_slice(slice))
     });
     details[1].endpoints.retain(|key, _| !endpoints.contains(key));
@@ -105,7 +103,7 @@ pub(super) fn judges(
 
 /// Returns the Services with EndpointSlices, and with Endpoints, after the change that are those of before it, although a
 /// controller makes others.
-fn outdated(objects: &[Vec<Object>; 2], details: &[Details; 2]) -> [BTreeSet<Key>; 2] {
+fn outdated(objects: &[Vec<Change>; 2], details: &[Details; 2]) -> [BTreeSet<Key>; 2] {
     let mut outdated = [BTreeSet::new(), BTreeSet::new()];
     for (key, definitions) in sides(objects, details) {
         let [Some(before), Some(after)] = definitions else { continue };
@@ -124,7 +122,7 @@ fn outdated(objects: &[Vec<Object>; 2], details: &[Details; 2]) -> [BTreeSet<Key
 }
 
 fn sides<'a>(
-    objects: &'a [Vec<Object>; 2],
+    objects: &'a [Vec<Change>; 2],
     details: &'a [Details; 2],
 ) -> BTreeMap<&'a Key, DefinitionPair<'a>> {
     let mut all: BTreeMap<&Key, DefinitionPair<'_>> = BTreeMap::new();
@@ -142,12 +140,12 @@ fn of_slice(slice: &EndpointSlice) -> Key {
 }
 
 fn definitions<'a>(
-    objects: &'a [Object],
+    objects: &'a [Change],
     details: &'a Details,
 ) -> BTreeMap<&'a Key, Definition<'a>> {
     let mut all = BTreeMap::new();
     for object in objects {
-        let Object::Service(service) = object else { continue };
+        let Change::Service(service) = object else { continue };
         let written = details.services.get(&service.key);
         let is_direct = written.is_some_and(|it| it.is_headless)
             || details.external_names.contains_key(&service.key);
@@ -158,11 +156,11 @@ fn definitions<'a>(
     }
     let mut by_namespace: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
     for object in objects {
-        if let Object::EndpointSlice(slice) = object {
+        if let Change::EndpointSlice(slice) = object {
             if let Some(definition) = all.get_mut(&of_slice(slice)) {
                 definition.slices.push(slice);
             }
-        } else if let Object::Pod(pod) = object
+        } else if let Change::Pod(pod) = object
             && !pod.finished
         {
             by_namespace.entry(&pod.key.namespace).or_default().push(pod);
@@ -332,7 +330,7 @@ pub(super) fn answer(
     (from, to): (&Key, &Key),
     (protocol, port): (Protocol, u16),
 ) -> PortAnswer {
-    let (from, to) = (Side::Pod(from.clone()), Side::Service(to.clone()));
+    let (from, to) = (Party::Pod(from.clone()), Party::Service(to.clone()));
     let probe = Probe { from, to, protocol: IpProtocol(protocol.number()), port };
     let answer = judge.explain(&probe);
     match answer.verdict {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
-use netpold_core::model::Change as Object;
+use netpold_core::model::Change;
 
 use super::compare::compare_until;
 use super::{ConnectivityChange, Difference, PortRanges};
@@ -32,7 +32,7 @@ struct ComparisonOutcome {
 /// As [`compare_until`].
 pub(super) fn depending(
     clusters: [&Cluster; 2],
-    objects: [Vec<Object>; 2],
+    objects: [Vec<Change>; 2],
     ranges: &[IpNet],
     ended: &AtomicBool,
 ) -> Result<Vec<String>> {

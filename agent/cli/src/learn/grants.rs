@@ -9,7 +9,7 @@ use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Explainer;
 use netpold_core::labels::NAMESPACE_NAME;
-use netpold_core::model::{IpBlock, Key, Peer as ModelPeer, Requirement, Selector};
+use netpold_core::model::{IpBlock, Key, Peer, Requirement, Selector};
 
 use super::generate::LearnOptions;
 use super::ports::{LearnedPorts, protocol};
@@ -26,16 +26,16 @@ pub enum PeerSpec {
 impl PeerSpec {
     /// Returns the item of `from` or `to` for a policy of a namespace.
     #[must_use]
-    pub fn peer(&self, namespace: &str) -> ModelPeer {
+    pub fn peer(&self, namespace: &str) -> Peer {
         match self {
             Self::Pods(workload) => {
                 let named =
                     Requirement::In(NAMESPACE_NAME.into(), vec![workload.namespace.clone()]);
                 let other = workload.namespace != namespace;
                 let namespaces = other.then(|| Selector { requirements: vec![named] });
-                ModelPeer::Pods { namespaces, pods: workload.selector() }
+                Peer::Pods { namespaces, pods: workload.selector() }
             }
-            Self::Block(cidr) => ModelPeer::Block(IpBlock { cidr: *cidr, except: Vec::new() }),
+            Self::Block(cidr) => Peer::Block(IpBlock { cidr: *cidr, except: Vec::new() }),
         }
     }
 }

@@ -6,7 +6,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState, Wrap};
 
 use super::board::{CountRow, EventCounts, RowOrder, TopView};
 
@@ -129,12 +129,12 @@ fn table(frame: &mut Frame<'_>, area: Rect, rows: &[&CountRow], choice: &Choice,
         let counts = [row.count().to_string(), row.recent(now).to_string(), clock(row.last)];
         let verdicts = row.counts.iter().filter(|_| by_verdict).map(ToString::to_string);
         let cells = counts.into_iter().chain(verdicts).chain(row.names.iter().cloned());
-        TableRow::new(cells.map(Cell::from).collect::<Vec<_>>())
+        Row::new(cells.map(Cell::from).collect::<Vec<_>>())
     };
     let (titles, widths): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let table = Table::new(rows.iter().map(|row| cells(row)), widths)
-        .header(TableRow::new(titles).style(bold))
+        .header(Row::new(titles).style(bold))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     let selected = (!rows.is_empty()).then(|| choice.selected.min(rows.len() - 1));
     let mut state = TableState::default().with_selected(selected);

@@ -1,11 +1,11 @@
 //! Answers about one edge or one party of the map, and texts to begin with.
 
 use anyhow::{Result, anyhow};
-use netpold_api::learn::{LearnAnswer as Recorded, merge};
+use netpold_api::learn::{LearnAnswer, merge};
 use netpold_core::cluster::is_subject;
 use netpold_core::explain::Within;
 use netpold_core::model::{Direction, DomainName, Enforcement, Key, Pod};
-use netpold_core::probe::{IpProtocol, Party as Side, Probe};
+use netpold_core::probe::{IpProtocol, Party, Probe};
 use serde_json::{Value, json};
 
 use super::snapshot::{ObjectSnapshot, ObjectSource};
@@ -59,7 +59,7 @@ fn party(world: &ObjectSnapshot, index: usize) -> Result<&DiffParty> {
 }
 
 /// Returns the representative of a party with this number, or its last one.
-fn side(world: &ObjectSnapshot, index: usize, number: usize) -> Result<Side> {
+fn side(world: &ObjectSnapshot, index: usize, number: usize) -> Result<Party> {
     let all = world.named.representatives.get(index).map_or(&[][..], Vec::as_slice);
     let found = all.get(number).or(all.last()).cloned();
     found.ok_or_else(|| match party(world, index) {
@@ -70,11 +70,11 @@ fn side(world: &ObjectSnapshot, index: usize, number: usize) -> Result<Side> {
 
 fn by_name(
     world: &ObjectSnapshot,
-    sender: &Side,
+    sender: &Party,
     name: &DomainName,
     kind: (IpProtocol, u16),
 ) -> Result<Value> {
-    let Side::Pod(pod) = sender else { return Err(anyhow!("{sender} is not a pod")) };
+    let Party::Pod(pod) = sender else { return Err(anyhow!("{sender} is not a pod")) };
     let explainer = world.judge.explainer();
     let answer = explainer.by_name(pod, name, &Within::public(), kind);
     let answer = answer.map_err(|error| anyhow!("{pod} to {name}: {error}"))?;
@@ -148,7 +148,7 @@ fn about(world: &ObjectSnapshot, pod: &Pod, direction: Direction) -> Vec<Value> 
 pub(super) fn learned(source: &ObjectSource, namespace: &str) -> Result<Value> {
     check_namespace(namespace)?;
     let arguments = ["learn", "-o", "json", "-n", namespace];
-    let all = live::ask::<Recorded>(&source.cluster, &arguments)?;
+    let all = live::ask::<LearnAnswer>(&source.cluster, &arguments)?;
     let unanswered = all.unanswered();
     let mut answer = merge(all.answers);
     answer.select(Some(namespace), 0);

@@ -16,7 +16,7 @@ use axum::routing::{get, post};
 use clap::ValueEnum;
 use futures::stream::unfold;
 use netpold_api::flows::{FlowFilter, merge};
-use netpold_api::rules::{RulesAnswer as RuleUse, merge as merge_rules};
+use netpold_api::rules::{RulesAnswer, merge as merge_rules};
 use netpold_core::printable::printable;
 use netpold_core::probe::IpProtocol;
 use serde::Deserialize;
@@ -328,7 +328,7 @@ async fn answer_workload(State(server): State<SharedServer>, request: Request) -
 async fn answer_rules(State(server): State<SharedServer>, request: Request) -> Response {
     work(server, request, |server, _: NoQuestion| {
         needs_agents(server)?;
-        let all = live::ask::<RuleUse>(&server.source.cluster, &["rules", "-o", "json"]);
+        let all = live::ask::<RulesAnswer>(&server.source.cluster, &["rules", "-o", "json"]);
         let all = all.map_err(failed)?;
         let unanswered = all.unanswered();
         serde_json::to_value(merge_rules(all.answers, unanswered)).map_err(|it| failed(it.into()))

@@ -83,14 +83,14 @@ fn counts_by_state_and_removes_what_has_expired() {
     sweeper.six.write_element(15, &bucket).unwrap();
 
     let pass = sweeper.pass(START, None, |_| ());
-    let v4 = Census {
+    let v4 = FlowCounts {
         capacity: 64,
         one_way: 1,
         two_way: 1,
         closed: 1,
         busy: 1,
         full_buckets: 1,
-        ..Census::default()
+        ..FlowCounts::default()
     };
     assert_eq!(pass.v4, v4);
     assert_eq!((pass.v6.one_way, pass.v6.two_way, pass.v6.full_buckets), (1, 1, 0));

@@ -7,7 +7,7 @@ use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
 use super::{ConntrackEntry, ConntrackTuple, KernelFlow, PartialTuple};
 use crate::netlink::{
-    NETFILTER_HEADER, NLA_F_NESTED, NetlinkMessage, ask_netfilter, attribute, attributes,
+    MessageBody, NETFILTER_HEADER, NLA_F_NESTED, ask_netfilter, attribute, attributes,
 };
 
 // Constants of `linux/netfilter/nfnetlink.h`, `nfnetlink_conntrack.h` and `nf_conntrack_common.h`.
@@ -89,7 +89,7 @@ pub(super) fn seen_from_start(original: &ConntrackTuple) -> Option<bool> {
     requested.ok().and(seen)
 }
 
-fn flow(message: NetlinkMessage<'_>) -> Option<KernelFlow> {
+fn flow(message: MessageBody<'_>) -> Option<KernelFlow> {
     let (mut original, mut reply, mut bits, mut tcp) = (None, None, 0, (0, None));
     let mut remaining = None;
     for (kind, value) in message.attributes(NETFILTER_HEADER) {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netpold_core::compile::Compiler;
-use netpold_dataplane::netlink::{NetlinkConnection, NetlinkMessage, word};
+use netpold_dataplane::netlink::{MessageBody, NetlinkConnection, word};
 
 use super::interfaces::NodeInterfaces;
 
@@ -149,7 +149,7 @@ fn side(requests: &mut NetlinkConnection, index: u32, namespace: Option<i32>) ->
     Ok(side)
 }
 
-fn read(answer: NetlinkMessage<'_>, side: &mut Side) {
+fn read(answer: MessageBody<'_>, side: &mut Side) {
     for (kind, value) in answer.attributes(LINK_HEADER) {
         match kind {
             IFLA_LINK => side.peer = word(value).unwrap_or(0),

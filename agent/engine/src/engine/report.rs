@@ -12,7 +12,7 @@ use netpold_core::explain::{Explainer, ResolvedNames};
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_dataplane::Dataplane;
-use netpold_dataplane::conntrack::{Census, Pass};
+use netpold_dataplane::conntrack::{FlowCounts, Pass};
 use netpold_ebpf::layout::{LEARNED_BUCKETS, NAME_WAYS};
 use netpold_ebpf::reason::Reason;
 
@@ -298,7 +298,7 @@ fn left_out(endpoints: &[EndpointStatus]) -> String {
 
 /// Returns the fill of the flow tables, and that of the tables of observed flows unless these are empty.
 fn flow_tables(tracked: Option<&Pass>, observed: Option<&Pass>) -> Vec<TableStatus> {
-    let status = |name: &str, census: &Census| TableStatus {
+    let status = |name: &str, census: &FlowCounts| TableStatus {
         name: name.to_owned(),
         used: census.used(),
         capacity: census.capacity,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use netpold_api::status::Revision;
 use netpold_core::model::{Direction, Key};
-use netpold_dataplane::conntrack::{Census, Pass};
+use netpold_dataplane::conntrack::{FlowCounts, Pass};
 use netpold_ebpf::layout::Unproven;
 use netpold_ebpf::reason::Reason;
 
@@ -161,7 +161,7 @@ impl Snapshot {
 
     fn write_conntrack(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
         let flows = by_family(&self.conntrack).flat_map(|(family, census)| {
-            let Census { one_way, two_way, closed, .. } = *census;
+            let FlowCounts { one_way, two_way, closed, .. } = *census;
             [("one_way", one_way), ("two_way", two_way), ("closed", closed)]
                 .map(|(state, count)| ([("family", family), ("state", state)], count))
         });
@@ -187,7 +187,7 @@ impl Snapshot {
     }
 }
 
-fn by_family(pass: &Pass) -> impl Iterator<Item = (&'static str, &Census)> {
+fn by_family(pass: &Pass) -> impl Iterator<Item = (&'static str, &FlowCounts)> {
     [("ipv4", &pass.v4), ("ipv6", &pass.v6)].into_iter()
 }
 

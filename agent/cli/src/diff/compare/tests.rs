@@ -1,6 +1,6 @@
 //! Comparison by direction against the comparison of each pair of classes, over generated clusters.
 
-use netpold_core::model::Change as Object;
+use netpold_core::model::Change;
 use netpold_testkit::generate::{self, Choices};
 
 use super::*;
@@ -27,25 +27,25 @@ fn both(clusters: [&Cluster; 2], ranges: &[IpNet]) -> ([Vec<ConnectivityChange>;
     (changes, by_direction.count())
 }
 
-fn objects(state: &generate::Cluster) -> Vec<Object> {
+fn objects(state: &generate::Cluster) -> Vec<Change> {
     state.objects.iter().filter(|object| object.is_object()).cloned().collect()
 }
 
 /// An edit: some objects removed, changed or added, and in half of the cases the policies of another cluster, too.
-fn edited(before: &generate::Cluster, choices: &mut Choices<'_>) -> Vec<Object> {
+fn edited(before: &generate::Cluster, choices: &mut Choices<'_>) -> Vec<Change> {
     let mut after = objects(&before.mutate(choices));
     if choices.chance(50) {
         let more = objects(&generate::Cluster::generate(choices));
-        let is_policy = |it: &Object| matches!(it, Object::Policy(_) | Object::ClusterPolicy(_));
+        let is_policy = |it: &Change| matches!(it, Change::Policy(_) | Change::ClusterPolicy(_));
         after.extend(more.into_iter().filter(is_policy));
     }
     after
 }
 
 /// Removes the addresses of some pods, as templates and new pods have none.
-fn unaddressed(objects: &mut [Object], choices: &mut Choices<'_>) {
+fn unaddressed(objects: &mut [Change], choices: &mut Choices<'_>) {
     for object in objects {
-        if let Object::Pod(pod) = object
+        if let Change::Pod(pod) = object
             && choices.chance(30)
         {
             pod.addresses.clear();
