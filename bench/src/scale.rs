@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use netpold_api::source::SourceStatus;
 use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, Settings, client, watch};
 use netpold_testbed::apiserver::{Meter, Passed};
-use netpold_testbed::{ApiServer, Credential as Proof, processor_time};
+use netpold_testbed::{Access as Proof, ApiServer, processor_time};
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 use tokio::sync::watch::Receiver;

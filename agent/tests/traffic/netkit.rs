@@ -12,7 +12,8 @@ use netpold_ebpf::layout::{endpoint_slot, mark};
 use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, none_pass};
 use netpold_testbed::{Cni, Pod, PodSpec, require_root};
 use rtnetlink::packet_core::{
-    NetlinkMessage, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
 };
 use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
