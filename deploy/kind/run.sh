@@ -36,6 +36,9 @@ clean() {
         for pod in $(kubectl -n netpold-system get pods -o name); do
             kubectl -n netpold-system logs "$pod" --all-containers --prefix --tail 50 || true
         done
+        for pod in $(kubectl -n kube-system get pods -o name -l 'k8s-app in (kube-proxy, kindnet)'); do
+            kubectl -n kube-system logs "$pod" --prefix --tail 20 || true
+        done
     fi
     if [ -z "${KEEP:-}" ]; then
         kind delete cluster --name "$cluster" || true
@@ -75,6 +78,10 @@ kind load image-archive "$work/image.tar" --name "$cluster"
 
 say "network"
 [ -n "${KINDNET:-}" ] || "$here/cni.sh" "$cluster"
+kubectl wait nodes --all --for condition=Ready --timeout 180s
+kubectl -n kube-system rollout status daemonset --timeout 180s
+# Before netpold: a fault of the CNI plugin or of kube-proxy is none of netpold's.
+"$here/smoke.sh" network
 
 say "install"
 helm install netpold "$root/deploy/chart" --namespace netpold-system --create-namespace \

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Whether policy is enforced in the cluster that kubectl talks to: two clients, a policy, four questions.
+# Whether policy is enforced in the cluster that kubectl talks to: two clients, a server and its Service, a policy.
 # Used by kind/run.sh and vagrant/test.sh; good for any cluster. Leaves nothing behind.
+#   smoke.sh [network]    network: only whether pods reach the server and its Service, as before an installation
 set -eu
 
 namespace=netpold-smoke
@@ -15,17 +16,29 @@ for pod in server friend stranger; do
     kubectl -n "$namespace" run "$pod" --image "$image" --labels "app=$pod" -- netexec --http-port 8080 > /dev/null
 done
 kubectl -n "$namespace" wait pod --all --for condition=Ready --timeout 180s > /dev/null
-server=$(kubectl -n "$namespace" get pod server -o 'jsonpath={.status.podIP}')
-case $server in *:*) server="[$server]" ;; esac
+kubectl -n "$namespace" expose pod server --port 8080 > /dev/null
 
-# What fails for another reason than silence (a pod is gone, the port is closed) is neither of the two.
+# Address of the pod or of the Service of that name.
+address() {
+    case $1 in
+        pod) field='{.status.podIP}' ;;
+        service) field='{.spec.clusterIP}' ;;
+    esac
+    address=$(kubectl -n "$namespace" get "$1" server -o "jsonpath=$field")
+    case $address in *:*) address="[$address]" ;; esac
+    echo "$address:8080"
+}
+pod=$(address pod)
+service=$(address service)
+
+# CLIENT ADDRESS passes|dropped. A failure other than silence (a pod is gone, the port is closed) is neither of the two.
 connects() {
-    if said=$(kubectl -n "$namespace" exec "$1" -- /agnhost connect "$server:8080" --timeout 2s 2>&1); then
+    if answer=$(kubectl -n "$namespace" exec "$1" -- /agnhost connect "$2" --timeout 2s 2>&1); then
         got=passes
     else
-        case $said in TIMEOUT*) got=dropped ;; *) got=$said ;; esac
+        case $answer in TIMEOUT*) got=dropped ;; *) got=$answer ;; esac
     fi
-    [ "$got" = "$2" ]
+    [ "$got" = "$3" ]
 }
 
 enforcing() {
@@ -44,8 +57,11 @@ expect() {
     echo "$*"
 }
 
-expect connects friend passes
-expect connects stranger passes
+for client in friend stranger; do
+    expect connects "$client" "$pod" passes
+    expect connects "$client" "$service" passes
+done
+[ "${1:-}" != network ] || exit 0
 kubectl -n "$namespace" apply -f - > /dev/null <<POLICY
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -54,7 +70,9 @@ spec:
   podSelector: {matchLabels: {app: server}}
   ingress: [{from: [{podSelector: {matchLabels: {app: friend}}}]}]
 POLICY
-expect connects stranger dropped
-expect connects friend passes
+expect connects stranger "$pod" dropped
+expect connects stranger "$service" dropped
+expect connects friend "$pod" passes
+expect connects friend "$service" passes
 # By the controller, where there is one.
 if kubectl get crd networkpolicystatuses.netpold.io > /dev/null 2>&1; then expect enforcing; fi
