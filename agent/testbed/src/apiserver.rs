@@ -22,13 +22,14 @@ mod binaries;
 mod etcd;
 mod kubectl;
 mod meter;
+mod objects;
 mod process;
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -42,6 +43,7 @@ pub use self::binaries::{
 use self::etcd::Etcd;
 pub use self::kubectl::ask_kubectl;
 pub use self::meter::{Meter, Passed};
+use self::objects::Proxy;
 use self::process::Process;
 use crate::netns::Netns;
 use crate::node::Node;
@@ -55,6 +57,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// An API server and its etcd. Dropping it kills both and removes their directory.
 #[derive(Debug)]
 pub struct ApiServer {
+    proxy: OnceLock<Proxy>,
     // Dropped before etcd: without etcd the server only logs errors.
     server: Process,
     etcd: Etcd,
@@ -102,9 +105,9 @@ impl ApiServer {
             arguments(&directory.0, address, port, client, netns.is_some()),
             directory.0.join("kube-apiserver.log"),
         )?;
-        let mut server = Self { server, etcd, port, address, netns, binaries, directory };
+        let proxy = OnceLock::new();
+        let mut server = Self { proxy, server, etcd, port, address, netns, binaries, directory };
         server.wait_ready()?;
-        server.write_admin()?;
         Ok(server)
     }
 
@@ -197,8 +200,7 @@ impl ApiServer {
     pub fn wait_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let certificate = self.directory.0.join("certs/apiserver.crt");
-            if certificate.exists() && self.is_ready() {
+            if self.listens()? && self.is_ready() {
                 return Ok(());
             }
             self.server.still_runs()?;
@@ -209,12 +211,25 @@ impl ApiServer {
         }
     }
 
+    /// Whether the server accepts connections; by then it has its certificate.
+    fn listens(&self) -> Result<bool> {
+        self.inside(|| TcpStream::connect((self.address, self.port)).is_ok())
+    }
+
     fn is_ready(&self) -> bool {
-        // The first call finds no kubeconfig yet.
-        self.write_admin().is_ok()
-            && self
-                .kubectl(&["get", "--raw", "/readyz", "--request-timeout", "5s"])
-                .is_ok_and(|said| said.trim() == "ok")
+        let ready = (("GET", "/readyz"), ("", ""), Duration::from_secs(5));
+        let answer = self.proxy().and_then(|proxy| proxy.ask(ready.0, ready.1, ready.2));
+        answer.is_ok_and(|(code, _)| code == 200)
+    }
+
+    /// The running `kubectl proxy`, started at the first request.
+    fn proxy(&self) -> Result<&Proxy> {
+        if self.proxy.get().is_none() {
+            self.write_admin()?;
+            let proxy = Proxy::start(&self.binaries.kubectl, self.netns.clone(), self.directory())?;
+            let _ = self.proxy.set(proxy);
+        }
+        self.proxy.get().context("no proxy")
     }
 }
 

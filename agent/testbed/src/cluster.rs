@@ -311,13 +311,24 @@ pub fn binary() -> PathBuf {
 #[track_caller]
 pub fn eventually(
     patience: Duration,
+    condition: impl FnMut() -> bool,
+    failure: impl Fn() -> String,
+) {
+    eventually_at(Duration::from_millis(20), patience, condition, failure);
+}
+
+/// [`eventually`] with another interval between two checks, for conditions that cost an API server's time.
+#[track_caller]
+pub fn eventually_at(
+    interval: Duration,
+    patience: Duration,
     mut condition: impl FnMut() -> bool,
     failure: impl Fn() -> String,
 ) {
     let deadline = Instant::now() + patience;
     while !condition() {
         assert!(Instant::now() < deadline, "{}", failure());
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(interval);
     }
 }
 

@@ -40,6 +40,7 @@ mod conntrack;
 mod flow;
 mod frame;
 mod host;
+mod http;
 mod icmp;
 #[cfg(feature = "kubelet")]
 mod kubelet;

@@ -23,12 +23,12 @@ fn from(action: &str, app: &str) -> Value {
     json!({ "action": action, "from": [{ "pods": pods }] })
 }
 
-/// `kubectl apply` of a policy in the Admin tier for the pods with `app: server`.
+/// Writes a policy in the Admin tier for the pods with `app: server`.
 fn apply(world: &World, name: &str, ingress: Value) {
     apply_rules(world, name, "server", &json!({ "ingress": ingress }));
 }
 
-/// `kubectl apply` of a policy in the Admin tier for the pods with this `app`.
+/// Writes a policy in the Admin tier for the pods with this `app`.
 fn apply_rules(world: &World, name: &str, app: &str, rules: &Value) {
     let selector = json!({ "matchLabels": { "app": app } });
     let pods = json!({ "namespaceSelector": {}, "podSelector": selector });
@@ -39,7 +39,7 @@ fn apply_rules(world: &World, name: &str, app: &str, rules: &Value) {
         "spec": { "tier": "Admin", "priority": 10, "subject": { "pods": pods } },
     });
     policy["spec"].as_object_mut().unwrap().extend(rules.as_object().unwrap().clone());
-    world.server.apply(&policy.to_string()).unwrap();
+    world.server.replace(&policy).unwrap();
 }
 
 fn world(test: &str) -> Option<World> {

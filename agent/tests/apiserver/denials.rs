@@ -12,8 +12,7 @@ use crate::world::{NAMESPACE, PATIENCE, PORT, USER, World, isolated};
 
 /// Returns the Events with reason `NetworkPolicyDenied`, by pod name.
 fn denied(world: &World) -> BTreeMap<String, Vec<Value>> {
-    let get = ["get", "events.events.k8s.io", "-n", NAMESPACE, "-o", "json"];
-    let list: Value = serde_json::from_str(&world.server.kubectl(&get).unwrap()).unwrap();
+    let list = world.server.get("event", NAMESPACE, "").unwrap().unwrap();
     let mut of_pods: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for event in list["items"].as_array().unwrap() {
         if event["reason"] == "NetworkPolicyDenied" {

@@ -27,7 +27,7 @@ fn entries() -> [(&'static str, String); 4] {
 }
 
 fn create_tenant(world: &World) {
-    world.server.kubectl(&["create", "namespace", TENANT]).unwrap();
+    world.server.create_namespace(TENANT).unwrap();
     // A controller that does not run here aggregates `edit`, so the test binds one of the aggregated roles.
     let role = "--clusterrole=system:aggregate-to-edit";
     let user = format!("--user={TENANT}");

@@ -17,7 +17,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::world::{NAMESPACE, PATIENCE, USER, World, allow_from, binary, isolated, rbac_file};
+use crate::world::{
+    INTERVAL, NAMESPACE, PATIENCE, USER, World, allow_from, binary, isolated, rbac_file,
+};
 
 /// Adds the readiness gate to a pod's object.
 pub(crate) fn gate(pod: &mut Value) {
@@ -28,18 +30,18 @@ pub(crate) fn gate(pod: &mut Value) {
 #[track_caller]
 pub(crate) fn eventually(world: &World, what: &str, condition: impl FnMut() -> bool) {
     let log = || world.agent.as_ref().map(netpold_testbed::Agent::log).unwrap_or_default();
-    cluster::eventually(PATIENCE, condition, || format!("not {what}\n{}", log()));
+    cluster::eventually_at(INTERVAL, PATIENCE, condition, || format!("not {what}\n{}", log()));
 }
 
 impl World {
-    fn get(&self, arguments: &[&str]) -> Value {
-        let all = [&["get", "-o", "json", "-n", NAMESPACE], arguments].concat();
-        serde_json::from_str(&self.server.kubectl(&all).unwrap()).unwrap()
+    /// Returns an object, or null.
+    fn get(&self, kind: &str, name: &str) -> Value {
+        self.server.get(kind, NAMESPACE, name).unwrap().unwrap_or_default()
     }
 
     /// Returns the pod's condition of the readiness gate, or null.
     fn condition(&self, pod: &str) -> Value {
-        condition(&self.get(&["pod", pod]), READINESS_GATE)
+        condition(&self.get("pod", pod), READINESS_GATE)
     }
 
     #[track_caller]
@@ -50,8 +52,7 @@ impl World {
 
     /// Returns the report of the node, or null.
     fn report(&self) -> Value {
-        let arguments = ["get", "nodepolicystatus", "n1", "-o", "json", "--ignore-not-found"];
-        serde_json::from_str(&self.server.kubectl(&arguments).unwrap()).unwrap_or_default()
+        self.get("nodepolicystatus", "n1")
     }
 
     /// Returns the entry of a policy in the report, or null.
@@ -62,7 +63,7 @@ impl World {
     }
 
     fn generation(&self, policy: &str) -> Value {
-        self.get(&["networkpolicy", policy])["metadata"]["generation"].clone()
+        self.get("networkpolicy", policy)["metadata"]["generation"].clone()
     }
 }
 
@@ -119,7 +120,7 @@ fn a_pod_is_ready_no_sooner_than_it_is_enforced() {
     world.add_with("late", gate);
     world.wait_ready("late", "True");
     world.server.kubectl(&["label", "pod", "server", "-n", NAMESPACE, "end=here"]).unwrap();
-    let version = world.get(&["pod", "server"])["metadata"]["resourceVersion"].clone();
+    let version = world.get("pod", "server")["metadata"]["resourceVersion"].clone();
     eventually(&world, "watched to the end", || watch.seen().contains(version.as_str().unwrap()));
     assert!(!watch.seen().contains("\"False\""), "{}", watch.seen());
     drop(watch);
@@ -148,7 +149,7 @@ fn the_startup_taint_goes_once_policy_is_in_force() {
     let Some(mut world) = World::new(TEST) else { return };
     world.add("server");
     let taints = |world: &World| -> Vec<String> {
-        let node = world.get(&["node", "n1"]);
+        let node = world.get("node", "n1");
         let all = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
         // The API server adds a taint of its own to a Node that has never been ready.
         let keys = all.iter().map(|taint| taint["key"].as_str().unwrap().to_owned());
@@ -174,14 +175,14 @@ fn the_startup_taint_goes_once_policy_is_in_force() {
     eventually(&world, "reported", || world.report()["status"]["inSync"] == false);
     assert!(world.report()["status"]["problems"].to_string().contains("not in sync"));
     taint(&world, "example.com/meanwhile");
-    let node = world.get(&["node", "n1"]);
+    let node = world.get("node", "n1");
     assert_eq!(taints(&world).len(), 3, "{node}");
     assert_eq!(condition(&node, NODE_CONDITION), Value::Null);
 
     world.server.apply(&text).unwrap();
     eventually(&world, "removed", || !taints(&world).iter().any(|key| key == STARTUP_TAINT));
     assert_eq!(taints(&world), ["example.com/first", "example.com/meanwhile"]);
-    let of_node = |world: &World| condition(&world.get(&["node", "n1"]), NODE_CONDITION);
+    let of_node = |world: &World| condition(&world.get("node", "n1"), NODE_CONDITION);
     eventually(&world, "True", || of_node(&world)["status"] == "True");
     assert!(of_node(&world)["lastTransitionTime"].is_string());
 
@@ -198,7 +199,7 @@ fn the_nodes_condition_has_a_heartbeat_and_goes_with_netpold() {
     let Some(mut world) = World::new(TEST) else { return };
     world.add("server");
     world.start_agent();
-    let of_node = |world: &World| condition(&world.get(&["node", "n1"]), NODE_CONDITION);
+    let of_node = |world: &World| condition(&world.get("node", "n1"), NODE_CONDITION);
     eventually(&world, "True", || of_node(&world)["status"] == "True");
     let before = of_node(&world);
     world.agent().end(Signal::SIGTERM);
@@ -225,7 +226,7 @@ fn the_nodes_condition_has_a_heartbeat_and_goes_with_netpold() {
     let said = String::from_utf8_lossy(&done.stdout);
     assert!(said.contains("removed: condition netpold.io/NetworkPolicyReady of Node n1"), "{said}");
     assert_eq!(of_node(&world), Value::Null);
-    assert!(world.get(&["node", "n1"])["status"]["addresses"].is_array(), "all else stays");
+    assert!(world.get("node", "n1")["status"]["addresses"].is_array(), "all else stays");
 }
 
 #[test]
@@ -241,11 +242,11 @@ fn a_report_follows_the_policies() {
     };
     eventually(&world, "reported", || in_force(&world));
     let report = world.report();
-    let uid = world.get(&["networkpolicy", "server"])["metadata"]["uid"].clone();
+    let uid = world.get("networkpolicy", "server")["metadata"]["uid"].clone();
     assert_eq!((&world.reported("server")["uid"], world.generation("server")), (&uid, json!(1)));
     assert_eq!(report["status"]["policies"].as_array().unwrap().len(), 1, "{report}");
     let owner = &report["metadata"]["ownerReferences"][0];
-    let node = world.get(&["node", "n1"]);
+    let node = world.get("node", "n1");
     assert_eq!((&owner["kind"], &owner["uid"]), (&json!("Node"), &node["metadata"]["uid"]));
     let status = &report["status"];
     let told = [&status["inSync"], &status["pods"], &status["podsEnforced"]];
@@ -332,7 +333,7 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     let wait_cluster =
         ["wait", "--for=condition=Enforcing", "clusternetworkpolicy/everywhere", "--timeout=90s"];
     world.server.kubectl(&wait_cluster).unwrap();
-    let object = world.get(&["clusternetworkpolicy", "everywhere"]);
+    let object = world.get("clusternetworkpolicy", "everywhere");
     assert_eq!(condition(&object, "Enforcing")["message"], "in force on 3 of 3 nodes");
 
     // A stopped agent does not enforce the edit, so the condition becomes False.
@@ -414,7 +415,7 @@ fn a_full_node_is_told_once() {
     let began = Instant::now();
     world.start_agent();
     let told = |world: &World| {
-        let pods = world.get(&["pods"]);
+        let pods = world.get("pod", "");
         let pods = pods["items"].as_array().unwrap().clone();
         pods.iter().filter(|pod| condition(pod, READINESS_GATE)["status"] == "True").count()
     };
@@ -494,7 +495,7 @@ fn kept<T: Serialize + DeserializeOwned>(world: &World, kind: &str, object: &T) 
     let patch = json!({ "status": json["status"] }).to_string();
     let arguments = ["patch", kind, &name, "-n", NAMESPACE, "--subresource=status"];
     world.server.kubectl(&[&arguments[..], &["--type=merge", "-p", &patch]].concat()).unwrap();
-    let read = world.get(&[kind, &name]);
+    let read = world.get(&kind.to_lowercase(), &name);
     assert_eq!(read["status"], json["status"]);
     serde_json::from_value(read).unwrap()
 }

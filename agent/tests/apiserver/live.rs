@@ -435,13 +435,9 @@ fn a_live_cluster_is_judged_as_its_manifests_are() {
     for (number, object) in objects().into_iter().enumerate() {
         let text = object.to_string();
         fs::write(manifests.path().join(format!("{number}.json")), &text).unwrap();
-        server.kubectl_with(&["create", "--validate=false", "-f", "-"], &text).unwrap();
+        server.create(&object).unwrap();
         if object["kind"] == "Pod" {
-            let (name, namespace) = (&object["metadata"]["name"], &object["metadata"]["namespace"]);
-            let patch = json!({ "status": object["status"] }).to_string();
-            let which = ["patch", "pod", name.as_str().unwrap(), "-n", namespace.as_str().unwrap()];
-            let how = ["--subresource=status", "--type=merge", "-p", &patch];
-            server.kubectl(&[&which[..], &how].concat()).unwrap();
+            server.write_status(&object).unwrap();
         }
     }
     let files = TempDir::new().unwrap();

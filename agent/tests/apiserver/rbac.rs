@@ -156,9 +156,7 @@ fn a_rule_that_erases_marks_is_reported_on_the_node() {
 pub(crate) fn wait_event(world: &World, namespace: &str) -> Value {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
-        let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
-        let events: Value =
-            serde_json::from_str(&world.server.kubectl(&["get", "--raw", &path]).unwrap()).unwrap();
+        let events = world.server.get("event", namespace, "").unwrap().unwrap();
         let all = events["items"].as_array().unwrap();
         let ours = |event: &&Value| event["reportingController"] == "netpold";
         let items: Vec<&Value> = all.iter().filter(ours).collect();

@@ -50,20 +50,19 @@ fn pod(namespace: &str, name: &str, host_network: bool) -> Value {
 }
 
 fn create_all(world: &World, items: &[Value]) {
-    let list = json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string();
-    world.server.kubectl_with(&["create", "--validate=false", "-f", "-"], &list).unwrap();
+    items.iter().for_each(|item| world.server.create(item).unwrap());
 }
 
-fn get(world: &World, arguments: &[&str]) -> Value {
-    let printed = world.server.kubectl(&[&["get", "-o", "json"], arguments].concat()).unwrap();
-    serde_json::from_str(&printed).unwrap()
+/// Returns an object, or null; with an empty name, a list.
+fn get(world: &World, kind: &str, namespace: &str, name: &str) -> Value {
+    world.server.get(kind, namespace, name).unwrap().unwrap_or_default()
 }
 
 #[test]
 fn an_error_for_one_pods_status_pauses_no_other() {
     const TEST: &str = "an_error_for_one_pods_status_pauses_no_other";
     let Some(mut world) = World::new(TEST) else { return };
-    world.server.kubectl(&["create", "namespace", TENANT]).unwrap();
+    world.server.create_namespace(TENANT).unwrap();
     break_writes(&world, TENANT, ("", "pods/status"), "UPDATE");
     // NetworkPolicies do not apply to these pods: their condition is True once the agent has their objects.
     let gated = |namespace: &str, name: &str| {
@@ -86,7 +85,7 @@ fn an_error_for_one_pods_status_pauses_no_other() {
         create_all(&world, &[gated(NAMESPACE, &name)]);
         let began = Instant::now();
         let is_ready = || {
-            let pod = get(&world, &["pod", &name, "-n", NAMESPACE]);
+            let pod = get(&world, "pod", NAMESPACE, &name);
             pod["status"]["conditions"].to_string().contains("HostNetwork")
         };
         eventually(&world, "ready", is_ready);
@@ -105,7 +104,7 @@ fn an_error_for_one_pods_status_pauses_no_other() {
     let mend = ["delete", "validatingwebhookconfiguration", &format!("broken-{TENANT}")];
     world.server.kubectl(&mend).unwrap();
     eventually(&world, "all ready", || {
-        let pods = get(&world, &["pods", "-n", TENANT]);
+        let pods = get(&world, "pod", TENANT, "");
         let pods = pods["items"].as_array().unwrap();
         pods.iter().all(|pod| pod["status"]["conditions"].to_string().contains("HostNetwork"))
     });
@@ -124,7 +123,7 @@ fn long_names_crowds_and_refusals_hide_no_policy_from_its_owner() {
         ("z-last", &["web".to_owned()]),
     ];
     for (namespace, names) in all {
-        world.server.kubectl(&["create", "namespace", namespace]).unwrap();
+        world.server.create_namespace(namespace).unwrap();
         // No packet on the wire has an IPv4-mapped address.
         let mapped = json!({ "ipBlock": { "cidr": "::ffff:10.0.0.0/104" } });
         let policy = |name: &String| {
@@ -142,7 +141,7 @@ fn long_names_crowds_and_refusals_hide_no_policy_from_its_owner() {
     let began = Instant::now();
     world.start_agent();
     let of = |world: &World, namespace: &str| {
-        let events = get(world, &["events.events.k8s.io", "-n", namespace]);
+        let events = get(world, "event", namespace, "");
         events["items"].as_array().unwrap().clone()
     };
     for namespace in ["a-crowd", "c-long", "z-last"] {
@@ -164,7 +163,7 @@ fn edits_of_one_of_many_policies_write_little() {
     const IDLE: Duration = Duration::from_secs(20);
     const WATCHED: Duration = Duration::from_secs(40);
     let Some(mut world) = World::new("edits_of_one_of_many_policies_write_little") else { return };
-    world.server.kubectl(&["create", "namespace", TENANT]).unwrap();
+    world.server.create_namespace(TENANT).unwrap();
     let policy = |number: usize| {
         json!({
             "apiVersion": "networking.k8s.io/v1",
@@ -190,7 +189,7 @@ fn edits_of_one_of_many_policies_write_little() {
     world.start_agent_with(&arguments, binary().into());
 
     let generation = |world: &World, namespace: &str, name: &str| {
-        get(world, &["networkpolicy", name, "-n", namespace])["metadata"]["generation"].clone()
+        get(world, "networkpolicy", namespace, name)["metadata"]["generation"].clone()
     };
     let is_reported = |world: &World, namespace: &str, name: &str| {
         let expected = generation(world, namespace, name);
@@ -201,10 +200,8 @@ fn edits_of_one_of_many_policies_write_little() {
                 && it["observedGeneration"] == expected
         })
     };
-    let has_report = ["get", "nodepolicystatus", "-o", "name"];
     eventually(&world, "a report", || {
-        world.server.kubectl(&has_report).unwrap().contains("n1")
-            && report(&world)["policies"].as_array().is_some_and(|all| all.len() == POLICIES + 1)
+        report(&world)["policies"].as_array().is_some_and(|all| all.len() == POLICIES + 1)
     });
     let stored = report(&world).to_string().len();
     let reports = |world: &World| {
@@ -254,7 +251,7 @@ fn edits_of_one_of_many_policies_write_little() {
 }
 
 fn report(world: &World) -> Value {
-    get(world, &["nodepolicystatus", "n1"])["status"].clone()
+    get(world, "nodepolicystatus", "", "n1")["status"].clone()
 }
 
 /// Checks that the report matches the server's policies, and that the agent rewrites a report changed by another
@@ -263,7 +260,7 @@ fn everything_is_reported_in_the_end(world: &World, count: usize) {
     // The report names every policy, with the generation that the server has.
     eventually(world, "all reported", || {
         let report = report(world);
-        let policies = get(world, &["networkpolicies", "-A"]);
+        let policies = get(world, "networkpolicy", "", "");
         let key = |metadata: &Value| [metadata["namespace"].clone(), metadata["name"].clone()];
         let printed: Vec<_> = report["policies"]
             .as_array()

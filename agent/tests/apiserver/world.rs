@@ -15,6 +15,8 @@ use serde_json::{Value, json};
 
 /// Deadline of an expected change, long enough for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+/// Interval between two questions to the API server.
+pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
 /// User name of the agent's service account.
 pub(crate) const USER: &str = "system:serviceaccount:netpold-system:netpold";
 /// Seconds of silence after which the agent drops a connection.
@@ -47,8 +49,8 @@ impl World {
         link_nodes(&control, &node).unwrap();
         let server = ApiServer::start_on(&control).unwrap();
         let world = Self { agent: None, server, pods: BTreeMap::new(), node, control };
-        world.server.kubectl(&["create", "namespace", "netpold-system"]).unwrap();
-        world.server.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
+        world.server.create_namespace("netpold-system").unwrap();
+        world.server.create_namespace(NAMESPACE).unwrap();
         world.server.apply(&std::fs::read_to_string(rbac_file()).unwrap()).unwrap();
         world.server.define(&std::fs::read_to_string(base("crds.yaml")).unwrap()).unwrap();
         world.create(world.node.manifest());
@@ -59,17 +61,11 @@ impl World {
     /// Creates an object and writes its status, as two requests: the first ignores the status.
     pub(crate) fn create(&self, object: Value) {
         self.create_alone(&object);
-        let (kind, name) = (object["kind"].as_str().unwrap(), &object["metadata"]["name"]);
-        let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
-        let patch = json!({ "status": object["status"] }).to_string();
-        let arguments = ["patch", kind, name.as_str().unwrap(), "-n", namespace];
-        let more = ["--subresource=status", "--type=merge", "-p", &patch];
-        self.server.kubectl(&[&arguments[..], &more].concat()).unwrap();
+        self.server.write_status(&object).unwrap();
     }
 
     fn create_alone(&self, object: &Value) {
-        let create = ["create", "--validate=false", "-f", "-"];
-        self.server.kubectl_with(&create, &object.to_string()).unwrap();
+        self.server.create(object).unwrap();
     }
 
     /// Creates a pod with the label `app=<name>`: its object, its namespace, its status.
@@ -115,7 +111,7 @@ impl World {
 
     /// Applies a policy for the pods with the label `app=<name>`.
     pub(crate) fn policy(&self, name: &str, spec: Value) {
-        self.server.apply(&network_policy(name, &spec).to_string()).unwrap();
+        self.server.replace(&network_policy(name, &spec)).unwrap();
     }
 
     /// Stores policies as an API server of Kubernetes 1.20 does, past the one that runs: since 1.36 it refuses some CIDRs
@@ -217,8 +213,8 @@ impl World {
             "containers": [{ "name": "main", "image": "example/main" }],
         });
         self.create_alone(&object);
-        let uid = ["get", "pod", name, "-n", NAMESPACE, "-o", "jsonpath={.metadata.uid}"];
-        self.server.kubectl(&uid).unwrap()
+        let pod = self.server.get("pod", NAMESPACE, name).unwrap().unwrap();
+        pod["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
     /// Creates the sandbox of a scheduled pod as its runtime does, without a status at the API server.

@@ -12,20 +12,18 @@ const CROWD: usize = 200;
 fn a_crowd_keeps_nobody_waiting() {
     let Some(world) = World::new("a_crowd_keeps_nobody_waiting") else { return };
     // The namespace sorts before the namespace of the single policy.
-    world.server.kubectl(&["create", "namespace", "crowd"]).unwrap();
+    world.server.create_namespace("crowd").unwrap();
     let policy = |number: usize| {
         json!({
             "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
             "metadata": { "namespace": "crowd", "name": format!("p{number}") }, "spec": { "podSelector": {} },
         })
     };
-    let items: Vec<Value> = (0..CROWD).map(policy).collect();
-    world.create(&json!({ "apiVersion": "v1", "kind": "List", "items": items }));
+    (0..CROWD).map(policy).for_each(|policy| world.create(&policy));
     world.policy("server", "server", 1);
     let _controller = world.start("one", &[]);
     let began = Instant::now();
-    let statuses =
-        || world.get(&["networkpolicystatus", "-A"])["items"].as_array().unwrap().clone();
+    let statuses = || world.get("networkpolicystatus", "", "")["items"].as_array().unwrap().clone();
     let written = |it: &Value| it["status"].is_object();
     wait("all written", || statuses().iter().filter(|it| written(it)).count() == CROWD + 1);
     let version =

@@ -13,8 +13,9 @@ use crate::world::{USER, World, wait};
 const TAKEOVER: Duration = Duration::from_secs(45);
 
 fn holder(world: &World) -> String {
-    let get = ["get", "lease", "netpold-controller", "-n", "netpold-system", "--ignore-not-found"];
-    world.server.kubectl(&[&get[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat()).unwrap()
+    let lease = world.server.get("lease", "netpold-system", "netpold-controller").unwrap();
+    let lease = lease.unwrap_or_default();
+    lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
 }
 
 /// Returns the number of writes by verb and path.

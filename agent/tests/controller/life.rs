@@ -12,7 +12,7 @@ use crate::world::{NAMESPACE, World, condition, wait};
 fn a_namespace_that_is_being_deleted_gets_no_status() {
     const TEST: &str = "a_namespace_that_is_being_deleted_gets_no_status";
     let Some(world) = World::new(TEST) else { return };
-    world.server.kubectl(&["create", "namespace", "going"]).unwrap();
+    world.server.create_namespace("going").unwrap();
     let policy = json!({
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -45,7 +45,7 @@ fn a_status_follows_its_policy() {
     let _controller = world.start("one", &[]);
     world.policy("server", "server", 1);
     let object = world.becomes("server", [3, 0, 0], ["False", "Pending"]);
-    let policy = world.get(&["networkpolicy", "server", "-n", NAMESPACE]);
+    let policy = world.get("networkpolicy", NAMESPACE, "server");
     let owner = &object["metadata"]["ownerReferences"][0];
     assert_eq!(
         (&owner["kind"], &owner["uid"]),
@@ -133,7 +133,7 @@ fn a_status_follows_its_policy() {
     world.server.kubectl(&["delete", "networkpolicy", "server", "-n", NAMESPACE]).unwrap();
     world.policy("server", "server", 1);
     let object = world.becomes("server", [2, 0, 0], ["False", "Pending"]);
-    let policy = world.get(&["networkpolicy", "server", "-n", NAMESPACE]);
+    let policy = world.get("networkpolicy", NAMESPACE, "server");
     wait("owned by the new one", || {
         let object = world.status("server").unwrap();
         object["metadata"]["ownerReferences"][0]["uid"] == policy["metadata"]["uid"]
@@ -167,7 +167,7 @@ fn a_cluster_policy_has_conditions_of_netpold_beside_those_of_others() {
     let controller = world.start("one", &[]);
     let becomes = |status: &str, reason: &str, message: &str| {
         wait(&format!("{status} {reason} {message}"), || {
-            let object = world.get(&["clusternetworkpolicy", "tenants"]);
+            let object = world.get("clusternetworkpolicy", "", "tenants");
             let enforcing = condition(&object["status"], "Enforcing");
             enforcing["status"] == status
                 && enforcing["reason"] == reason

@@ -43,7 +43,7 @@ fn every_right_is_used_and_none_is_missing() {
     // The status of a deleted policy passes to a new policy of the same name.
     world.server.kubectl(&["delete", "networkpolicy", "server", "-n", NAMESPACE]).unwrap();
     world.policy("server", "server", 1);
-    let policy = world.get(&["networkpolicy", "server", "-n", NAMESPACE]);
+    let policy = world.get("networkpolicy", NAMESPACE, "server");
     wait("owned by the new one", || {
         world.status("server").unwrap()["metadata"]["ownerReferences"][0]["uid"]
             == policy["metadata"]["uid"]
@@ -61,7 +61,7 @@ fn every_right_is_used_and_none_is_missing() {
 
     world.report("n1", 0, &[("server", true, "")]);
     world.becomes("server", [1, 1, 0], ["True", "AllNodes"]);
-    let of_cluster = || world.get(&["clusternetworkpolicy", "tenants"])["status"].clone();
+    let of_cluster = || world.get("clusternetworkpolicy", "", "tenants")["status"].clone();
     wait("of the cluster", || condition(&of_cluster(), "Enforcing")["reason"] == "NoPods");
     // The API server may log a watch only at its end.
     controller.end(Signal::SIGTERM);

@@ -33,7 +33,7 @@ pub(crate) fn configuration(port: u16) -> Value {
 }
 
 pub(crate) fn bundle(world: &World) -> String {
-    let found = world.get(&["mutatingwebhookconfiguration", NAME]);
+    let found = world.get("mutatingwebhookconfiguration", "", NAME);
     found["webhooks"][0]["clientConfig"]["caBundle"].as_str().unwrap_or_default().to_owned()
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn free_port() -> u16 {
 /// Creates a pod and returns its readiness gates.
 fn gates(world: &World, name: &str) -> Vec<String> {
     world.pod(name, "x", "n1");
-    let pod = world.get(&["pod", name, "-n", NAMESPACE]);
+    let pod = world.get("pod", NAMESPACE, name);
     let gates = pod["spec"]["readinessGates"].as_array().cloned().unwrap_or_default();
     gates.iter().map(|gate| gate["conditionType"].as_str().unwrap().to_owned()).collect()
 }
@@ -108,6 +108,7 @@ fn pods_get_the_gate_while_certificates_change() {
     let (began, mut bundles) = (Instant::now(), vec![bundle(&world)]);
     while served() < 2 || began.elapsed() < Duration::from_secs(65) {
         assert!(next(), "{:?} after the first\n{}", began.elapsed(), controller.log());
+        std::thread::sleep(Duration::from_millis(200));
         let now = bundle(&world);
         if bundles.last() != Some(&now) {
             bundles.push(now);

@@ -69,12 +69,14 @@ impl World {
             return None;
         }
         let world = Self { server: ApiServer::start().unwrap() };
-        world.server.kubectl(&["create", "namespace", "netpold-system"]).unwrap();
-        world.server.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
+        world.server.create_namespace("netpold-system").unwrap();
+        world.server.create_namespace(NAMESPACE).unwrap();
         world.server.define(&std::fs::read_to_string(base("crds.yaml")).unwrap()).unwrap();
-        for object in manifest().iter().filter(|o| CREATED.contains(&o["kind"].as_str().unwrap())) {
-            world.server.apply(&object.to_string()).unwrap();
-        }
+        let rights = manifest().into_iter();
+        let rights = rights.filter(|it| CREATED.contains(&it["kind"].as_str().unwrap()));
+        let list =
+            json!({ "apiVersion": "v1", "kind": "List", "items": rights.collect::<Vec<_>>() });
+        world.server.apply(&list.to_string()).unwrap();
         Some(world)
     }
 
@@ -102,8 +104,7 @@ impl World {
     }
 
     pub(crate) fn create(&self, object: &Value) {
-        let create = ["create", "--validate=false", "-f", "-"];
-        self.server.kubectl_with(&create, &object.to_string()).unwrap();
+        self.server.create(object).unwrap();
     }
 
     pub(crate) fn node(&self, name: &str) {
@@ -131,7 +132,7 @@ impl World {
                 "ingress": vec![json!({}); rules],
             },
         });
-        self.server.apply(&policy.to_string()).unwrap();
+        self.server.replace(&policy).unwrap();
     }
 
     /// Installs the definition of ClusterNetworkPolicy.
@@ -150,12 +151,12 @@ impl World {
                 "subject": { "namespaces": { "matchLabels": { "tenant": "red" } } },
             },
         });
-        self.server.apply(&policy.to_string()).unwrap();
+        self.server.replace(&policy).unwrap();
     }
 
-    pub(crate) fn get(&self, arguments: &[&str]) -> Value {
-        let said = self.server.kubectl(&[&["get", "-o", "json"], arguments].concat()).unwrap();
-        serde_json::from_str(&said).unwrap()
+    /// Returns an object, or with an empty name, a list.
+    pub(crate) fn get(&self, kind: &str, namespace: &str, name: &str) -> Value {
+        self.server.get(kind, namespace, name).unwrap().unwrap()
     }
 
     /// Writes the report of a node's agent, dated `minutes` ago: name, enforcement and message of each policy; the name
@@ -166,7 +167,7 @@ impl World {
                 Some(name) => ("clusternetworkpolicy", "", name),
                 None => ("networkpolicy", NAMESPACE, *name),
             };
-            let policy = self.get(&[kind, name, "-n", NAMESPACE]);
+            let policy = self.get(kind, NAMESPACE, name);
             let mut entry = json!({
                 "name": name, "pods": 1, "enforced": enforced,
                 "uid": policy["metadata"]["uid"], "observedGeneration": policy["metadata"]["generation"],
@@ -187,34 +188,17 @@ impl World {
         });
         let object = json!({
             "apiVersion": "netpold.io/v1alpha1", "kind": "NodePolicyStatus", "metadata": { "name": node },
+            "status": status,
         });
-        self.server.apply(&object.to_string()).unwrap();
-        let patch = json!({ "status": status }).to_string();
-        let patch = [
-            "patch",
-            "nodepolicystatus",
-            node,
-            "--subresource=status",
-            "--type=merge",
-            "-p",
-            &patch,
-        ];
-        self.server.kubectl(&patch).unwrap();
+        if self.server.get("nodepolicystatus", "", node).unwrap().is_none() {
+            self.server.create(&object).unwrap();
+        }
+        self.server.write_status(&object).unwrap();
     }
 
     /// Returns a policy's status, if it has one.
     pub(crate) fn status(&self, policy: &str) -> Option<Value> {
-        let get = [
-            "get",
-            "networkpolicystatus",
-            policy,
-            "-n",
-            NAMESPACE,
-            "-o",
-            "json",
-            "--ignore-not-found",
-        ];
-        serde_json::from_str(&self.server.kubectl(&get).unwrap()).ok()
+        self.server.get("networkpolicystatus", NAMESPACE, policy).unwrap()
     }
 
     /// Waits until a policy's status has these counts (desired, enforced and failed nodes) and this condition
@@ -241,7 +225,9 @@ impl World {
 /// Waits until the condition holds.
 #[track_caller]
 pub(crate) fn wait(what: &str, condition: impl FnMut() -> bool) {
-    netpold_testbed::cluster::eventually(PATIENCE, condition, || format!("not {what}"));
+    netpold_testbed::cluster::eventually_at(INTERVAL, PATIENCE, condition, || {
+        format!("not {what}")
+    });
 }
 
 pub(crate) fn condition<'s>(status: &'s Value, name: &str) -> &'s Value {

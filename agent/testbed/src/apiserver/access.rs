@@ -75,8 +75,14 @@ impl ApiServer {
     /// # Errors
     /// When there is no such service account.
     pub fn token(&self, namespace: &str, account: &str) -> Result<String> {
-        let arguments = ["create", "token", account, "-n", namespace, "--duration", "1h"];
-        Ok(self.kubectl(&arguments)?.trim().to_owned())
+        let request = json!({
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": { "expirationSeconds": 3600 },
+        });
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
+        let answer = self.post(&path, &request)?;
+        answer["status"]["token"].as_str().map(str::to_owned).context("an answer without a token")
     }
 
     pub(super) fn write_admin(&self) -> Result<()> {

@@ -1,6 +1,5 @@
 //! The etcd behind an API server, with faults for tests.
 
-use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::process::Process;
+use crate::http::exchange;
 use crate::netns::Netns;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -126,21 +126,13 @@ impl Etcd {
             Some(netns) => netns.run(connect)?,
             None => connect(),
         };
-        let mut stream = connected.context("no connection to etcd")?;
+        let stream = connected.context("no connection to etcd")?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let body = body.to_string();
-        // With HTTP 1.0, the answer is not chunked and ends with the connection.
-        let request = format!(
-            "POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        stream.write_all(request.as_bytes())?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("etcd answers no HTTP")?;
-        if !head.lines().next().is_some_and(|line| line.contains(" 200 ")) {
-            bail!("etcd refuses {path}: {body}");
+        let (code, answer) = exchange(stream, ("POST", path), ("application/json", &body))?;
+        if code != 200 {
+            bail!("etcd refuses {path}: {answer}");
         }
-        serde_json::from_str(body).context("etcd answers no JSON")
+        serde_json::from_str(&answer).context("etcd answers no JSON")
     }
 }
