@@ -1,6 +1,7 @@
 //! Number of map lookups per packet: the packet path over counting tables.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 use netpold_core::compile::Compiler;
@@ -66,7 +67,7 @@ pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> 
     let mut compiler = Compiler::new(options);
     cluster.changes().into_iter().for_each(|change| compiler.ingest(change));
     let mut memory = MemoryTables::new();
-    for op in install(&mut compiler, capacity)? {
+    for op in install(&mut compiler, capacity, &BTreeSet::new())? {
         memory.write(&op)?;
     }
     let flows = FlowTables::new(BUCKETS);

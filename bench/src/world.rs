@@ -1,5 +1,6 @@
 //! A cluster, compiled and written to a generation of real maps.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -72,7 +73,7 @@ impl World {
         let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
         let mut compiler = Compiler::new(options);
         changes.into_iter().for_each(|change| compiler.ingest(change));
-        let ops = install(&mut compiler, capacity)?;
+        let ops = install(&mut compiler, capacity, &BTreeSet::new())?;
         let compile = start.elapsed();
         let start = Instant::now();
         let mut generation = Generation::load(&pins, &compiler.capacity(), buckets)?;

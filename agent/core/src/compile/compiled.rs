@@ -83,6 +83,35 @@ impl Compiled {
         self.rules.limits.leave_out(table, closing)
     }
 
+    /// Closes combinations of policies until an eighth of a table is free. False if it is, or if policies of namespaces
+    /// use less than half of the table: closing them would hardly help.
+    pub(super) fn keep_reserve(&mut self, table: Table, capacity: u32) -> bool {
+        let used = self.used(table);
+        let excess = used.saturating_sub(capacity - capacity / 8);
+        if excess == 0 || table == Table::Names {
+            return false;
+        }
+        let all = (&self.rules, &self.sets, &self.tables);
+        let closing = consumption::choose(all, table, excess as usize);
+        let uses: usize = closing.before.values().sum();
+        uses >= capacity as usize / 2 && self.rules.limits.leave_out(table, closing)
+    }
+
+    fn used(&self, table: Table) -> u32 {
+        self.tables.elements(table, &self.sets.classes).0
+    }
+
+    /// Ends an update that fits into the tables.
+    pub(super) fn settled(&mut self) {
+        let Self { sets, rules, tables } = self;
+        rules.limits.settled(|table| tables.elements(table, &sets.classes).0);
+    }
+
+    /// Whether a table for which combinations are closed is less full than after closing them.
+    pub(super) fn has_room_again(&self) -> bool {
+        self.rules.limits.has_room_again(|table| self.used(table))
+    }
+
     /// Used and available elements of every table.
     pub(super) fn fill(&self, capacity: &Capacity) -> Vec<Fill> {
         self.tables.fill(&self.sets.classes, capacity)

@@ -85,7 +85,11 @@ impl Compiler {
             }
             self.settled = false;
         }
-        self.conclude(ops)
+        let updated = self.conclude(ops);
+        if updated.is_err() {
+            self.compiled.rules.limits.refuse();
+        }
+        updated
     }
 
     /// Returns the operations if their result fits into the tables.
@@ -94,7 +98,7 @@ impl Compiler {
             self.failed = Some(error.clone());
             return Err(error);
         }
-        self.compiled.rules.settled();
+        self.compiled.settled();
         Ok(ops)
     }
 
@@ -115,7 +119,7 @@ impl Compiler {
         // No packet reads new tables yet.
         self.settled = true;
         // Nothing is deferred here: recompiling must not close pods that are open now.
-        let deferring = self.compiled.rules.limits.defer(None);
+        self.compiled.rules.limits.suspend(true);
         self.cluster.policies.weigh_exactly();
         // Endpoints lead to all peer sets, and these to all addresses.
         self.dirty = Dirty::default();
@@ -123,12 +127,15 @@ impl Compiler {
         let all = Dirty { interfaces, ..Dirty::default() };
         let ops = self.compiled.update(&self.cluster, &self.options, &all);
         self.settled = ops.is_empty();
-        self.compiled.rules.limits.defer(deferring);
+        self.compiled.rules.limits.suspend(false);
         while let Some(error) = self.compiled.overflow(&self.options.capacity) {
             match grow(self.options.capacity, &error) {
                 Some(larger) => self.options.capacity = larger,
                 None => break,
             }
+        }
+        if self.options.capacity != capacity {
+            self.compiled.rules.limits.forgive();
         }
         self.conclude(ops)
     }
@@ -165,7 +172,7 @@ impl Compiler {
         self.dirty.policies.extend(due);
     }
 
-    /// Namespaces with deferred policies.
+    /// Namespaces with deferred policies, and those for whose closed policies another compiler may find room.
     #[must_use]
     pub fn late(&self) -> BTreeSet<String> {
         let late = self.compiled.tables.endpoints.late();
@@ -190,10 +197,36 @@ impl Compiler {
         self.compiled.rules.limits.take_compiled()
     }
 
-    /// An empty compiler with the same options.
+    /// Tables for which policies are closed, and the one that refused the last update.
+    #[must_use]
+    pub fn full_tables(&self) -> BTreeSet<Table> {
+        let refused = self.failed.iter().map(|CompileError::Full { table, .. }| *table);
+        self.compiled.rules.limits.full_tables().chain(refused).collect()
+    }
+
+    /// Whether a table for which policies are closed is less full than after closing them, so that another compiler may
+    /// find room for some.
+    #[must_use]
+    pub fn has_room_again(&self) -> bool {
+        self.compiled.has_room_again()
+    }
+
+    /// Takes the namespaces to charge for compilations of everything since the last call, with their shares. A namespace
+    /// in debt ([`Compiler::defer`]) whose edits alone caused one has all its policies closed from the next update on,
+    /// until another compiler starts after its debt. `full`: the table that refused the update.
+    pub fn take_causes(&mut self, full: Option<Table>) -> BTreeMap<String, u64> {
+        let (shares, barred) = self.compiled.rules.limits.take_causes(full);
+        self.dirty.policies.extend(barred);
+        shares
+    }
+
+    /// An empty compiler with the same options. The policies of a namespace that filled a table again while in debt are
+    /// closed there too, as long as the debt lasts.
     #[must_use]
     pub fn blank(&self) -> Self {
-        Self::new(self.options.clone())
+        let mut blank = Self::new(self.options.clone());
+        blank.compiled.rules.limits = self.compiled.rules.limits.passed_on();
+        blank
     }
 
     /// All objects, for another compiler. Cheap: they are shared.
@@ -239,6 +272,13 @@ impl Compiler {
             return false;
         }
         self.compiled.leave_out(*table, needed.saturating_sub(*capacity))
+    }
+
+    /// Closes combinations of policies until an eighth of a table is free, so that the next edits find room. Returns false
+    /// if so much is free, or if policies of namespaces use less than half of the table.
+    pub fn keep_reserve(&mut self, table: Table) -> bool {
+        let capacity = self.options.capacity.of(table);
+        self.compiled.keep_reserve(table, capacity)
     }
 
     /// Work of all updates so far, in steps that depend on the cluster's state alone: prefixes, classes by row and

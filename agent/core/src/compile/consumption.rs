@@ -154,6 +154,8 @@ fn by_elements(of: BTreeMap<Combination, HashSet<Element>>, excess: usize) -> Cl
         closing.combinations.insert(combination);
     }
     closing.large = large(&uses, least);
+    closing.before = uses;
+    closing.after = namespaces.into_iter().map(|(name, of)| (name, of.users.0.len())).collect();
     closing
 }
 
@@ -329,7 +331,8 @@ fn by_classes(divisions: &Divisions<'_>, all: &Combinations<'_>, excess: usize) 
     let uses: BTreeMap<String, usize> =
         order.iter().map(|(uses, name, _)| ((*name).to_owned(), *uses)).collect();
     let (mut closing, mut freed, mut least) = (Closing::default(), 0, usize::MAX);
-    for (uses, _, mut left) in order.into_iter().filter(|(uses, ..)| *uses > 0) {
+    closing.after.clone_from(&uses);
+    for (uses, name, mut left) in order.into_iter().filter(|(uses, ..)| *uses > 0) {
         if freed >= excess {
             break;
         }
@@ -342,7 +345,10 @@ fn by_classes(divisions: &Divisions<'_>, all: &Combinations<'_>, excess: usize) 
             freed = divisions.freed_by_closing(all, &closing.combinations);
             (left, batch) = (rest, batch * 2);
         }
+        let removed = divisions.removed(left.iter().flat_map(|it| of(it)));
+        closing.after.insert(name.to_owned(), divisions.uses(&removed));
     }
     closing.large = large(&uses, least);
+    closing.before = uses;
     closing
 }

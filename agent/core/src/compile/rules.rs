@@ -5,6 +5,7 @@
 //! decides which policies are closed.
 
 pub(crate) mod build;
+mod causes;
 pub(crate) mod direction_policy;
 pub(crate) mod evaluate;
 mod limits;
@@ -24,10 +25,11 @@ use crate::model::{Direction, Key, Pod};
 use crate::ports::AllowedPorts;
 use crate::ports::tries::{Trie, Tries};
 use build::Builder;
+pub(crate) use causes::Closing;
 use direction_policy::DirectionPolicy;
 use evaluate::Evaluator;
+pub(crate) use limits::Late;
 use limits::Limits;
-pub(crate) use limits::{Closing, Late};
 pub(crate) use policies::Before;
 use policies::DirectionPolicies;
 
@@ -91,7 +93,7 @@ impl Rules {
         dirty: &Dirty,
         mut concerned: BTreeSet<String>,
     ) -> BTreeSet<String> {
-        let mut changed = self.limits.reconsider(dirty, concerned.iter().cloned());
+        let mut changed = self.limits.reconsider(cluster, dirty, &concerned);
         concerned.extend(dirty.policies.iter().cloned());
         let mut here: BTreeMap<&str, Vec<Arc<Pod>>> = BTreeMap::new();
         let pods: Vec<Arc<Pod>> = if concerned.is_empty() {
@@ -110,11 +112,6 @@ impl Rules {
             }
         }
         changed
-    }
-
-    /// Marks the update for which combinations were left out as done.
-    pub(crate) fn settled(&mut self) {
-        self.limits.is_new = false;
     }
 
     /// Closed combinations of policies with their direction and the reason.

@@ -27,6 +27,8 @@ const FACTOR_OF_ALL: u32 = 100;
 const LEAST_OF_WALK: f64 = 0.1;
 /// Debt up to which a namespace's large objects do not wait.
 const CREDIT: Duration = Duration::from_secs(5);
+/// Largest debt of a namespace, so that one that mends its ways waits no longer.
+const LARGEST_DEBT: Duration = Duration::from_mins(10);
 
 /// Changes that wait.
 #[derive(Debug, Default)]
@@ -141,7 +143,8 @@ impl Pace {
         }
         for (namespace, units) in shares {
             let owed = self.owed.entry(namespace).or_insert(now);
-            *owed = (*owed).max(now) + debt.mul_f64(units as f64 / all as f64);
+            let debt = debt.mul_f64(units as f64 / all as f64);
+            *owed = ((*owed).max(now) + debt).min(now + LARGEST_DEBT);
         }
     }
 
@@ -290,6 +293,17 @@ mod tests {
         // An update within the ordinary time costs nothing.
         pace.spent(ORDINARY_TIME, BTreeMap::from([("c".to_owned(), 5000)]), now);
         assert_eq!(pace.owed.len(), 2);
+    }
+
+    #[test]
+    fn a_debt_ends_however_large_it_was() {
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        for _ in 0..100 {
+            pace.spent(Duration::from_mins(1), BTreeMap::from([("a".to_owned(), 1)]), now);
+        }
+        let waits = LARGEST_DEBT.saturating_sub(CREDIT);
+        assert_eq!(pace.held(now + waits.mul_f64(0.99)).len(), 1);
+        assert!(pace.held(now + waits).is_empty());
     }
 
     #[test]

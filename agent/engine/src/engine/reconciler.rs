@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netpold_api::status::Revision;
-use netpold_core::compile::{Compiler, Cursor, EndpointInfo};
+use netpold_core::compile::{CompileError, Compiler, Cursor, EndpointInfo};
 use netpold_core::model::{Change, Direction};
 use netpold_core::ops::Capacity;
 use netpold_dataplane::Dataplane;
@@ -42,10 +42,10 @@ pub(super) struct Reconciler {
 }
 
 /// A written update.
-struct Written {
-    operations: usize,
+pub(super) struct Written {
+    pub(super) operations: usize,
     /// Namespaces to charge, and their shares.
-    shares: BTreeMap<String, u64>,
+    pub(super) shares: BTreeMap<String, u64>,
 }
 
 /// The endpoints of the tables in force.
@@ -120,10 +120,10 @@ impl Reconciler {
     /// Writes the update.
     fn write(&mut self) -> Result<Written, EngineError> {
         if !self.installed {
-            return self.new_generation();
+            return self.new_generation(None);
         }
-        if let Some(operations) = self.succeed()? {
-            return Ok(Written { operations, shares: self.compiler.take_compiled() });
+        if let Some(written) = self.succeed()? {
+            return Ok(written);
         }
         match self.instruments.compiling(|| self.compiler.update()) {
             Ok(ops) => {
@@ -136,19 +136,24 @@ impl Reconciler {
             }
             Err(error) => {
                 tracing::info!(%error, "update needs larger tables: creating a new generation");
-                self.new_generation()
+                self.new_generation(Some(error))
             }
         }
     }
 
     /// Installs everything into new tables, grown until the state fits. The full compilation is charged to the
-    /// namespaces of policies that it closes for lack of room, and to no other: most of the compiled policies have not
-    /// changed.
-    fn new_generation(&mut self) -> Result<Written, EngineError> {
+    /// namespaces that filled a table of the largest size ([`Compiler::take_causes`]), and to no other: most of the
+    /// compiled policies have not changed.
+    pub(super) fn new_generation(
+        &mut self,
+        refused: Option<CompileError>,
+    ) -> Result<Written, EngineError> {
         self.installed = false;
-        let (capacity, before) = (self.capacity, self.compiler.left_out());
-        let ops = self.instruments.compiling(|| install(&mut self.compiler, capacity));
+        let (capacity, full) = (self.capacity, self.compiler.full_tables());
+        let ops = self.instruments.compiling(|| install(&mut self.compiler, capacity, &full));
         drop(self.compiler.take_compiled());
+        let refused = refused.map(|CompileError::Full { table, .. }| table);
+        let shares = self.compiler.take_causes(refused);
         let ops = ops?;
         self.capacity = self.compiler.capacity();
         self.close_restored();
@@ -157,8 +162,6 @@ impl Reconciler {
         self.import_conntrack();
         self.installed = true;
         self.in_force.note(&self.compiler);
-        let closed = self.compiler.left_out().into_iter().filter(|of| !before.contains(of));
-        let shares = closed.map(|namespace| (namespace, 1)).collect();
         Ok(Written { operations: ops.len(), shares })
     }
 

@@ -5,6 +5,8 @@
 //! eighth is left. Larger tables need a new generation, which is built while the one in force continues
 //! ([`super::successor`]). Tables never shrink.
 
+use std::collections::BTreeSet;
+
 use netpold_core::compile::{CompileError, Compiler};
 use netpold_core::ops::{Capacity, Fill, Op, Table};
 
@@ -22,25 +24,36 @@ const LARGEST: Capacity = Capacity {
 };
 
 /// Compiles everything for new tables with spare room, and closes policies ([`Compiler::leave_out`]) if no permitted size
-/// suffices.
-/// The resulting sizes are [`Compiler::capacity`].
+/// suffices. An eighth of the tables in `full` stays free, so that the next edits do not fill them again
+/// ([`Compiler::keep_reserve`]). The resulting sizes are [`Compiler::capacity`].
 ///
 /// # Errors
 /// The state exceeds the numbers that the tables' layout can represent.
-pub fn install(compiler: &mut Compiler, capacity: Capacity) -> Result<Vec<Op>, CompileError> {
-    let mut capacity = capacity;
+pub fn install(
+    compiler: &mut Compiler,
+    capacity: Capacity,
+    full: &BTreeSet<Table>,
+) -> Result<Vec<Op>, CompileError> {
+    let (mut capacity, mut full) = (capacity, full.clone());
     loop {
         match compiler.reinstall(capacity, grown) {
             Ok(ops) => {
                 compiler.enlarge(roomy(compiler.capacity(), &compiler.fill()));
-                return Ok(ops);
+                let Some(table) = full.iter().copied().find(|it| compiler.keep_reserve(*it)) else {
+                    return Ok(ops);
+                };
+                tracing::error!(%table, "closing policies of the namespaces that use most, to keep room for edits");
+                // Once for each table.
+                full.remove(&table);
             }
             Err(error) if compiler.leave_out(&error) => {
                 tracing::error!(%error, "closing policies of the namespaces that use most, to make room");
-                capacity = compiler.capacity();
+                let CompileError::Full { table, .. } = error;
+                full.insert(table);
             }
             Err(error) => return Err(error),
         }
+        capacity = compiler.capacity();
     }
 }
 

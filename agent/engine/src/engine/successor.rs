@@ -7,22 +7,26 @@
 //! the second compiler catches up with the changes since its start, and it and its generation replace the first. Tables
 //! with little room left, flow tables included, grow in the same way.
 //!
+//! A second compiler also looks for room for policies that are closed because a table was full, at a bounded pace. If
+//! the tables are too full for the changes since its start, it starts over on its thread, or the engine compiles
+//! everything at once with it: a namespace that changes without end delays no other one.
+//!
 //! Until the replacement, pods keep the state from before an edit of their large policies, and newly isolated pods are
 //! closed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use netpold_core::cluster::ObjectKey;
-use netpold_core::compile::{Compiler, News};
+use netpold_core::compile::{CompileError, Compiler, News};
 use netpold_core::model::Change;
-use netpold_core::ops::Capacity;
+use netpold_core::ops::{Capacity, Table};
 use netpold_dataplane::generation::Generation;
 use netpold_dataplane::recipe::Recipe;
 
 use super::EngineError;
-use super::reconciler::{Reconciler, thread_time};
+use super::reconciler::{Reconciler, Written, thread_time};
 use super::room::{install, roomy};
 use crate::metrics::Instruments;
 
@@ -38,6 +42,9 @@ const REST: u32 = 2;
 const LINGER: Duration = Duration::from_mins(1);
 /// Shortest and longest pause before a failed compilation is retried.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// Least pause after a successor before one that only looks for room for closed policies, and the pause in multiples of
+/// the processor time of the last successor.
+const SEARCH: (Duration, u32) = (Duration::from_mins(1), 20);
 /// Nice increment of the other thread.
 const NICE: libc::c_int = 5;
 
@@ -49,6 +56,8 @@ pub(super) struct Succession {
     behind: Option<Behind>,
     /// Earliest start of the next successor.
     rests_until: Option<Instant>,
+    /// Earliest start of a successor that only looks for room for closed policies.
+    searches_at: Option<Instant>,
     /// Time since when unused large policies are in the tables.
     lingering: Option<Instant>,
     failure: Option<(String, Duration)>,
@@ -78,6 +87,7 @@ struct Made {
     generation: Generation,
     /// Processor time used.
     took: Duration,
+    workshop: Workshop,
 }
 
 /// Input of a compilation.
@@ -86,24 +96,43 @@ struct Order {
     news: News,
     /// Changes held back in the engine.
     changes: Vec<Change>,
+    workshop: Workshop,
+}
+
+/// Inputs of a new generation and its compilation.
+#[derive(Clone)]
+struct Workshop {
     capacity: Capacity,
+    /// Tables for which policies are closed.
+    full: BTreeSet<Table>,
     recipe: Recipe,
     instruments: Instruments,
 }
 
 impl Order {
     fn make(self) -> Result<Made, EngineError> {
-        let Self { mut compiler, news, changes, capacity, recipe, instruments } = self;
+        let Self { mut compiler, news, changes, workshop } = self;
         let begin = thread_time();
         compiler.follow(news);
         changes.into_iter().for_each(|change| compiler.ingest(change));
-        let ops = instruments.compiling(|| install(&mut compiler, capacity))?;
-        let made = recipe.make(&compiler.capacity(), &ops);
-        let took = thread_time().saturating_sub(begin);
+        let mut made = workshop.make(compiler)?;
+        made.took = thread_time().saturating_sub(begin);
+        Ok(made)
+    }
+}
+
+impl Workshop {
+    /// Compiles everything into a new generation.
+    fn make(self, mut compiler: Compiler) -> Result<Made, EngineError> {
+        let Self { capacity, full, recipe, instruments } = &self;
+        let ops = instruments.compiling(|| install(&mut compiler, *capacity, full))?;
+        let generation = recipe.make(&compiler.capacity(), &ops)?;
+        // The clients pay, not those for whom policies had to be closed.
+        drop(compiler.take_causes(None));
         // No packet is judged by this generation yet.
         compiler.grace_passed();
         compiler.defer(Some(BTreeSet::new()));
-        Ok(Made { compiler, generation: made?, took })
+        Ok(Made { compiler, generation, took: Duration::ZERO, workshop: self })
     }
 }
 
@@ -115,6 +144,28 @@ impl Made {
         self.generation.fill(&ops)?;
         self.compiler.grace_passed();
         Ok(ops.len())
+    }
+
+    /// Takes over changes on the other thread; starts over if a table is too full for them.
+    fn catch_up_beside(mut self, news: News) -> Result<Self, EngineError> {
+        let begin = thread_time();
+        let took = self.took;
+        let mut made = match self.catch_up(news) {
+            Ok(_) => self,
+            Err(EngineError::Compile(error)) => {
+                tracing::info!(%error, "a table is too full for the latest changes: starting over");
+                let Self { mut compiler, generation, mut workshop, .. } = self;
+                // Two generations in memory are enough.
+                drop(generation);
+                workshop.full.extend(compiler.full_tables());
+                workshop.capacity = compiler.capacity();
+                compiler.defer(None);
+                workshop.make(compiler)?
+            }
+            Err(error) => return Err(error),
+        };
+        made.took = took + thread_time().saturating_sub(begin);
+        Ok(made)
     }
 }
 
@@ -160,9 +211,10 @@ impl Reconciler {
         let linger = self.succession.lingering.map(|since| since + LINGER);
         let crowded = roomy(self.capacity, &self.compiler.fill()) != self.capacity
             || self.dataplane.active().is_outgrown();
-        let asks = self.compiler.late();
-        let asks =
-            self.pace.next(&asks, now).into_iter().chain(linger).chain(crowded.then_some(now));
+        let search = self.compiler.has_room_again();
+        let search = search.then(|| self.succession.searches_at.unwrap_or(now));
+        let asks = self.pace.next(&self.compiler.late(), now).into_iter();
+        let asks = asks.chain(linger).chain(search).chain(crowded.then_some(now));
         asks.min().map(|at| at.max(rests))
     }
 
@@ -189,23 +241,21 @@ impl Reconciler {
             compiler: self.compiler.blank(),
             news: self.compiler.everything(),
             changes,
-            capacity: self.capacity,
-            recipe,
-            instruments: self.instruments.clone(),
+            workshop: Workshop {
+                capacity: self.capacity,
+                full: self.compiler.full_tables(),
+                recipe,
+                instruments: self.instruments.clone(),
+            },
         };
         self.spawn(clients, 0, move || order.make());
     }
 
     /// Lets a compiler catch up on its own thread. Runs after an update, so that new endpoints have their numbers.
     fn catch_up(&mut self, behind: Behind) {
-        let Behind { mut made, changed, clients, rounds } = behind;
+        let Behind { made, changed, clients, rounds } = behind;
         let news = self.compiler.news(changed);
-        self.spawn(clients, rounds + 1, move || {
-            let begin = thread_time();
-            made.catch_up(news)?;
-            made.took += thread_time().saturating_sub(begin);
-            Ok(made)
-        });
+        self.spawn(clients, rounds + 1, move || made.catch_up_beside(news));
     }
 
     fn spawn(
@@ -233,8 +283,8 @@ impl Reconciler {
         self.pace.put_back();
     }
 
-    /// Replaces compiler and generation by the successor's, if these are ready. Returns the number of operations.
-    pub(super) fn succeed(&mut self) -> Result<Option<usize>, EngineError> {
+    /// Replaces compiler and generation by the successor's, if these are ready.
+    pub(super) fn succeed(&mut self) -> Result<Option<Written>, EngineError> {
         let Some(job) = self.succession.job.take_if(|job| job.thread.is_finished()) else {
             return Ok(None);
         };
@@ -254,26 +304,31 @@ impl Reconciler {
         let news = self.compiler.news(changed);
         made.compiler.defer(Some(self.pace.held(Instant::now())));
         let compiled = made.compiler.take_compiled();
-        match made.catch_up(news) {
-            Ok(operations) => {
-                self.replace(made, &clients, &compiled)?;
-                Ok(Some(operations.max(1)))
-            }
+        let client_shares = clients.iter().map(|namespace| {
+            (namespace.clone(), compiled.get(namespace).copied().unwrap_or(0).max(1))
+        });
+        let took = made.took;
+        let written = match made.catch_up(news) {
+            Ok(operations) => self.replace(made, operations.max(1))?,
+            Err(EngineError::Compile(error)) => self.take_over(made, error)?,
             Err(error) => {
                 self.abandon(&error);
                 drop_elsewhere(made);
-                Ok(None)
+                return Ok(None);
             }
-        }
+        };
+        let now = Instant::now();
+        self.pace.succeeded(took, client_shares.collect(), now);
+        self.succession.failure = None;
+        self.succession.rests_until = Some(now + took * REST);
+        self.succession.searches_at = Some(now + SEARCH.0.max(took * SEARCH.1));
+        tracing::debug!(?took, ?clients, "large policies and Services are in force");
+        Ok(Some(written))
     }
 
-    fn replace(
-        &mut self,
-        made: Made,
-        clients: &BTreeSet<String>,
-        compiled: &BTreeMap<String, u64>,
-    ) -> Result<(), EngineError> {
-        let Made { compiler, generation, took } = made;
+    /// Puts the successor's compiler and generation into force.
+    fn replace(&mut self, made: Made, operations: usize) -> Result<Written, EngineError> {
+        let Made { compiler, generation, .. } = made;
         self.installed = false;
         let generation = self.instruments.applying(|| self.dataplane.replace(generation))?;
         let former = std::mem::replace(&mut self.compiler, compiler);
@@ -283,15 +338,19 @@ impl Reconciler {
         self.import_conntrack();
         self.installed = true;
         self.in_force.note(&self.compiler);
-        let shares = clients.iter().map(|namespace| {
-            (namespace.clone(), compiled.get(namespace).copied().unwrap_or(0).max(1))
-        });
-        let now = Instant::now();
-        self.pace.succeeded(took, shares.collect(), now);
-        self.succession.failure = None;
-        self.succession.rests_until = Some(now + took * REST);
-        tracing::debug!(?took, ?clients, "large policies and Services are in force");
-        Ok(())
+        Ok(Written { operations, shares: self.compiler.take_compiled() })
+    }
+
+    /// Takes the successor's compiler without its generation, which is too full for the latest changes, and compiles
+    /// everything. Those who filled it pay for this compilation, and the large policies do not wait any longer.
+    fn take_over(&mut self, made: Made, error: CompileError) -> Result<Written, EngineError> {
+        tracing::info!(%error, "a table is too full for the latest changes: creating a new generation");
+        let Made { compiler, generation, .. } = made;
+        // Two generations in memory are enough.
+        drop(generation);
+        drop_elsewhere(std::mem::replace(&mut self.compiler, compiler));
+        self.capacity = self.compiler.capacity();
+        self.new_generation(Some(error))
     }
 }
 

@@ -6,6 +6,10 @@
 //! further, the largest combinations of the namespaces that use most of it are left out until the rest fits
 //! ([`crate::compile::consumption`]). A closed combination isolates the pods that it selects and allows nothing.
 //!
+//! Combinations left out are opened by a compiler that starts over, so that no update has to find out whether they fit.
+//! Once [`Limits::defer`] was called, this is another compiler's work. A namespace in debt that has everything compiled
+//! again is barred: all its combinations are closed until another compiler starts over after its debt.
+//!
 //! A third limit bounds the time of an update. Once [`Limits::defer`] was called, a large combination is not compiled
 //! here, nor are further ones once a namespace used up its share of the update. They wait for another compiler
 //! ([`Late`]).
@@ -17,6 +21,7 @@ use hashbrown::HashMap;
 
 use crate::budget::{Combination, MODEST_UNITS, NAMESPACE_UNITS, ORDINARY_UNITS, closed};
 use crate::cluster::{Cluster, Dirty};
+use crate::compile::rules::causes::{Causes, Closing};
 use crate::model::{Direction, Labels, NamedPort, Pod};
 use crate::ops::Table;
 
@@ -34,14 +39,6 @@ impl Late {
                                              if the namespace's large policies change often";
 }
 
-/// Combinations to close for a full table.
-#[derive(Debug, Default)]
-pub(crate) struct Closing {
-    pub(crate) combinations: BTreeSet<Combination>,
-    /// Namespaces that use at least as much of the table as one of them.
-    pub(crate) large: BTreeSet<String>,
-}
-
 /// Closed combinations.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
@@ -49,28 +46,38 @@ pub(crate) struct Limits {
     over: BTreeMap<String, BTreeSet<Combination>>,
     /// Combinations left out for a full table.
     left_out: BTreeMap<Combination, Table>,
-    /// Namespaces that may make room for them: their own, and those that use as much of the table.
-    large: BTreeSet<String>,
-    /// Namespaces of `large` that changed while held.
+    /// Elements in use of the tables of `left_out`, once the rest was compiled.
+    filled: BTreeMap<Table, u32>,
+    /// Namespaces of `left_out` with edited policies, which another compiler may find room for.
     postponed: BTreeSet<String>,
+    /// Namespaces of which all combinations are closed, with the table that they filled again while in debt.
+    barred: BTreeMap<String, Table>,
+    /// Namespaces to charge for compilations of everything.
+    causes: Causes,
     /// Set while large combinations are deferred; in these namespaces everything beyond modest size is.
     deferring: Option<BTreeSet<String>>,
+    /// Nothing is deferred for now.
+    is_suspended: bool,
     /// Units compiled in this update, by namespace.
     admitted: BTreeMap<String, u64>,
     /// Units of compiled combinations beyond modest size, by namespace.
     compiled: BTreeMap<String, u64>,
     /// `left_out` grew for the update in progress.
-    pub(crate) is_new: bool,
+    is_new: bool,
 }
 
 impl Limits {
-    pub(crate) fn is_closed(&self, combination: &Combination) -> bool {
+    /// Whether a combination is closed. Records the combinations of barred namespaces.
+    pub(crate) fn is_closed(&mut self, combination: &Combination) -> bool {
+        if let Some(table) = self.barred.get(combination.namespace()) {
+            self.left_out.insert(combination.clone(), *table);
+        }
         self.left_out.contains_key(combination)
             || self.over.values().any(|closed| closed.contains(combination))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.over.is_empty() && self.left_out.is_empty()
+        self.over.is_empty() && self.left_out.is_empty() && self.barred.is_empty()
     }
 
     /// Closed combinations with the reason.
@@ -83,9 +90,15 @@ impl Limits {
             (combination, reason)
         });
         let left_out = self.left_out.iter().map(|(combination, table)| {
-            let reason = format!(
-                "the table of {table} has no room for it, and its namespace is among those that use most of it"
-            );
+            let reason = match self.barred.contains_key(combination.namespace()) {
+                true => format!(
+                    "its namespace filled the table of {table} again and again; all its policies are closed for some \
+                     minutes"
+                ),
+                false => format!(
+                    "the table of {table} has no room for it, and its namespace is among those that use most of it"
+                ),
+            };
             (combination, reason)
         });
         over.chain(left_out)
@@ -100,14 +113,24 @@ impl Limits {
         std::mem::replace(&mut self.deferring, deferring)
     }
 
+    /// Defers nothing (true), or as before (false).
+    pub(crate) fn suspend(&mut self, is_suspended: bool) {
+        self.is_suspended = is_suspended;
+    }
+
     /// Namespaces with combinations left out for a full table.
     pub(crate) fn left_out(&self) -> impl Iterator<Item = &str> {
         self.left_out.keys().map(Combination::namespace)
     }
 
-    /// Namespaces that changed while held, so that the combinations left out are to be reconsidered later.
+    /// Tables for which combinations are closed.
+    pub(crate) fn full_tables(&self) -> impl Iterator<Item = Table> {
+        self.left_out.values().chain(self.barred.values()).copied()
+    }
+
+    /// Namespaces for whose left out combinations another compiler may find room: those with edits, and barred ones.
     pub(crate) fn postponed(&self) -> impl Iterator<Item = &String> {
-        self.postponed.iter()
+        self.postponed.iter().chain(self.barred.keys())
     }
 
     /// Whether large combinations are deferred.
@@ -115,24 +138,60 @@ impl Limits {
         self.deferring.is_some()
     }
 
+    fn is_held(&self, namespace: &str) -> bool {
+        self.deferring.as_ref().is_some_and(|held| held.contains(namespace))
+    }
+
     /// Begins an update.
     pub(crate) fn begin(&mut self) {
         self.admitted.clear();
+        self.causes.begin();
+    }
+
+    /// Records that a table refused the update.
+    pub(crate) fn refuse(&mut self) {
+        self.causes.refuse();
+    }
+
+    /// Records that larger tables take the refused update.
+    pub(crate) fn forgive(&mut self) {
+        self.causes.forgive();
+    }
+
+    /// Takes the namespaces to charge for compilations of everything since the last call, with their shares. Bars the
+    /// namespace whose edits alone caused one while in debt, and returns it too.
+    pub(crate) fn take_causes(
+        &mut self,
+        full: Option<Table>,
+    ) -> (BTreeMap<String, u64>, Option<String>) {
+        let (shares, editor) = self.causes.take();
+        let barred = editor.filter(|namespace| self.is_held(namespace)).zip(full);
+        self.barred.extend(barred.clone());
+        (shares, barred.map(|(namespace, _)| namespace))
+    }
+
+    /// The limits that another compiler starts with: barred namespaces that are still in debt stay barred.
+    pub(crate) fn passed_on(&self) -> Self {
+        let barred = self.barred.iter().filter(|(namespace, _)| self.is_held(namespace));
+        let barred = barred.map(|(namespace, table)| (namespace.clone(), *table)).collect();
+        Self { barred, causes: self.causes.passed_on(), ..Self::default() }
     }
 
     /// Whether a combination of this weight may be compiled in this update.
     pub(crate) fn admits(&mut self, combination: &Combination, units: u64) -> bool {
+        let namespace = combination.namespace();
         if units <= MODEST_UNITS {
+            self.causes.edit(namespace, units);
             return true;
         }
-        let namespace = combination.namespace();
-        if let Some(held) = &self.deferring {
+        if let Some(held) = self.deferring.as_ref().filter(|_| !self.is_suspended) {
             let admitted = self.admitted.entry(namespace.to_owned()).or_default();
             if held.contains(namespace) || *admitted + units > ORDINARY_UNITS {
                 return false;
             }
             *admitted += units;
         }
+        self.causes.edit(namespace, units);
         *self.compiled.entry(namespace.to_owned()).or_default() += units;
         true
     }
@@ -153,43 +212,57 @@ impl Limits {
         before.unwrap_or_default() != closed
     }
 
-    /// Clears `left_out` if a namespace that may make room for it changed. Returns the namespaces of the cleared
-    /// combinations. If the table is still full, all is compiled again, so this waits for a namespace in debt.
+    /// Forgets combinations left out without their policies. If a namespace with combinations left out changed, clears
+    /// `left_out`, or leaves it to another compiler to find room. Returns the namespaces of the cleared combinations.
     pub(crate) fn reconsider(
         &mut self,
+        cluster: &Cluster,
         dirty: &Dirty,
-        concerned: impl Iterator<Item = String>,
+        concerned: &BTreeSet<String>,
     ) -> BTreeSet<String> {
-        if self.is_new || self.large.is_empty() {
+        if self.is_new || self.left_out.is_empty() {
             return BTreeSet::new();
         }
-        let changed = dirty.policies.iter().cloned().chain(concerned);
-        let changed = changed.filter(|namespace| self.large.contains(namespace));
-        let is_held = |namespace: &String| {
-            self.deferring.as_ref().is_some_and(|held| held.contains(namespace))
-        };
-        let (held, due): (BTreeSet<String>, BTreeSet<String>) = changed.partition(is_held);
-        self.postponed.extend(held);
-        if due.is_empty() {
+        let is_edited = |of: &Combination| dirty.policies.contains(of.namespace());
+        let exists =
+            |of: &Combination| of.policies.iter().all(|key| cluster.policies().contains_key(key));
+        self.left_out.retain(|of, _| !is_edited(of) || exists(of));
+        if self.deferring.is_some() {
+            let edited = self.left_out.keys().filter(|of| is_edited(of));
+            self.postponed.extend(edited.map(|of| of.namespace().to_owned()));
             return BTreeSet::new();
         }
-        self.large.clear();
-        self.postponed.clear();
+        if !self.left_out().any(|it| dirty.policies.contains(it) || concerned.contains(it)) {
+            return BTreeSet::new();
+        }
         let cleared = std::mem::take(&mut self.left_out).into_keys();
         cleared.map(|combination| combination.namespace().to_owned()).collect()
     }
 
     /// Leaves out combinations for a full table; false if there are none.
     pub(crate) fn leave_out(&mut self, table: Table, closing: Closing) -> bool {
-        let Closing { combinations, large } = closing;
-        if combinations.is_empty() {
+        if closing.combinations.iter().all(|of| self.left_out.contains_key(of)) {
             return false;
         }
         self.is_new = true;
-        self.large.extend(large);
-        self.large.extend(combinations.iter().map(|of| of.namespace().to_owned()));
-        self.left_out.extend(combinations.into_iter().map(|combination| (combination, table)));
+        let most = self.causes.close(table, &closing).filter(|most| self.is_held(most));
+        self.barred.extend(most.map(|most| (most, table)));
+        let closed = closing.combinations.into_iter();
+        self.left_out.extend(closed.map(|combination| (combination, table)));
         true
+    }
+
+    /// Ends an update that fits. `used`: elements in use, by table.
+    pub(crate) fn settled(&mut self, used: impl Fn(Table) -> u32) {
+        if std::mem::take(&mut self.is_new) {
+            self.filled = self.full_tables().map(|table| (table, used(table))).collect();
+        }
+    }
+
+    /// Whether a table for which combinations are closed is less full than after closing them.
+    pub(crate) fn has_room_again(&self, used: impl Fn(Table) -> u32) -> bool {
+        !self.left_out.is_empty()
+            && self.filled.iter().any(|(table, filled)| used(*table) < *filled)
     }
 }
 

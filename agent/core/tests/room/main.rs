@@ -1,6 +1,8 @@
 //! A full table closes the policies of the namespace that fills it, however small each of them is.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod debt;
+
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
@@ -147,33 +149,6 @@ fn many_small_policies_of_port_names_are_closed_before_larger_ones_of_others() {
     world.apply((1..6).map(|n| Change::PolicyGone(Key::new("tenant", format!("app{n}")))));
     assert_eq!(closed(&world), BTreeSet::new());
     assert!(world.egress(TENANT, "10.2.0.3", 1000 + 3 * 21));
-}
-
-/// Each attempt to open the closed policies compiles everything.
-#[test]
-fn a_namespace_in_debt_waits_to_open_what_was_closed() {
-    let mut world = World::new([]);
-    let objects = bystanders().into_iter().chain(names_by_the_pod(6, 20));
-    objects.for_each(|change| world.compiler.ingest(change));
-    install(&mut world, Capacity { bitmaps: 200, ..ROOM });
-    assert!(closed(&world).contains(&Key::new("tenant", "app5")));
-    assert_eq!(world.compiler.left_out(), BTreeSet::from(["tenant".to_owned()]));
-    let held = || Some(BTreeSet::from(["tenant".to_owned()]));
-    world.compiler.defer(held());
-    // The others would fit now.
-    world.apply((0..3).map(|n| Change::PolicyGone(Key::new("tenant", format!("app{n}")))));
-    let is_open = |world: &World| world.egress(TENANT + 5, "10.2.0.3", 1000 + 3 * 21 + 5);
-    assert!(!is_open(&world));
-    assert_eq!(world.compiler.late(), BTreeSet::from(["tenant".to_owned()]), "to be tried later");
-    // Others' changes do not bring it forward.
-    let rules = vec![rule(Some(vec![block("198.51.100.0/24", &[])]), Some(vec![tcp(81)]))];
-    world.apply([Change::Policy(policy("other", "own", Selector::default(), None, Some(rules)))]);
-    assert_eq!(world.compiler.left_out(), BTreeSet::from(["tenant".to_owned()]));
-    assert!(!is_open(&world));
-    world.compiler.defer(Some(BTreeSet::new()));
-    world.apply([]);
-    assert!(world.compiler.left_out().is_empty() && world.compiler.late().is_empty());
-    assert!(is_open(&world));
 }
 
 #[test]
