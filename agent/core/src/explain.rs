@@ -9,6 +9,7 @@ mod allowing;
 mod answer;
 mod blocks;
 mod by_name;
+mod lacks;
 mod literal;
 mod resolved;
 mod rule;

@@ -4,12 +4,11 @@ use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::cluster::{Cluster, is_unaddressed};
-use crate::explain::answer::{Cause, Detail, Judgement, Nearest, RuleRef, Verdict};
+use crate::explain::answer::{Cause, Detail, Judgement, RuleRef, Verdict};
 use crate::explain::resolved::ResolvedNames;
 use crate::explain::text;
 use crate::model::{
-    Direction, DomainName, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement,
-    Rule, Selector,
+    Direction, DomainName, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Rule, Selector,
 };
 use crate::probe::IpProtocol;
 
@@ -44,10 +43,14 @@ pub(super) enum ResolvableNames<'a> {
 }
 
 /// Rank of a rule that does not allow the traffic. A rule for the address before translation ranks highest, as its
-/// author meant this traffic; then a matching peer, then a matching port, then a matching protocol.
+/// author meant this traffic; then one that selects the other pod by its labels, then one with the port before
+/// translation, then one with an address of the Service; then a matching peer, port and protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Nearness {
     as_asked: bool,
+    selects_pod: bool,
+    asked_port: bool,
+    asked_address: bool,
     peer: bool,
     port: bool,
     protocol: bool,
@@ -118,6 +121,9 @@ impl Traffic<'_> {
                 }
                 let score = Nearness {
                     as_asked: self.is_for_asked(rule, peer, port),
+                    selects_pod: selects_by_labels(rule, peer),
+                    asked_port: self.has_asked_port(rule),
+                    asked_address: self.has_asked_address(rule),
                     peer: peer.is_some(),
                     port: port.is_some(),
                     protocol: self.has_protocol(rule),
@@ -141,15 +147,41 @@ impl Traffic<'_> {
         let is_block = |peer: &Peer| matches!(peer, Peer::Block(block) if block.contains(address));
         let is_port = |port: &PortRule| {
             port.protocol.number() == self.protocol.0
-                && match &port.port {
-                    PortMatch::Any => true,
-                    PortMatch::Range(first, last) => (*first..=*last).contains(&number),
-                    PortMatch::Named(_) => false,
-                }
+                && (port.port == PortMatch::Any || holds(port, number))
         };
         let peer = peer.is_some() || rule.peers.iter().flatten().any(is_block);
         let port = port.is_some() || rule.ports.iter().flatten().any(is_port);
         peer && port
+    }
+
+    /// Returns whether a rule has the port before translation, but not the port after it.
+    fn has_asked_port(&self, rule: &Rule) -> bool {
+        let Some((_, number)) = self.asked else { return false };
+        let is_asked = |port: &PortRule| {
+            port.protocol.number() == self.protocol.0
+                && holds(port, number)
+                && !holds(port, self.port)
+        };
+        rule.ports.iter().flatten().any(is_asked)
+    }
+
+    /// Returns whether a rule has a block with some address of the Service, but not the address after translation.
+    fn has_asked_address(&self, rule: &Rule) -> bool {
+        rule.peers.iter().flatten().any(|peer| {
+            matches!(peer, Peer::Block(block)
+                if !block.contains(self.remote) && self.service_address(block).is_some())
+        })
+    }
+
+    /// Returns an address in a block to which the packet, or another to the same Service, was sent before translation.
+    pub(super) fn service_address(&self, block: &IpBlock) -> Option<IpAddr> {
+        let (asked, _) = self.asked?;
+        if block.contains(asked) {
+            return Some(asked);
+        }
+        let service = self.cluster.service_at(asked)?;
+        let mut addresses = self.cluster.service_addresses(service).iter().copied();
+        addresses.find(|address| block.contains(*address))
     }
 
     fn has_protocol(&self, rule: &Rule) -> bool {
@@ -157,7 +189,7 @@ impl Traffic<'_> {
         rule.ports.as_ref().is_none_or(|ports| ports.iter().any(same))
     }
 
-    fn rule_ref(
+    pub(super) fn rule_ref(
         &self,
         policy: &Policy,
         index: usize,
@@ -168,29 +200,6 @@ impl Traffic<'_> {
         let allows = text::rule(&policy.key.namespace, self.direction, rule);
         let (policy, direction) = (policy.key.clone(), self.direction);
         RuleRef { policy, direction, index, peer, port, allows }
-    }
-
-    fn nearest(&self, policy: &Policy, index: usize, rule: &Rule) -> Nearest {
-        let namespace = &policy.key.namespace;
-        let (peer, port) = (self.peer_hit(namespace, rule), self.port_hit(rule));
-        let mut lacks = Vec::new();
-        if port.is_none() {
-            lacks.push(self.port_lack(rule.ports.as_deref().unwrap_or_default()));
-        }
-        if peer.is_none() {
-            let peers = rule.peers.as_deref().unwrap_or_default();
-            let told = peers.iter().take(text::TOLD);
-            lacks.extend(told.filter_map(|peer| self.peer_lack(namespace, peer)));
-            if peers.len() > text::TOLD {
-                let more = peers.len() - text::TOLD;
-                lacks.push(format!("nor is it one of the {more} other peers"));
-            }
-            if peers.is_empty() {
-                lacks.push("none of its peers could be decoded".to_owned());
-            }
-        }
-        let rule = self.rule_ref(policy, index, rule, peer.flatten(), port.flatten());
-        Nearest { rule, lacks }
     }
 
     /// Finds the matching peer of a rule. `namespace` is the policy's, empty for a cluster-wide policy.
@@ -269,30 +278,12 @@ impl Traffic<'_> {
             || self.remote_is_node && self.cluster.translation.with_node_ports().next().is_some()
     }
 
-    fn name_lack(&self, name: &DomainName) -> String {
-        let remote = self.remote;
-        let resolved = match self.names {
-            ResolvableNames::Resolved(resolved) => resolved,
-            ResolvableNames::Unknown => {
-                return format!("it is not known here whether the pod resolved {name} to {remote}");
-            }
-            ResolvableNames::Assumed(asked) => return format!("{name} does not match {asked}"),
-        };
-        if self.is_translated() {
-            return format!("{remote} may be translated, so it belongs to no name such as {name}");
-        }
-        let all: Vec<String> =
-            resolved.addresses(&self.pod.key, name).map(|at| at.to_string()).collect();
-        if all.is_empty() {
-            return format!("the pod has not resolved {name}, or its answers are past their time");
-        }
-        let (told, more) = (all.len().min(text::TOLD), all.len().saturating_sub(text::TOLD));
-        let told = all.get(..told).unwrap_or_default().join(", ");
-        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        format!("the pod resolved {name} to {told}{more}, not to {remote}")
-    }
-
-    fn namespace_matches(&self, namespace: &str, wanted: Option<&Selector>, remote: &Pod) -> bool {
+    pub(super) fn namespace_matches(
+        &self,
+        namespace: &str,
+        wanted: Option<&Selector>,
+        remote: &Pod,
+    ) -> bool {
         match wanted {
             None => remote.key.namespace == namespace,
             Some(selector) => {
@@ -317,139 +308,26 @@ impl Traffic<'_> {
     }
 
     /// Returns the receiving pod, the one that defines named ports.
-    fn receiver(&self) -> Option<&Pod> {
+    pub(super) fn receiver(&self) -> Option<&Pod> {
         match self.direction {
             Direction::Ingress => Some(self.pod),
             Direction::Egress => self.remote_pod,
         }
     }
 
-    fn named(&self, rule: &PortRule, name: &str) -> impl Iterator<Item = u16> {
+    pub(super) fn named(&self, rule: &PortRule, name: &str) -> impl Iterator<Item = u16> {
         let ports = self.receiver().into_iter().flat_map(|pod| &pod.ports);
         ports.filter(move |p| p.name == *name && p.protocol == rule.protocol).map(|p| p.port)
     }
-
-    fn port_lack(&self, ports: &[PortRule]) -> String {
-        if ports.is_empty() {
-            return "none of its ports could be decoded".to_owned();
-        }
-        let protocol = self.protocol;
-        if !protocol.has_ports() {
-            return format!("{protocol} is not in it: a rule with ports allows no other protocol");
-        }
-        let mut same = ports.iter().filter(|rule| rule.protocol.number() == protocol.0).peekable();
-        if same.peek().is_none() {
-            return format!("{protocol} is not in it");
-        }
-        let named: Vec<String> = same
-            .filter_map(|rule| {
-                if let PortMatch::Named(name) = &rule.port {
-                    Some(self.named_lack(rule, name))
-                } else {
-                    None
-                }
-            })
-            .collect();
-        let mut lack = format!("port {} is not in it", self.port);
-        if let Some((_, asked)) = self.asked
-            && asked != self.port
-        {
-            lack.push_str(&format!("; {asked} is the Service's port, which is translated first"));
-        }
-        if !named.is_empty() {
-            lack.push_str(": ");
-            lack.push_str(&named.join("; "));
-        }
-        lack
-    }
-
-    fn named_lack(&self, rule: &PortRule, name: &str) -> String {
-        let Some(receiver) = self.receiver() else {
-            return format!(
-                "{} is not a pod's address, so it has no port named {name}",
-                self.remote
-            );
-        };
-        let numbers: Vec<String> = self.named(rule, name).map(|port| port.to_string()).collect();
-        let (pod, protocol) = (&receiver.key, rule.protocol);
-        if numbers.is_empty() {
-            format!("pod {pod} has no {protocol} port named {name}")
-        } else {
-            format!("{name} is {} on pod {pod}", numbers.join(" and "))
-        }
-    }
-
-    fn peer_lack(&self, namespace: &str, peer: &Peer) -> Option<String> {
-        let (namespaces, pods) = match peer {
-            Peer::Block(block) => {
-                return Some(match self.remote_pod.filter(|pod| is_unaddressed(pod)) {
-                    Some(pod) => {
-                        format!("pod {} is judged at an address outside of {}", pod.key, block.cidr)
-                    }
-                    None => self.block_lack(block),
-                });
-            }
-            Peer::Nodes(_) if self.remote_pod.is_some_and(is_unaddressed) => {
-                return Some("a pod is not a node".to_owned());
-            }
-            Peer::Nodes(_) => {
-                return Some(format!(
-                    "{} is not an address of a node that it selects",
-                    self.remote
-                ));
-            }
-            Peer::Domain(name) => return Some(self.name_lack(name)),
-            Peer::Pods { namespaces, pods } => (namespaces, pods),
-        };
-        let Some(remote) = self.remote_pod else {
-            return Some(self.no_pod_lack());
-        };
-        let name = &remote.key.namespace;
-        if !self.namespace_matches(namespace, namespaces.as_ref(), remote) {
-            let Some(selector) = namespaces else {
-                return Some(format!("pod {} is not in namespace {namespace}", remote.key));
-            };
-            let labels = self.remote_namespace.as_ref()?;
-            let unmet = unmet(selector, labels)?;
-            let lack = text::unmet(&format!("namespace {name}"), unmet, labels);
-            return Some(match self.cluster.namespaces().contains_key(name) {
-                true => lack,
-                false => format!("{lack}; the Namespace is not among the objects"),
-            });
-        }
-        let unmet = unmet(pods, &remote.labels)?;
-        Some(text::unmet(&format!("pod {}", remote.key), unmet, &remote.labels))
-    }
-
-    fn block_lack(&self, block: &IpBlock) -> String {
-        let lack = block_lack(block, self.remote);
-        match self.asked {
-            Some((asked, _)) if block.contains(asked) => {
-                format!("{lack}; {asked} is the Service's address, which is translated first")
-            }
-            _ => lack,
-        }
-    }
-
-    fn no_pod_lack(&self) -> String {
-        let remote = self.remote;
-        match self.cluster.nodes.with(remote) {
-            Some(node) => format!("{remote} is node {node}, which only an ipBlock can name"),
-            None => format!("{remote} is not a pod's address"),
-        }
-    }
 }
 
-fn block_lack(block: &IpBlock, address: IpAddr) -> String {
-    match block.except.iter().find(|except| except.contains(&address)) {
-        Some(except) if block.cidr.contains(&address) => {
-            format!("{address} is in its except {except}")
-        }
-        _ => format!("{address} is not in {}", block.cidr),
-    }
+/// Returns whether a rule selects the other pod by labels; `peer`: the matching peer.
+fn selects_by_labels(rule: &Rule, peer: ListMatch) -> bool {
+    let peer = peer.flatten().and_then(|index| rule.peers.as_ref()?.get(index));
+    matches!(peer, Some(Peer::Pods { pods, .. }) if !pods.requirements.is_empty())
 }
 
-/// Returns the first requirement that labels do not meet.
-fn unmet<'s>(selector: &'s Selector, labels: &Labels) -> Option<&'s Requirement> {
-    selector.requirements.iter().find(|requirement| !requirement.matches(labels))
+/// Returns whether a port of a rule has a number.
+pub(super) fn holds(port: &PortRule, number: u16) -> bool {
+    matches!(port.port, PortMatch::Range(first, last) if (first..=last).contains(&number))
 }
