@@ -118,17 +118,21 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     let Reviewed { objects, undecoded, .. } = reviewed.context("cannot tell")?;
     let details = doctor::read_details(manifests, args.depth, &args.cluster, &own);
     let details = details.context("cannot tell")?;
-    let objects = offline::stand_in(objects);
+    let mut objects = offline::stand_in(objects);
+    let one = args.probes.is_none().then(|| probe(args)).transpose()?;
+    if let Some(probe) = &one {
+        offline::add_replicas(&mut objects, [&probe.from, &probe.to]);
+    }
     let judge = Judge::new(objects, details, &args.pod_cidrs, manifests.is_some());
     let judge = judge.without(undecoded);
     let asked = ExplainContext { judge, own };
     let (cluster, details) = (asked.judge.cluster(), asked.judge.details());
-    if let Some(file) = &args.probes {
+    let Some(probe) = one else {
         let foreign = remarks::foreign_text(&remarks::foreign(details, |_| true));
         foreign.iter().for_each(|text| anstream::eprintln!("netpold: {}", printable(text)));
-        return answer_all(&asked, file);
-    }
-    let probe = asked.resolved(probe(args)?).map_err(|reason| anyhow::anyhow!("{reason}"))?;
+        return args.probes.as_deref().map_or(Ok(CANNOT_TELL), |file| answer_all(&asked, file));
+    };
+    let probe = asked.resolved(probe).map_err(|reason| anyhow::anyhow!("{reason}"))?;
     let mut answer = asked.judge.explain(&probe);
     let foreign = remarks::add(&mut answer, cluster, details);
     let nodes = match args.nodes {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explanation, Verdict};
-use netpold_core::labels::{NAMESPACE_NAME, OF_PODS};
+use netpold_core::labels::{NAMESPACE_NAME, OF_PODS, may_be_set_to};
 use netpold_core::model::{
     Change, Direction, Key, Labels, Namespace, Peer, Pod, Requirement, Rule, Selector,
 };
@@ -375,9 +375,9 @@ fn parts(requirement: &Requirement) -> (&str, &[String]) {
     (requirement.key(), values)
 }
 
-/// Returns whether a controller may give a label this value: names of pods and Jobs begin with the workload's name.
+/// Returns whether the controller of a template's pods may give a label this value.
 fn may_have(pod: &Pod, label: &str, value: &str) -> bool {
-    let is_name = label.ends_with("/pod-name") || label.ends_with("job-name");
-    let begins = |name: &str| value.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'));
-    !is_name || pod.template().is_some_and(|workload| begins(&workload.name))
+    pod.template().is_some_and(|workload| {
+        may_be_set_to((workload.kind.as_str(), workload.name.as_str()), label, value)
+    })
 }

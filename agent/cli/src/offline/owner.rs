@@ -1,12 +1,12 @@
 //! Pods named by their workload.
 
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{Key, Pod};
+use netpold_core::model::{Change, Key, Pod};
 pub(super) use netpold_core::owner::job;
 pub use netpold_core::owner::{Owner, is_run, owner};
 use netpold_core::probe::Party;
 
-use netpold_core::labels::OF_PODS;
+use netpold_core::labels::{OF_PODS, POD_INDEX, POD_NAME};
 
 /// Characters of generated names: `k8s.io/apimachinery/pkg/util/rand`.
 const GENERATED: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -64,15 +64,40 @@ pub fn pods_named<'c>(cluster: &'c Cluster, key: &Key, own: &str) -> Vec<&'c Pod
     }
 }
 
-/// Returns the stand-in for a `StatefulSet`'s pod of that name, as `shop/db-0`.
+/// Returns the number at the end of the name of a `StatefulSet`'s pod, if a template's pods may have the name.
+fn ordinal<'k>(template: &Pod, key: &'k Key) -> Option<&'k str> {
+    let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    let workload = template.template().filter(|workload| workload.kind == "StatefulSet")?;
+    let rest = key.name.strip_prefix(workload.name.as_str())?.strip_prefix('-');
+    rest.filter(|rest| is_number(rest) && template.key.namespace == key.namespace)
+}
+
+/// Returns the stand-in for a `StatefulSet`'s pod of that name.
 fn replica<'c>(cluster: &'c Cluster, key: &Key) -> Option<&'c Pod> {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
     let mut pods = cluster.pods_in(&key.namespace).map(|pod| &**pod);
-    pods.find(|pod| {
-        let workload = pod.template().filter(|workload| workload.kind == "StatefulSet");
-        let rest = workload.and_then(|workload| key.name.strip_prefix(workload.name.as_str()));
-        rest.and_then(|rest| rest.strip_prefix('-')).is_some_and(is_number)
-    })
+    pods.find(|pod| ordinal(pod, key).is_some())
+}
+
+/// Adds the pods that a question names, as `shop/db-0`, of a `StatefulSet` of which only the template exists, with the
+/// labels that its controller derives from the name.
+pub fn add_replicas(objects: &mut Vec<Change>, parties: [&Party; 2]) {
+    for party in parties {
+        let Party::Pod(key) = party else { continue };
+        let pods = || {
+            objects.iter().filter_map(|it| if let Change::Pod(pod) = it { Some(pod) } else { None })
+        };
+        if pods().any(|pod| pod.key == *key) {
+            continue;
+        }
+        let found = pods().find_map(|pod| Some((pod.clone(), ordinal(pod, key)?)));
+        let Some((mut pod, number)) = found else { continue };
+        let made = [(POD_NAME, key.name.as_str()), (POD_INDEX, number)];
+        let made = made.map(|(label, value)| (label.to_owned(), value.to_owned()));
+        let known = pod.labels.iter().map(|(label, value)| (label.clone(), value.clone()));
+        pod.labels = known.chain(made).collect();
+        (pod.key, pod.uid) = (key.clone(), key.to_string());
+        objects.push(Change::Pod(pod));
+    }
 }
 
 /// Resolves one side of a question to a pod: the pod of that name, else one of the workload's, see [`pods_named`], else

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::labels::set_by_controller;
+use crate::labels::{may_be_set_to, set_by_controller};
 use crate::model::object::{Key, Labels};
+use crate::model::selector::Requirement;
 use crate::model::shared_str::SharedStr;
 use crate::model::traffic::Protocol;
 
@@ -71,6 +72,22 @@ impl Pod {
     pub fn is_set_later(&self, label: &str) -> bool {
         let of_kind = self.template().map_or(&[][..], |workload| set_by_controller(&workload.kind));
         of_kind.contains(&label) && !self.labels.contains_key(label)
+    }
+
+    /// Whether a controller may set a label on the pods of a template so that it meets a requirement.
+    #[must_use]
+    pub fn may_meet_later(&self, requirement: &Requirement) -> bool {
+        let Some(workload) = self.template() else { return false };
+        let key = requirement.key();
+        let of = (workload.kind.as_str(), workload.name.as_str());
+        let may_be = |value: &String| may_be_set_to(of, key, value);
+        self.is_set_later(key)
+            && match requirement {
+                Requirement::In(_, values) => values.iter().any(may_be),
+                Requirement::NotIn(..) | Requirement::Exists(_) | Requirement::DoesNotExist(_) => {
+                    true
+                }
+            }
     }
 
     /// Returns the display name: `shop/web-0`, or `Deployment shop/web (template)`.

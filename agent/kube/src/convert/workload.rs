@@ -2,6 +2,7 @@
 //!
 //! Workloads of an API server are not read: it has the pods themselves.
 
+use netpold_core::labels::JOB_NAME;
 use netpold_core::model::{Change, Labels, WorkloadRef};
 
 use super::{Converted, FieldProblem, Kind, object};
@@ -10,8 +11,6 @@ use crate::document::{DocumentNode, MappingEntry, Value};
 /// Kinds whose pods belong to a ReplicaSet, and the label of these pods with the end of the ReplicaSet's name.
 const OF_REPLICA_SETS: [(&str, &str); 2] =
     [("Deployment", "pod-template-hash"), ("Rollout", "rollouts-pod-template-hash")];
-/// Labels of a Job's pods; their value is the Job's name.
-const JOB_NAME: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
 
 /// Groups of `apiVersion`, the kind, and the path of its pod template.
 const TEMPLATES: [(&[&str], &str, &[&str]); 10] = [
