@@ -18,7 +18,7 @@ use netpold_core::printable::printable;
 use netpold_kube::manifests::{self, Review, Undecoded};
 
 pub use input::{STANDARD_INPUT, claim_standard_input, content, is_standard_input, standard_input};
-pub use owner::{Owner, is_generated, is_run, owner, pods_named, resolve};
+pub use owner::{Owner, add_replicas, is_generated, is_run, owner, pods_named, resolve};
 pub use ranges::ranges;
 pub use templates::{apply, is_template, pods_of, stand_in};
 
@@ -86,8 +86,29 @@ pub fn review_directory(
     namespace: &str,
     depth: Recursive,
 ) -> Result<Reviewed> {
+    let (reviewed, unread) = review_readable(option, path, namespace, depth)?;
+    if !unread.is_empty() {
+        let _ = reviewed.reported();
+        let (directory, unread) = (path.display(), unread.join(", "));
+        bail!("{directory}: incomplete without {unread}: correct or remove it");
+    }
+    Ok(reviewed)
+}
+
+/// Reads the objects of a directory like [`review_directory`], without the documents that cannot be read, which are among
+/// the problems. Returns the names of their files, too.
+///
+/// # Errors
+/// The directory cannot be read, or the text of standard input is not YAML or JSON of Kubernetes objects.
+pub fn review_readable(
+    option: &'static str,
+    path: &Path,
+    namespace: &str,
+    depth: Recursive,
+) -> Result<(Reviewed, Vec<String>)> {
     if is_standard_input(path) {
-        return review_text(STANDARD_INPUT, &standard_input(option)?, namespace);
+        let reviewed = review_text(STANDARD_INPUT, &standard_input(option)?, namespace)?;
+        return Ok((reviewed, Vec::new()));
     }
     let review = manifests::review_once(path, namespace, depth.recursive)?;
     let Review { objects, mut problems, mut undecoded, unread } = review;
@@ -96,13 +117,7 @@ pub fn review_directory(
         *file = path.join(&*file).to_string_lossy().into_owned();
     }
     let subdirectories = subdirectories::text(path, depth)?;
-    let reviewed = Reviewed { objects, problems, undecoded, subdirectories };
-    if !unread.is_empty() {
-        let _ = reviewed.reported();
-        let (directory, unread) = (path.display(), unread.join(", "));
-        bail!("{directory}: incomplete without {unread}: correct or remove it");
-    }
-    Ok(reviewed)
+    Ok((Reviewed { objects, problems, undecoded, subdirectories }, unread))
 }
 
 /// Reads the objects of a directory, of one file or of standard input, like [`review_directory`].

@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 pub use self::complete::complete;
-pub use self::content::{Undecoded, is_repetition};
+pub use self::content::{Undecoded, is_repetition, is_unread};
 use self::scan::Scanner;
 use self::store::FileStore;
 pub use self::tree::{Tree, is_manifest, tree};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use netpold_api::source::SourceProblem;
-use netpold_kube::manifests::is_repetition;
+use netpold_kube::manifests::{is_repetition, is_unread};
 
 use super::finding::{Check, DoctorReport, Findings, Severity};
 use crate::offline::{self, Reviewed};
@@ -15,6 +15,12 @@ const ABSENT: Check = Check {
     problem: "an object cannot be decoded: it counts as absent, a pod template as without labels and ports; API servers \
               refuse it",
     fix: "correct the field that the message names",
+};
+const UNREAD: Check = Check {
+    name: "document-not-read",
+    severity: Severity::Error,
+    problem: "a document or a file cannot be read: its objects were not checked, and count as absent for the other checks",
+    fix: "correct it; explain and diff refuse the files until then",
 };
 const TWICE: Check = Check {
     name: "defined-twice",
@@ -42,6 +48,7 @@ pub(super) fn add(report: DoctorReport, directory: &Path, reviewed: Reviewed) ->
         }
         let check = match problem {
             _ if undecoded.contains(problem) => &ABSENT,
+            _ if is_unread(problem) => &UNREAD,
             _ if is_repetition(problem) => &TWICE,
             _ => &PART,
         };

@@ -30,6 +30,15 @@ pub fn is_repetition(problem: &SourceProblem) -> bool {
     problem.text.contains(TWICE) || problem.text.ends_with(LATER)
 }
 
+/// End of the problem of a document that cannot be read, if no former content replaces it.
+pub(super) const NOTHING: &str = "(nothing of it is in effect)";
+
+/// Returns whether a problem is one of a document or a file that cannot be read.
+#[must_use]
+pub fn is_unread(problem: &SourceProblem) -> bool {
+    problem.text.ends_with(NOTHING)
+}
+
 /// Object that counts as absent because it cannot be decoded, or a pod template without its labels and ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undecoded {
@@ -102,11 +111,11 @@ impl Content {
             kept |= self.settle_object(file, key, refused, line, former);
         }
         let outcome = match known {
-            true => "its last good content stays in effect",
-            false => "nothing of it is in effect",
+            true => "(its last good content stays in effect)",
+            false => NOTHING,
         };
         for error in self.unread.clone() {
-            self.problem(file, error.line, format!("{} ({outcome})", error.reason));
+            self.problem(file, error.line, format!("{} {outcome}", error.reason));
         }
         if !self.unread.is_empty() {
             for (key, object) in former.iter().flat_map(|former| &former.objects) {

@@ -8,7 +8,7 @@ use netpold_api::source::{FileStatus, SourceProblem};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
-use super::content::{Content, FileObject, LATER, Undecoded};
+use super::content::{Content, FileObject, LATER, NOTHING, Undecoded};
 use super::packed::Packed;
 
 /// Update of a file.
@@ -116,10 +116,10 @@ impl FileStore {
             files.push(FileStatus { name: name.to_string(), objects, current });
             if let Some(reason) = &file.error {
                 let kept = match file.content {
-                    Some(_) => "its last good content stays in effect",
-                    None => "nothing of it is in effect",
+                    Some(_) => "(its last good content stays in effect)",
+                    None => NOTHING,
                 };
-                let text = format!("{reason} ({kept})");
+                let text = format!("{reason} {kept}");
                 problems.push(SourceProblem { file: name.to_string(), line: 0, text });
             }
             problems.extend(content.iter().flat_map(|content| content.problems(name)));
