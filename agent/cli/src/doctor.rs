@@ -15,6 +15,7 @@ mod examine;
 mod finding;
 mod foreign;
 pub(crate) mod foreign_kinds;
+mod host_peers;
 mod live;
 mod mesh;
 mod names;
@@ -24,6 +25,7 @@ mod ports;
 mod reading;
 mod render;
 mod selectors;
+mod service_peers;
 mod service_ports;
 mod services;
 mod void_rules;
@@ -94,8 +96,8 @@ pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> DoctorReport) ->
             offline::refuse_kustomization("doctor", "--manifests", directory, depth)?;
             let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
             check_namespace(namespace)?;
-            let mut reviewed =
-                offline::review_directory("--manifests", directory, namespace, depth)?;
+            let (mut reviewed, _) =
+                offline::review_readable("--manifests", directory, namespace, depth)?;
             let details = Details::read(directory, namespace, depth)?;
             let objects = std::mem::take(&mut reviewed.objects);
             let report = examine(offline::stand_in(objects), &details);

@@ -48,6 +48,12 @@ const SERVICE_ADDRESS: Check = Check {
           endpoints (`kubectl get endpointslices`)",
 };
 
+/// Problem and fix of [`SERVICE_ADDRESS`] on ingress.
+const NEVER_A_SOURCE: &str =
+    "an ipBlock is the address of Services, which no packet has as its source: it {} nothing";
+const SENDERS: &str =
+    "select the senders' pods by labels, or write an ipBlock of the senders' own addresses";
+
 /// Shortest prefixes, IPv4 and IPv6, that Kubernetes takes for a Service CIDR. The blocks of [`PRIVATE`] hold more than
 /// Services.
 const SERVICE_PREFIX: [u8; 2] = [12, 64];
@@ -69,7 +75,13 @@ pub(super) fn examine(
         } else if has_no_address(block.cidr, place.direction) {
             found.add_of(&NO_ADDRESS, place.effect(), at(&block.cidr.to_string()));
         } else if let Some(what) = services(objects, place, (rule, block), subject) {
-            found.add_of(&SERVICE_ADDRESS, place.effect(), at(&what));
+            let check = match place.direction {
+                Direction::Egress => SERVICE_ADDRESS,
+                Direction::Ingress => {
+                    Check { problem: NEVER_A_SOURCE, fix: SENDERS, ..SERVICE_ADDRESS }
+                }
+            };
+            found.add_of(&check, place.effect(), at(&what));
         }
     }
 }

@@ -59,9 +59,8 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
 
 /// Returns the addresses of the API server, or those of every node if none is known as its node.
 fn servers(objects: &GroupedObjects<'_>) -> BTreeSet<IpAddr> {
-    let own = objects.leads.all().iter().filter(|led| is_of_api_server(&led.service.key));
     let backends: BTreeSet<IpAddr> =
-        own.flat_map(|led| &led.backends).map(|(address, _)| *address).collect();
+        endpoints(objects).into_iter().map(|(address, _)| address).collect();
     if !backends.is_empty() {
         return backends;
     }
@@ -69,6 +68,12 @@ fn servers(objects: &GroupedObjects<'_>) -> BTreeSet<IpAddr> {
     let nodes = nodes.filter(|node| node.labels.contains_key(CONTROL_PLANE));
     let nodes: BTreeSet<IpAddr> = nodes.flat_map(|node| &node.addresses).copied().collect();
     if nodes.is_empty() { objects.node_addresses.clone() } else { nodes }
+}
+
+/// Returns the endpoints of the API server's Service, if they are among the objects.
+pub(super) fn endpoints(objects: &GroupedObjects<'_>) -> BTreeSet<(IpAddr, u16)> {
+    let own = objects.leads.all().iter().filter(|led| is_of_api_server(&led.service.key));
+    own.flat_map(|led| &led.backends).copied().collect()
 }
 
 /// Returns the port at which a group is closed to the API server.

@@ -9,14 +9,14 @@ mod pod;
 mod service;
 mod shapes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::model::{Key, Labels};
 
 pub(crate) use manifest::{FileLine, PolicyManifest};
 pub(crate) use node::NodeAddress;
 pub(crate) use pages::{PAGES, foreign_groups, foreign_lists};
-pub(super) use pod::{ContainerProgram, Mesh, PodDetails};
+pub(super) use pod::{ContainerProgram, IgnoredPorts, Mesh, PastProxy, PodDetails};
 pub(crate) use service::{EndpointsPort, PortReference, WrittenService, WrittenServicePort};
 
 use super::foreign_kinds::{ForeignKind, ForeignPolicies};
@@ -46,6 +46,10 @@ pub struct Details {
     pub(super) sources: BTreeMap<(&'static str, Key), FileLine>,
     /// Namespaces with annotations that put their pods into a mesh.
     pub(super) meshed: BTreeMap<String, Mesh>,
+    /// Nodes of k3s, with whether the arguments switch its policy enforcement off.
+    pub(super) k3s_nodes: BTreeMap<String, bool>,
+    /// Namespaces that are being deleted.
+    pub(super) terminating: BTreeSet<String>,
     /// Addresses of nodes beyond their `status.addresses`, also from the status of pods, by node.
     pub(crate) nodes: BTreeMap<String, Vec<NodeAddress>>,
     /// Services that the API server calls, with their ports, and the objects by which it calls them: webhook

@@ -1,6 +1,7 @@
 //! Checks for pods that may send but reach no name server, and for name servers that admit no pod.
 
 mod allowance;
+mod cut_off;
 mod server;
 
 use std::collections::BTreeSet;
@@ -53,6 +54,7 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
     }
     for server in servers.iter().filter(|server| server.is_of_cluster) {
         closed(objects, server, &servers, found);
+        cut_off::examine(objects, server, found);
     }
 }
 

@@ -4,6 +4,9 @@ mod known;
 
 use std::collections::BTreeSet;
 
+use netpold_core::model::Key;
+use netpold_kube::convert::DEFAULT_NAMESPACE;
+
 pub use known::{ENFORCERS, Enforcer};
 
 use super::details::{ContainerProgram, Details, RunningContainers};
@@ -20,6 +23,14 @@ const IN_THE_CLUSTER: Check = Check {
     severity: Severity::Warning,
     problem: "{} is in the cluster: if it enforces NetworkPolicy, a packet must be allowed by both",
     fix: "",
+};
+
+const EMBEDDED: Check = Check {
+    name: "embedded-enforcer",
+    severity: Severity::Info,
+    problem: "nodes run k3s, which contains kube-router's enforcement of NetworkPolicy without a pod of its own: if it is \
+              on, a packet must be allowed by both",
+    fix: "start each k3s server with `--disable-network-policy`, then reboot the nodes; none, if that was done",
 };
 
 impl Enforcer {
@@ -39,13 +50,23 @@ impl Enforcer {
         if self.images.iter().any(|it| is_image(image, it)) {
             return Some(format!("image {image}"));
         }
-        if let Some(program) = programs(words).find(|program| self.commands.contains(program)) {
-            return Some(format!("command {program}"));
+        if let Some(command) = programs(words).find_map(|program| self.command(program)) {
+            return Some(format!("command {command}"));
         }
         if self.containers.contains(&name.as_str()) {
             return Some(format!("container {name}"));
         }
         None
+    }
+
+    /// Returns the command of the enforcer that a program is, unless it is a longer one of another enforcer.
+    fn command(&self, program: &str) -> Option<&'static str> {
+        let is_same = |command: &&&str| {
+            program.strip_suffix(**command).is_some_and(|it| it.is_empty() || it.ends_with('/'))
+        };
+        let own = self.commands.iter().find(is_same)?;
+        let mut all = ENFORCERS.iter().flat_map(|enforcer| enforcer.commands).filter(is_same);
+        all.all(|other| other.len() <= own.len()).then_some(own)
     }
 
     /// Returns the environment variable by which a container is the enforcer, or another one that contains it.
@@ -90,7 +111,7 @@ fn programs(words: &[String]) -> impl Iterator<Item = &str> {
             is_program
         })
     });
-    first.chain(in_scripts).map(|program| program.rsplit('/').next().unwrap_or_default())
+    first.chain(in_scripts)
 }
 
 /// Returns whether an image's repository ends in a name, without tag and digest: `calico/node` is
@@ -128,6 +149,7 @@ pub(super) fn in_cluster(
 
 /// Reports DaemonSets and pods of other enforcers.
 pub(super) fn examine(details: &Details, findings: &mut Findings) {
+    embedded(details, findings);
     // kindnetd and Flannel may contain another enforcer's container: each pair is named once.
     let mut named = BTreeSet::new();
     for (_, enforcer, running, sign) in in_cluster(details) {
@@ -141,6 +163,21 @@ pub(super) fn examine(details: &Details, findings: &mut Findings) {
             let check = Check { fix: enforcer.fix, ..IN_THE_CLUSTER };
             findings.add_of(&check, enforcer.name, place);
         }
+    }
+}
+
+/// Reports nodes of k3s, unless the arguments of some server switch its enforcement off.
+fn embedded(details: &Details, findings: &mut Findings) {
+    let nodes = &details.k3s_nodes;
+    if nodes.values().any(|is_off| *is_off) {
+        return;
+    }
+    for node in nodes.keys() {
+        let place = format!("Node {node}");
+        let key = Key::new(DEFAULT_NAMESPACE, node.as_str());
+        let source = details.sources.get(&("Node", key));
+        let source = source.map(|it| format!(" ({it})")).unwrap_or_default();
+        findings.add(&EMBEDDED, format!("{place}{source}"));
     }
 }
 

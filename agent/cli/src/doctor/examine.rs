@@ -143,7 +143,7 @@ fn rule(
     if objects.groups.is_empty() {
         return;
     }
-    selectors::peers(objects, place, rule, found);
+    selectors::peers(objects, place, rule, subject, found);
     ports::examine(objects, place, rule, subject, found);
     service_ports::examine(objects, place, rule, subject, found);
     node_ports::examine(objects, place, rule, subject, found);

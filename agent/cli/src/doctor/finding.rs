@@ -111,6 +111,17 @@ impl Findings {
         self.place(check, &check.problem.replace("{}", whose), check.fix, place.into());
     }
 
+    /// Adds a place with a fix other than the check's, and inserts a name for `{}` in the check's problem.
+    pub(super) fn add_of_with_fix(
+        &mut self,
+        check: &Check,
+        whose: &str,
+        fix: &str,
+        place: impl Into<String>,
+    ) {
+        self.place(check, &check.problem.replace("{}", whose), fix, place.into());
+    }
+
     /// Adds `count` places, of which some are named, and inserts a name for `{}` in the check's problem.
     pub(super) fn add_counted(
         &mut self,

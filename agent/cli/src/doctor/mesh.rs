@@ -8,7 +8,7 @@ mod control_plane;
 use netpold_core::model::{Direction, Labels, Peer, PortMatch, PortRule, Protocol, Rule};
 
 use super::complete::is_stand_in;
-use super::details::Mesh;
+use super::details::{IgnoredPorts, Mesh, PastProxy};
 use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, NamedPolicy, PodGroup, pods_text};
 
@@ -94,7 +94,10 @@ fn lacks(
     };
     for (policy, rules) in isolating {
         for (index, rule) in rules.iter().enumerate() {
-            if is_tcp(rule) && is_for_member(rule) {
+            if is_tcp(rule)
+                && is_for_member(rule)
+                && !passes_proxies(objects, (group, direction), rule, members)
+            {
                 let named = NamedPolicy::policy(policy, objects.details);
                 let path = format!("spec.{direction}[{index}].ports");
                 let what = format!("no TCP {number} ({})", pods_text(group));
@@ -103,6 +106,54 @@ fn lacks(
         }
     }
     None
+}
+
+/// Returns whether the packets of every TCP port of a rule pass the proxies by: at the receivers or at the senders, which
+/// are the group and the members that the rule has as peers.
+fn passes_proxies(
+    objects: &GroupedObjects<'_>,
+    (group, direction): (&PodGroup<'_>, Direction),
+    rule: &Rule,
+    members: &[&PodGroup<'_>],
+) -> bool {
+    let own = Some(group.namespace);
+    let is_peer = |member: &PodGroup<'_>| match &rule.peers {
+        None => true,
+        Some(peers) => peers.iter().any(|peer| {
+            matches!(peer, Peer::Pods { namespaces, pods }
+                if member.is_in(own, namespaces.as_ref(), pods))
+        }),
+    };
+    let peers: Vec<&PodGroup<'_>> = members.iter().copied().filter(|it| is_peer(it)).collect();
+    let (receivers, senders) = match direction {
+        Direction::Ingress => (vec![group], peers),
+        Direction::Egress => (peers, vec![group]),
+    };
+    let pass = |groups: &[&PodGroup<'_>],
+                port: &PortRule,
+                side: fn(&PastProxy) -> &IgnoredPorts| {
+        let mut pods = groups.iter().flat_map(|group| &group.pods).peekable();
+        pods.peek().is_some()
+            && pods.all(|pod| {
+                let Some(details) = objects.pod(pod) else { return false };
+                let numbers: Vec<(u16, u16)> = match &port.port {
+                    PortMatch::Any => vec![(0, u16::MAX)],
+                    PortMatch::Range(first, last) => vec![(*first, *last)],
+                    PortMatch::Named(name) => {
+                        let receiver = receivers.iter().flat_map(|group| &group.pods);
+                        let ports = receiver.flat_map(|pod| &pod.ports);
+                        ports.filter(|it| it.name == *name).map(|it| (it.port, it.port)).collect()
+                    }
+                };
+                let ranges = side(&details.past_proxy);
+                !numbers.is_empty()
+                    && numbers.iter().all(|(first, last)| ranges.contain(*first, *last))
+            })
+    };
+    let mut ports = rule.ports.iter().flatten().filter(|port| port.protocol == Protocol::Tcp);
+    ports.all(|port| {
+        pass(&receivers, port, |it| &it.inbound) || pass(&senders, port, |it| &it.outbound)
+    })
 }
 
 fn is_tcp(rule: &Rule) -> bool {

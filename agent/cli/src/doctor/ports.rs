@@ -18,8 +18,11 @@ const OTHER_PROTOCOL: Check = Check {
     name: "port-name-of-other-protocol",
     severity: Severity::Warning,
     problem: "the named port of a rule has another protocol in the containers: the rule {} nothing",
-    fix: "write the container's protocol beside the port: `protocol: UDP`",
+    fix: "write the container's protocol beside the port: `protocol: TCP`",
 };
+/// Fixes of [`OTHER_PROTOCOL`] for containers with another protocol than TCP.
+const AS_UDP: &str = "write the container's protocol beside the port: `protocol: UDP`";
+const AS_SCTP: &str = "write the container's protocol beside the port: `protocol: SCTP`";
 const NAME_OUTSIDE: Check = Check {
     name: "port-name-towards-blocks",
     severity: Severity::Warning,
@@ -55,7 +58,6 @@ pub(super) fn examine(
     let has_names = rules.iter().any(|port| matches!(port.port, PortMatch::Named(_)));
     if has_names {
         names(objects, place, (rule, rules), subject, found);
-        return;
     }
     let Some(receivers) = receivers(objects, place, rule, subject) else { return };
     if receivers.is_empty() {
@@ -141,7 +143,13 @@ fn names(
             None => found.add_of(&NO_SUCH_NAME, place.effect(), at("")),
             Some(other) if !same.any(|it| it.protocol == port.protocol) => {
                 let what = format!(", in the containers {other}");
-                found.add_of(&OTHER_PROTOCOL, place.effect(), at(&what));
+                let fix = match other {
+                    Protocol::Tcp => OTHER_PROTOCOL.fix,
+                    Protocol::Udp => AS_UDP,
+                    Protocol::Sctp => AS_SCTP,
+                };
+                let check = Check { fix, ..OTHER_PROTOCOL };
+                found.add_of(&check, place.effect(), at(&what));
             }
             Some(_) => {
                 if let Some(without) = without(objects, rule, &pods, (name, port.protocol)) {

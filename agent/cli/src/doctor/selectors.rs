@@ -2,11 +2,12 @@
 
 use std::net::IpAddr;
 
-use netpold_core::labels::{NAMESPACE_NAME, set_by_controller};
+use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{Labels, Peer, Pod, Requirement, Rule, Selector};
 
 use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, NamedPolicy, PodGroup, RulePlace};
+use super::{host_peers, service_peers};
 
 const SELECTS_NOTHING: Check = Check {
     name: "selects-nothing",
@@ -46,12 +47,22 @@ const PEER_ON_HOSTS: Check = Check {
     fix: "name the nodes' addresses, - ipBlock: {cidr: ADDRESS/32} for each, and those of the CNI's tunnel where there is \
           one (`netpold explain` knows them); a pod's own node is always allowed",
 };
+const PARTLY_ON_HOSTS: Check = Check {
+    name: "peer-partly-on-host-network",
+    severity: Severity::Info,
+    problem: "some of the pods that are the peer of a rule use the host's network: their packets have the nodes' addresses, \
+              which no selector matches",
+    fix: "none, if only the others are meant; else name the nodes' addresses, - ipBlock: {cidr: ADDRESS/32} for each",
+};
 const NO_NODE: Check = Check {
     name: "peer-without-nodes",
     severity: Severity::Warning,
     problem: "no node is the peer of a rule",
     fix: "compare the selector with the nodes' labels: `kubectl get nodes --show-labels`",
 };
+
+/// Fix of [`NO_POD_THERE`] for a namespace that may get its pods later.
+const NO_POD_YET: &str = "none, if pods of the namespace come later, or if it is being deleted";
 
 /// Namespace of every cluster.
 const SYSTEM: &str = "kube-system";
@@ -86,13 +97,16 @@ pub(super) fn subject(
         UngroupedPods::Nowhere => {
             let is_here = |group: &&PodGroup<'_>| policy.namespace == Some(group.namespace);
             if namespaces.is_none() && !objects.groups.iter().any(|group| is_here(&group)) {
-                found.add(&here(objects, &NO_POD_THERE), policy.at("", ""));
+                found.add(&no_pod_there(objects, policy, pods), policy.at("", ""));
                 return;
             }
+            let is_ending = policy.namespace.is_some_and(|own| is_terminating(objects, own));
             let place = format!("{}: {}", policy.text, text(pods));
             let place = policy.with_source(place, "spec.podSelector");
             if objects.is_partial {
                 found.add_with_fix(&here(objects, &SELECTS_NOTHING), OF_OTHER_CHARTS, place);
+            } else if is_ending || made_by_controller(objects, pods).is_some() {
+                found.add(&Check { severity: Severity::Info, ..SELECTS_NOTHING }, place);
             } else {
                 found.add(&SELECTS_NOTHING, place);
             }
@@ -104,6 +118,35 @@ pub(super) fn subject(
 fn here(objects: &GroupedObjects<'_>, check: &Check) -> Check {
     let severity = if objects.is_partial { Severity::Info } else { check.severity };
     Check { severity, ..*check }
+}
+
+/// Returns the check for a policy in a namespace without pods: information only, unless the namespace is not among the
+/// objects, or pods of another namespace have the selected labels.
+fn no_pod_there(objects: &GroupedObjects<'_>, policy: &NamedPolicy<'_>, pods: &Selector) -> Check {
+    let own = policy.namespace.unwrap_or_default();
+    let namespaces = objects.cluster.namespaces();
+    let is_absent = !namespaces.is_empty() && !namespaces.contains_key(own);
+    let is_meant_elsewhere = !is_terminating(objects, own)
+        && !pods.requirements.is_empty()
+        && objects.groups.iter().any(|group| pods.matches(group.labels));
+    if is_absent || is_meant_elsewhere {
+        here(objects, &NO_POD_THERE)
+    } else {
+        Check { severity: Severity::Info, fix: NO_POD_YET, ..NO_POD_THERE }
+    }
+}
+
+fn is_terminating(objects: &GroupedObjects<'_>, namespace: &str) -> bool {
+    objects.details.terminating.contains(namespace)
+}
+
+/// Returns a label of a selector that a controller sets on the pods of some template.
+fn made_by_controller<'s>(objects: &GroupedObjects<'_>, pods: &'s Selector) -> Option<&'s str> {
+    let mut keys = pods.requirements.iter().map(Requirement::key);
+    keys.find(|key| {
+        let mut pods = objects.groups.iter().flat_map(|group| &group.pods);
+        pods.any(|pod| pod.is_set_later(key))
+    })
 }
 
 /// Finds the pods of a selector that are in no group.
@@ -143,12 +186,8 @@ fn may_match(
     group: &PodGroup<'_>,
     (own, namespaces, pods): (Option<&str>, Option<&Selector>, &Selector),
 ) -> bool {
-    let set_later = |requirement: &Requirement| {
-        let of_template = group.pods.iter().filter_map(|pod| pod.template());
-        let mut labels = of_template.flat_map(|workload| set_by_controller(&workload.kind));
-        let key = requirement.key();
-        labels.any(|label| *label == key) && !group.labels.contains_key(key)
-    };
+    let set_later =
+        |requirement: &Requirement| group.pods.iter().any(|pod| pod.may_meet_later(requirement));
     let (later, known): (Vec<_>, Vec<_>) =
         pods.requirements.iter().cloned().partition(|requirement| set_later(requirement));
     !later.is_empty() && group.is_in(own, namespaces, &Selector { requirements: known })
@@ -159,6 +198,7 @@ pub(super) fn peers(
     objects: &GroupedObjects<'_>,
     place: &RulePlace<'_>,
     rule: &Rule,
+    subject: &[&PodGroup<'_>],
     found: &mut Findings,
 ) {
     let own = place.policy.namespace;
@@ -167,7 +207,15 @@ pub(super) fn peers(
         match peer {
             Peer::Pods { namespaces, pods } => {
                 let namespaces = namespaces.as_ref();
+                let is_host_allowed = |hosts: &[&Pod]| {
+                    host_peers::are_in_blocks(objects, place, rule, subject, hosts)
+                };
                 if objects.groups.iter().any(|group| group.is_in(own, namespaces, pods)) {
+                    let hosts = host_peers::beside_pods(objects, own, namespaces, pods);
+                    if !hosts.is_empty() && !is_host_allowed(&hosts) {
+                        let what = format!("{}{}", text(pods), hosts_text(&hosts));
+                        found.add(&PARTLY_ON_HOSTS, at(&what));
+                    }
                     continue;
                 }
                 let who = match namespaces {
@@ -176,22 +224,34 @@ pub(super) fn peers(
                 };
                 match elsewhere(objects, own, namespaces, pods) {
                     UngroupedPods::Between => {}
-                    UngroupedPods::Hosts(hosts) if are_in_blocks(&hosts, rule) => {}
+                    UngroupedPods::Hosts(hosts) if is_host_allowed(&hosts) => {}
                     UngroupedPods::Hosts(hosts) => {
                         let what = format!("{who}{}", hosts_text(&hosts));
                         found.add(&PEER_ON_HOSTS, at(&what));
                     }
                     UngroupedPods::Nowhere => {
+                        let peer = (namespaces, pods);
+                        if let Some(service) =
+                            service_peers::without_pods(objects, place, (rule, peer), subject)
+                        {
+                            let text = at(&format!("{who}{}", service.text));
+                            let check = &PEER_WITHOUT_PODS;
+                            found.add_of_with_fix(check, place.effect(), &service.fix, text);
+                            continue;
+                        }
                         let mut check = here(objects, &PEER_WITHOUT_PODS);
+                        let made = made_by_controller(objects, pods);
                         let unlabelled = namespaces.and_then(|it| unlabelled(objects, it));
                         if unlabelled.is_some() {
                             check.severity = PEER_WITHOUT_PODS.severity;
                         } else if may_have_pods(objects, own, namespaces)
-                            || is_optional(objects, own, rule, (namespaces, pods))
+                            || is_optional(objects, own, rule, peer)
+                            || made.is_some()
                         {
                             check.severity = Severity::Info;
                         }
-                        let lead = unlabelled.unwrap_or_default();
+                        let made = made.map(|key| format!("; no workload has such a {key}"));
+                        let lead = unlabelled.or(made).unwrap_or_default();
                         found.add_of(&check, place.effect(), at(&format!("{who}{lead}")));
                     }
                 }
@@ -219,18 +279,6 @@ fn unlabelled(objects: &GroupedObjects<'_>, selector: &Selector) -> Option<Strin
         let name = values.iter().find(lacks)?;
         Some(format!("; Namespace {name} has no label {key}, but {NAMESPACE_NAME}={name}"))
     })
-}
-
-/// Returns whether blocks of a rule contain every address of pods on the host's network: the rule does not rest on labels.
-fn are_in_blocks(hosts: &[&Pod], rule: &Rule) -> bool {
-    let mut addresses = hosts.iter().flat_map(|pod| &pod.addresses).peekable();
-    let is_in_block = |address: &IpAddr| {
-        rule.peers.iter().flatten().any(|peer| {
-            let Peer::Block(block) = peer else { return false };
-            block.contains(*address)
-        })
-    };
-    addresses.peek().is_some() && addresses.all(is_in_block)
 }
 
 /// Returns whether a peer is one of several for a component that need not run: another peer of the rule has pods, and no
@@ -267,7 +315,7 @@ fn may_have_pods(
         let Requirement::In(key, names) = requirement else { return true };
         key != NAMESPACE_NAME || !names.iter().all(is_here)
     });
-    // Objects of some namespaces: every cluster has this one.
+    // GroupedObjects of some namespaces: every cluster has this one.
     if may_be_absent && !is_here(&SYSTEM.to_owned()) {
         return true;
     }

@@ -200,7 +200,7 @@ fn unknown_api_server(
 }
 
 /// Returns whether the pods of each of the policy's groups reach a backend, one pod of each node.
-fn reaches(
+pub(super) fn reaches(
     objects: &GroupedObjects<'_>,
     led: &PortBackends<'_>,
     subject: &[&PodGroup<'_>],
@@ -217,7 +217,7 @@ fn reaches(
 }
 
 /// Returns whether no pod of a group has credentials for the API server.
-fn has_no_token(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> bool {
+pub(super) fn has_no_token(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> bool {
     group.pods.iter().all(|pod| objects.pod(pod).is_some_and(|details| details.no_token))
 }
 

@@ -149,6 +149,9 @@ impl Details {
             "Pod" => self.add_pod(object),
             "Node" => self.add_node(&object),
             "Namespace" => {
+                if object.status.phase.as_deref() == Some("Terminating") {
+                    self.terminating.insert(object.metadata.name.clone());
+                }
                 if let Some(mesh) = injected(&object.metadata) {
                     self.meshed.insert(object.metadata.name, mesh);
                 }

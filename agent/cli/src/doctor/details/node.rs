@@ -33,6 +33,11 @@ const ANNOTATIONS: [(&str, &str); 18] = [
 /// Annotation of OVN-Kubernetes with the node's subnets; the management device has the second host address.
 const OVN_SUBNETS: &str = "k8s.ovn.org/node-subnets";
 
+/// Part of the kubelet's version in k3s.
+const K3S: &str = "+k3s";
+/// Annotation of k3s with the arguments of its server or agent, those of its configuration file included.
+const K3S_ARGUMENTS: &str = "k3s.io/node-args";
+
 /// Address of a node, and its use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeAddress {
@@ -51,6 +56,11 @@ enum Subnets {
 impl Details {
     pub(super) fn add_node(&mut self, object: &RawObject) {
         let node = &object.metadata.name;
+        if object.status.kubelet_version().contains(K3S) {
+            let arguments = object.metadata.annotation(K3S_ARGUMENTS).unwrap_or_default();
+            let is_off = arguments.contains("disable-network-policy");
+            self.k3s_nodes.insert(node.clone(), is_off);
+        }
         let mut add = |address: IpAddr, use_: String| self.add_node_address(node, address, use_);
         for (name, use_) in ANNOTATIONS {
             let value = object.metadata.annotation(name).unwrap_or_default();

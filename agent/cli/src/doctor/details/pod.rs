@@ -26,6 +26,8 @@ pub(in crate::doctor) struct PodDetails {
     pub(in crate::doctor) mesh: Option<Mesh>,
     /// Whether an annotation keeps an injector's proxy out.
     pub(in crate::doctor) no_mesh: bool,
+    /// Ports whose packets the mesh's proxy does not take, at this pod and at its peers.
+    pub(in crate::doctor) past_proxy: PastProxy,
     /// Whether `dnsPolicy` is `Default` or `None`: the pod does not ask the cluster's name server.
     pub(in crate::doctor) own_dns: bool,
     /// Whether `automountServiceAccountToken` is false: the pod does not talk to the API server.
@@ -34,6 +36,54 @@ pub(in crate::doctor) struct PodDetails {
     pub(in crate::doctor) own_account: bool,
     /// Every `hostPort`, with its `containerPort`.
     pub(in crate::doctor) host_ports: BTreeMap<(Protocol, u16), u16>,
+}
+
+/// TCP ports whose packets pass a mesh's proxy by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::doctor) struct PastProxy {
+    /// Ports of the pod.
+    pub(in crate::doctor) inbound: IgnoredPorts,
+    /// Ports of its peers.
+    pub(in crate::doctor) outbound: IgnoredPorts,
+}
+
+/// Ranges of ports: the first and the last port of each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::doctor) struct IgnoredPorts(Vec<(u16, u16)>);
+
+impl IgnoredPorts {
+    /// Returns whether one of the ranges contains all of these ports.
+    pub(in crate::doctor) fn contain(&self, first: u16, last: u16) -> bool {
+        self.0.iter().any(|(from, to)| *from <= first && last <= *to)
+    }
+
+    /// Adds the ranges of a list such as `8080,9000-9100`; other items are left out.
+    fn add(&mut self, list: &str) {
+        self.0.extend(list.split(',').filter_map(|item| {
+            let (first, last) = item.trim().split_once('-').unwrap_or((item.trim(), item.trim()));
+            Some((first.trim().parse().ok()?, last.trim().parse().ok()?))
+        }));
+    }
+
+    /// Adds the ranges between the ports of a list; `*` leaves out none.
+    fn add_all_but(&mut self, list: &str) {
+        if list.trim() == "*" {
+            return;
+        }
+        let mut kept = Self::default();
+        kept.add(list);
+        kept.0.sort_unstable();
+        let mut next = Some(0_u16);
+        for (first, last) in kept.0 {
+            if let (Some(from), Some(before)) = (next, first.checked_sub(1))
+                && from <= before
+            {
+                self.0.push((from, before));
+            }
+            next = next.and_then(|from| Some(from.max(last.checked_add(1)?)));
+        }
+        self.0.extend(next.map(|from| (from, u16::MAX)));
+    }
 }
 
 /// Membership of a pod in a service mesh.
@@ -139,6 +189,7 @@ fn pod_details(metadata: &RawMetadata, spec: &RawObjectSpec) -> PodDetails {
     PodDetails {
         ports: ports(spec),
         mesh: mesh(metadata, spec),
+        past_proxy: past_proxy(metadata, spec),
         no_mesh: metadata.annotation(INJECT) == Some("disabled"),
         own_dns: matches!(spec.dns_policy.as_deref(), Some("Default" | "None")),
         no_token: spec.automount_service_account_token == Some(false),
@@ -191,6 +242,44 @@ fn mesh(metadata: &RawMetadata, spec: &RawObjectSpec) -> Option<Mesh> {
         return Some(Mesh::Ambient);
     }
     injected(metadata)
+}
+
+/// Annotations with the ports that pass the proxy by, of the pod and of its peers.
+const LEFT_OUT: [[&str; 2]; 2] = [
+    ["config.linkerd.io/skip-inbound-ports", "config.linkerd.io/skip-outbound-ports"],
+    [
+        "traffic.sidecar.istio.io/excludeInboundPorts",
+        "traffic.sidecar.istio.io/excludeOutboundPorts",
+    ],
+];
+/// Istio's annotation with the only ports of the pod that the proxy takes.
+const TAKEN: &str = "traffic.sidecar.istio.io/includeInboundPorts";
+/// Options of Linkerd's init container, which also have the annotations of the namespace.
+const IGNORED: [&str; 2] = ["--inbound-ports-to-ignore", "--outbound-ports-to-ignore"];
+
+fn past_proxy(metadata: &RawMetadata, spec: &RawObjectSpec) -> PastProxy {
+    let mut found = PastProxy::default();
+    for names in LEFT_OUT {
+        let [inbound, outbound] = names.map(|name| metadata.annotation(name).unwrap_or_default());
+        found.inbound.add(inbound);
+        found.outbound.add(outbound);
+    }
+    if let Some(taken) = metadata.annotation(TAKEN) {
+        found.inbound.add_all_but(taken);
+    }
+    let containers = spec.init_containers.iter().flatten();
+    for container in containers.filter(|it| it.name.as_deref() == Some("linkerd-init")) {
+        let words: Vec<&str> =
+            container.args.iter().flatten().filter_map(shapes::Text::as_str).collect();
+        for pair in words.windows(2) {
+            match pair[0] {
+                option if option == IGNORED[0] => found.inbound.add(pair[1]),
+                option if option == IGNORED[1] => found.outbound.add(pair[1]),
+                _ => {}
+            }
+        }
+    }
+    found
 }
 
 /// Reads Linkerd's annotation of pods and namespaces.

@@ -71,6 +71,15 @@ pub(super) struct RawStatus {
     host_ip: Option<Text>,
     #[serde(rename = "hostIPs")]
     host_ips: Option<Vec<RawHostIp>>,
+    #[serde(rename = "nodeInfo")]
+    node_info: RawNodeInfo,
+}
+
+/// `status.nodeInfo` of a Node.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawNodeInfo {
+    kubelet_version: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]
@@ -80,6 +89,11 @@ struct RawHostIp {
 }
 
 impl RawStatus {
+    /// Returns the version of a Node's kubelet, as `v1.31.1+k3s1`.
+    pub(super) fn kubelet_version(&self) -> &str {
+        self.node_info.kubelet_version.as_ref().and_then(Text::as_str).unwrap_or_default()
+    }
+
     /// Returns the addresses of a pod's node: `hostIP` and `hostIPs`.
     pub(super) fn host_addresses(self) -> impl Iterator<Item = IpAddr> {
         let one = self.host_ip.and_then(Text::into_string);

@@ -17,7 +17,7 @@ pub struct Enforcer {
     pub(super) daemon_sets: &'static [&'static str],
     /// Last parts of image repositories, without tags.
     pub(super) images: &'static [&'static str],
-    /// Programs in commands and arguments of containers.
+    /// Programs in commands and arguments of containers, or the ends of their paths; the longest one counts.
     pub(super) commands: &'static [&'static str],
     /// Names of containers, for vendors with image names that identify nothing.
     pub(super) containers: &'static [&'static str],
@@ -48,7 +48,7 @@ const OWN_DATAPATH: &str =
     "its own datapath judges its pods: do not run netpold beside it, or move to another CNI";
 
 /// Known enforcers. A table or device of two entries is reported for the first of them.
-pub static ENFORCERS: [Enforcer; 17] = [
+pub static ENFORCERS: [Enforcer; 18] = [
     Enforcer {
         name: "Calico",
         chains: &["cali-FORWARD", "cali-fw-", "cali-tw-", "filter-cali-FORWARD"],
@@ -223,6 +223,12 @@ pub static ENFORCERS: [Enforcer; 17] = [
         commands: &["policyinit.sh", "terwayd"],
         off: &["--disable_network_policy=true"],
         fix: "set disable_network_policy: \"true\" in ConfigMap kube-system/eni-config, then replace the nodes",
+        ..NO_SIGNS
+    },
+    Enforcer {
+        name: "Hybridnet",
+        commands: &["hybridnet/policyinit.sh"],
+        fix: "remove the container with policyinit.sh from Hybridnet's DaemonSet, then reboot the nodes",
         ..NO_SIGNS
     },
     Enforcer {

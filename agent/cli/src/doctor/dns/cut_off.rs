@@ -1,0 +1,89 @@
+//! Check for name servers whose egress is closed to the API server, and to other name servers.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use netpold_core::model::{Direction, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
+use netpold_core::probe::IpProtocol;
+
+use super::server::Server;
+use crate::doctor::blocks::has_no_address;
+use crate::doctor::callers::endpoints;
+use crate::doctor::finding::{Check, Findings, Severity};
+use crate::doctor::objects::{GroupedObjects, pods_text};
+
+const CUT_OFF: Check = Check {
+    name: "dns-server-cut-off",
+    severity: Severity::Warning,
+    problem: "the cluster's DNS server does not reach the API server: it learns of no Service, and its pods do not become ready",
+    fix: "add egress rules for the name server's pods: one with TCP and the port of the API server's endpoints (`kubectl get \
+          endpoints kubernetes`), one with UDP and TCP 53 for the servers that it forwards to, both without `to` or with \
+          ipBlocks",
+};
+/// Port of DNS.
+const PORT: u16 = 53;
+
+/// Checks the egress of the name server's own pods. A server that is only assumed to be the cluster's may need no API
+/// server.
+pub(super) fn examine(objects: &GroupedObjects<'_>, server: &Server<'_>, found: &mut Findings) {
+    if server.is_guess {
+        return;
+    }
+    for group in objects.groups.iter().filter(|group| server.is(group)) {
+        let isolating = objects.isolating(group, Direction::Egress);
+        let rules: Vec<&Rule> = isolating.iter().flat_map(|(_, rules)| rules.iter()).collect();
+        let reaches = |pod: &&Pod| reaches_api_server(objects, pod, &rules);
+        if isolating.is_empty() || group.by_node.iter().all(reaches) {
+            continue;
+        }
+        let lacks = if rules.iter().any(|rule| may_be_upstream(rule)) {
+            "not to the API server"
+        } else {
+            "neither to the API server nor to other name servers"
+        };
+        let text = |names: &str| format!("{}: {lacks} ({names})", pods_text(group));
+        let policies = isolating.iter().map(|(policy, _)| *policy);
+        found.add(&CUT_OFF, objects.place_of(policies, "spec.egress", text));
+    }
+}
+
+/// Returns whether a pod of the name server reaches some endpoint of the API server; without known endpoints, whether a
+/// rule may allow a node or another host.
+fn reaches_api_server(objects: &GroupedObjects<'_>, pod: &Pod, rules: &[&Rule]) -> bool {
+    let endpoints: BTreeSet<(IpAddr, u16)> = endpoints(objects);
+    let may_send = |(address, port): &(IpAddr, u16)| {
+        objects.cluster.is_node_of(pod, *address)
+            || objects.may_send(pod, *address, IpProtocol::TCP, *port)
+    };
+    if !endpoints.is_empty() {
+        return endpoints.iter().any(may_send);
+    }
+    objects.cluster.cluster_policies().next().is_some()
+        || rules.iter().any(|rule| {
+            let is_tcp = |port: &PortRule| port.protocol == Protocol::Tcp && !is_dns(port);
+            rule.ports.as_ref().is_none_or(|ports| ports.iter().any(is_tcp)) && may_be_host(rule)
+        })
+}
+
+/// Returns whether a rule may allow DNS to a server outside of the cluster.
+fn may_be_upstream(rule: &Rule) -> bool {
+    let has_port = |port: &PortRule| match port.port {
+        PortMatch::Any => port.protocol != Protocol::Sctp,
+        PortMatch::Range(first, last) => (first..=last).contains(&PORT),
+        PortMatch::Named(_) => false,
+    };
+    rule.ports.as_ref().is_none_or(|ports| ports.iter().any(has_port)) && may_be_host(rule)
+}
+
+fn is_dns(port: &PortRule) -> bool {
+    port.port == PortMatch::Range(PORT, PORT)
+}
+
+fn may_be_host(rule: &Rule) -> bool {
+    let is_host = |peer: &Peer| match peer {
+        Peer::Block(block) => !has_no_address(block.cidr, Direction::Egress),
+        Peer::Nodes(_) | Peer::Domain(_) => true,
+        Peer::Pods { .. } => false,
+    };
+    rule.peers.as_ref().is_none_or(|peers| peers.iter().any(is_host))
+}

@@ -1,0 +1,106 @@
+//! Peers that are meant for a Service without pods: its endpoints are nodes or other hosts, which no selector matches.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netpold_core::model::{Action, Direction, Key, Labels, PortMatch, PortRule, Rule, Selector};
+
+use super::backend_index::PortBackends;
+use super::objects::{GroupedObjects, PodGroup, RulePlace};
+use super::service_ports::{has_no_token, is_of_api_server, reaches};
+
+/// Most endpoints named.
+const NAMED: usize = 3;
+/// Labels of the Service `default/kubernetes`, which authors take for those of pods.
+const API_SERVER: [(&str, &str); 2] = [("component", "apiserver"), ("provider", "kubernetes")];
+
+/// Service that a peer is meant for, and the fix.
+pub(super) struct IntendedService {
+    pub(super) text: String,
+    pub(super) fix: String,
+}
+
+/// Returns the Service without pods that an egress peer without pods is meant for: a Service of the peer's namespace
+/// whose port, or its endpoints' port, the rule has. `None` if the subject reaches the endpoints by other rules.
+pub(super) fn without_pods(
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
+    (rule, (namespaces, pods)): (&Rule, (Option<&Selector>, &Selector)),
+    subject: &[&PodGroup<'_>],
+) -> Option<IntendedService> {
+    if place.direction == Direction::Ingress || place.action != Action::Accept || subject.is_empty()
+    {
+        return None;
+    }
+    let ports = rule.ports.as_deref()?;
+    let is_there = |key: &Key| match namespaces {
+        // A selector of every namespace is meant for pods.
+        Some(selector) => {
+            let labels = objects.cluster.namespace_labels(&key.namespace);
+            !selector.requirements.is_empty() && selector.matches(&labels)
+        }
+        None => place.policy.namespace == Some(key.namespace.as_str()),
+    };
+    let is_meant = |led: &&PortBackends<'_>| {
+        let key = &led.service.key;
+        let is_named = pods.requirements.is_empty()
+            || is_of_api_server(key) && pods.matches(&api_server_labels());
+        let has_pod = led.backends.iter().any(|(it, _)| objects.cluster.owner(*it).is_some());
+        is_named && !has_pod && !led.backends.is_empty() && is_there(key) && has_port(ports, led)
+    };
+    let led = objects.leads.all().iter().find(is_meant)?;
+    let needs_none = is_of_api_server(&led.service.key)
+        && subject.iter().all(|group| has_no_token(objects, group));
+    (!needs_none && !reaches(objects, led, subject)).then(|| describe(objects, led))
+}
+
+fn api_server_labels() -> Labels {
+    API_SERVER.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+/// Returns whether a rule has the port of a Service, or that of its endpoints.
+fn has_port(ports: &[PortRule], led: &PortBackends<'_>) -> bool {
+    let has = |number: u16| {
+        ports.iter().any(|port| {
+            port.protocol == led.port.protocol
+                && matches!(port.port, PortMatch::Range(first, last)
+                    if (first..=last).contains(&number))
+        })
+    };
+    has(led.port.port) || led.backends.iter().any(|(_, number)| has(*number))
+}
+
+fn describe(objects: &GroupedObjects<'_>, led: &PortBackends<'_>) -> IntendedService {
+    let endpoint = |(address, port): &(IpAddr, u16)| {
+        let at = std::net::SocketAddr::new(*address, *port);
+        match objects.node_addresses.contains(address) {
+            true => format!("node {at}"),
+            false => at.to_string(),
+        }
+    };
+    let shown: Vec<String> = led.backends.iter().take(NAMED).map(endpoint).collect();
+    let more = match led.backends.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let (verb, shown) = match led.backends.len() {
+        1 => ("endpoint is", shown),
+        _ => ("endpoints are", shown),
+    };
+    let text =
+        format!("; Service {} has no pods, its {verb} {}{more}", led.service.key, shown.join(", "));
+    let blocks: BTreeSet<String> = led
+        .backends
+        .iter()
+        .map(|(address, _)| format!("{{ipBlock: {{cidr: {}}}}}", IpNet::from(*address)))
+        .collect();
+    let ports: BTreeSet<u16> = led.backends.iter().map(|(_, port)| *port).collect();
+    let port = |port: &u16| format!("{{protocol: {}, port: {port}}}", led.port.protocol);
+    let fix = format!(
+        "name the endpoints, which no selector matches: - {{to: [{}], ports: [{}]}}",
+        blocks.into_iter().collect::<Vec<_>>().join(", "),
+        ports.iter().map(port).collect::<Vec<_>>().join(", ")
+    );
+    IntendedService { text, fix }
+}
