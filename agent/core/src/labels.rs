@@ -18,9 +18,9 @@ pub const OF_PODS: [&str; 11] = [
 ];
 /// Labels of a Job's pods; their value is the Job's name.
 pub const JOB_NAME: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
-/// Label of a StatefulSet's pods with the pod's name.
+/// Label of a `StatefulSet`'s pods with the pod's name.
 pub const POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
-/// Label of a StatefulSet's pods with the number at the end of the pod's name (Kubernetes 1.28).
+/// Label of a `StatefulSet`'s pods with the number at the end of the pod's name (Kubernetes 1.28).
 pub const POD_INDEX: &str = "apps.kubernetes.io/pod-index";
 /// Labels that change with each release of a workload's chart.
 pub const OF_RELEASES: [&str; 5] = [
