@@ -13,6 +13,7 @@ mod lacks;
 mod literal;
 mod resolved;
 mod rule;
+mod second;
 mod services;
 mod text;
 mod tiers;
@@ -39,6 +40,7 @@ use crate::model::{Direction, DomainName, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
+use second::SecondSides;
 use services::{ServiceTranslator, backends, frontends};
 use unaddressed::ProbeEnd;
 
@@ -103,7 +105,7 @@ impl<'c> Explainer<'c> {
         probe: &Probe,
         [from, to]: [PodAt<'c>; 2],
     ) -> (Verdict, Option<String>) {
-        let side = |(pod, address)| ProbeEnd { pod, addresses: vec![address], places: Vec::new() };
+        let side = |(pod, address)| ProbeEnd::new(pod, vec![address]);
         let answer = self.explain_sides(probe, &side(from), &side(to), Detail::Verdict);
         (answer.verdict, answer.reason)
     }
@@ -124,13 +126,11 @@ impl<'c> Explainer<'c> {
 
     fn answer(&self, probe: &Probe, detail: Detail) -> Explanation {
         match self.sides(probe) {
-            Ok((from, to)) => {
-                let mut answer = self.explain_sides(probe, &from, &to, detail);
+            Ok(sides) => {
+                let templates = [&sides.0, &sides.1].map(|side| JudgedTemplate::of(side.pod?));
+                let mut answer = self.explain_second(probe, sides, detail);
                 if detail == Detail::Reasons {
-                    answer.templates = [&from, &to]
-                        .into_iter()
-                        .filter_map(|side| JudgedTemplate::of(side.pod?))
-                        .collect();
+                    answer.templates = templates.into_iter().flatten().collect();
                     answer.templates.dedup();
                 }
                 answer
@@ -139,11 +139,40 @@ impl<'c> Explainer<'c> {
         }
     }
 
+    /// Judges every pair of pods and addresses that secondary networks make possible; differing verdicts give
+    /// [`Verdict::Unknown`].
+    fn explain_second(
+        &self,
+        probe: &Probe,
+        (from, to): (ProbeEnd<'c>, ProbeEnd<'c>),
+        detail: Detail,
+    ) -> Explanation {
+        let second = SecondSides { cluster: self.cluster, ranges: self.ranges };
+        let mut first: Option<(Explanation, [Option<&Pod>; 2])> = None;
+        for (from, to) in second.pairs(probe, from, to) {
+            let answer = self.explain_sides(probe, &from, &to, detail);
+            let answer = second.with_claims(answer, [&from, &to], detail);
+            let pods = [from.pod, to.pod];
+            match &first {
+                _ if answer.verdict == Verdict::Unknown => return answer,
+                None => first = Some((answer, pods)),
+                Some((other, of_other)) if other.verdict != answer.verdict => {
+                    let reason = second::depends_on_pod([(other, *of_other), (&answer, pods)]);
+                    let (verdict, reason) = (Verdict::Unknown, Some(reason));
+                    return Explanation { verdict, reason, ..answer };
+                }
+                Some(_) => {}
+            }
+        }
+        first.map_or_else(|| Explanation::unknown(probe, String::new()), |(answer, _)| answer)
+    }
+
     fn sides(&self, probe: &Probe) -> Result<(ProbeEnd<'c>, ProbeEnd<'c>), String> {
         let (mut from, mut to) = (self.side(&probe.from)?, self.side(&probe.to)?);
         unaddressed::give_places(self.cluster, self.ranges, &mut from, &mut to);
         let leads_to_pod = || to.addresses.iter().any(|a| self.translated.leads_to_pod(*a, probe));
-        if from.pod.is_none() && to.pod.is_none() && !leads_to_pod() {
+        let has_pod = |side: &ProbeEnd<'_>| side.pod.is_some() || !side.claimants.is_empty();
+        if !has_pod(&from) && !has_pod(&to) && !leads_to_pod() {
             return Err(format!("neither {} nor {} is a pod's address", probe.from, probe.to));
         }
         Ok((from, to))
@@ -152,11 +181,11 @@ impl<'c> Explainer<'c> {
     fn side(&self, party: &Party) -> Result<ProbeEnd<'c>, String> {
         let key = match party {
             Party::Address(address) => {
-                return Ok(ProbeEnd {
-                    pod: self.cluster.owner(*address).map(|pod| &**pod),
-                    addresses: vec![*address],
-                    places: Vec::new(),
-                });
+                let pod = self.cluster.owner(*address).map(|pod| &**pod);
+                let refused = || self.cluster.refused_claimants(*address);
+                let claimants = if pod.is_none() { refused() } else { Vec::new() };
+                let claimants = claimants.into_iter().map(|pod| &**pod).collect();
+                return Ok(ProbeEnd { claimants, ..ProbeEnd::new(pod, vec![*address]) });
             }
             Party::Service(key) => {
                 let translation = &self.cluster.translation;
@@ -176,7 +205,7 @@ impl<'c> Explainer<'c> {
                     ));
                 }
                 let addresses = service.addresses.clone();
-                return Ok(ProbeEnd { pod: None, addresses, places: Vec::new() });
+                return Ok(ProbeEnd::new(None, addresses));
             }
             Party::Pod(key) => key,
         };
@@ -191,7 +220,7 @@ impl<'c> Explainer<'c> {
             });
         }
         let addresses = pod.addresses.clone();
-        Ok(ProbeEnd { pod: Some(&**pod), addresses, places: Vec::new() })
+        Ok(ProbeEnd::new(Some(&**pod), addresses))
     }
 
     /// Judges every pair of addresses of one family; differing verdicts give [`Verdict::Unknown`].

@@ -52,6 +52,11 @@ impl Cluster {
         Self { second_networks, ..self }
     }
 
+    /// Blocks in which addresses of secondary networks are accepted.
+    pub(crate) fn second_networks(&self) -> &SecondNetworks {
+        &self.second_networks
+    }
+
     /// Replaces the treatment of packets that policies without an annotation deny.
     #[must_use]
     pub fn with_denial(self, denial: Denial) -> Self {
@@ -227,16 +232,34 @@ impl Cluster {
         if let Some(refusal) = self.refusal(address) {
             return Some(refusal);
         }
-        if self.pods.second().only(address).is_some_and(|owner| owner.uid == pod.uid) {
+        // Pods of manifests may have no uid.
+        let is_it = |other: &Pod| other.uid == pod.uid && other.key == pod.key;
+        if self.pods.second().only(address).is_some_and(|owner| is_it(owner)) {
             return None;
         }
-        let others = self.pods.second().of(address).filter(|other| other.uid != pod.uid);
+        let others = self.pods.second().of(address).filter(|other| !is_it(other));
         Some(
             others
                 .map(|other| &other.key)
                 .min()
                 .map_or(ClaimRefusal::Elsewhere, |key| ClaimRefusal::Contested(key.clone())),
         )
+    }
+
+    /// Returns the pods that claim an address on a secondary network which counts for none of them, by name; none if
+    /// another object has the address. Terminating pods count only without a claimant that is not terminating.
+    #[must_use]
+    pub fn refused_claimants(&self, address: IpAddr) -> Vec<&Arc<Pod>> {
+        let is_held = || matches!(self.refusal(address), Some(ClaimRefusal::Held(_)));
+        let is_claimed = self.pods.is_claimed_second(address);
+        if !is_claimed || is_held() || self.second_owner(address).is_some() {
+            return Vec::new();
+        }
+        let claimants = || self.pods.second().of(address);
+        let is_leaving = claimants().all(|pod| pod.terminating);
+        let mut all: Vec<_> = claimants().filter(|pod| is_leaving || !pod.terminating).collect();
+        all.sort_by_key(|pod| &pod.key);
+        all
     }
 
     /// Returns the permitted source addresses of a pod at an interface. On a secondary network a CNI result is proof,

@@ -41,6 +41,17 @@ impl<'c> Literal<'c> {
         self.cluster.owner(address).map(|pod| &**pod)
     }
 
+    /// Returns the pods that may be behind an address: its owner, or each pod that claims it on a secondary network where
+    /// it counts for none; one `None` if there is no pod.
+    pub(super) fn pods_behind(&self, address: IpAddr) -> Vec<Option<&'c Pod>> {
+        if let Some(owner) = self.owner(address) {
+            return vec![Some(owner)];
+        }
+        let claimants = self.cluster.refused_claimants(address).into_iter();
+        let all: Vec<Option<&Pod>> = claimants.map(|pod| Some(&**pod)).collect();
+        if all.is_empty() { vec![None] } else { all }
+    }
+
     /// Returns whether the cluster has ClusterNetworkPolicies.
     pub(super) fn has_tiers(&self) -> bool {
         !self.cluster.cluster_policies.is_empty()

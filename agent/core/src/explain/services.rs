@@ -122,7 +122,9 @@ impl ServiceTranslator<'_> {
     /// Returns whether some backend of an address is a pod.
     pub(super) fn leads_to_pod(&self, address: IpAddr, probe: &Probe) -> bool {
         self.translated(address, probe.protocol, probe.port).is_some_and(|to| {
-            to.backends.iter().any(|(address, _)| self.literal.owner(*address).is_some())
+            to.backends
+                .iter()
+                .any(|(at, _)| self.literal.pods_behind(*at).iter().any(Option::is_some))
         })
     }
 
@@ -235,19 +237,20 @@ impl ServiceTranslator<'_> {
             self.translated(destination, probe.protocol, probe.port)?;
         let own = |pod: &Pod| self.literal.cluster.is_node_of(pod, destination);
         let out_of_sight = at_node && from.is_some_and(|pod| !own(pod));
-        let backends: Vec<ServiceBackend> = backends
-            .into_iter()
-            .map(|(address, port)| {
-                let pod = self.literal.owner(address);
-                let (from, to) = ((from, source), (pod, address));
-                let kind = (probe.protocol, port);
-                let asked = Some((destination, probe.port));
-                let (egress, ingress) = self.literal.judge_pair(from, to, (kind, asked), detail);
-                let verdict = Verdict::of([&egress, &ingress]);
-                let pod = pod.map(|pod| pod.key.clone());
-                ServiceBackend { address, port, pod, verdict, egress, ingress }
-            })
-            .collect();
+        let judge = |pod: Option<&Pod>, (address, port): (IpAddr, u16)| {
+            let (from, to) = ((from, source), (pod, address));
+            let kind = (probe.protocol, port);
+            let asked = Some((destination, probe.port));
+            let (egress, ingress) = self.literal.judge_pair(from, to, (kind, asked), detail);
+            let verdict = Verdict::of([&egress, &ingress]);
+            let pod = pod.map(|pod| pod.key.clone());
+            ServiceBackend { address, port, pod, verdict, egress, ingress }
+        };
+        let pods = backends.into_iter().flat_map(|at| {
+            let pods = self.literal.pods_behind(at.0).into_iter();
+            pods.map(move |pod| (pod, at))
+        });
+        let backends: Vec<ServiceBackend> = pods.map(|(pod, at)| judge(pod, at)).collect();
         let egress = from.map(|pod| {
             let kind = (probe.protocol, probe.port);
             self.judge_at_veth(pod, Direction::Egress, destination, kind, detail)

@@ -26,11 +26,21 @@ pub(super) struct SampleAddress {
 }
 
 /// One side of a probe.
+#[derive(Clone)]
 pub(super) struct ProbeEnd<'c> {
     pub(super) pod: Option<&'c Pod>,
     pub(super) addresses: Vec<IpAddr>,
     /// Sample addresses of a pod without an address, instead of `addresses`.
     pub(super) places: Vec<SampleAddress>,
+    /// Without a pod: the pods that claim the address on a secondary network, which counts for none of them.
+    pub(super) claimants: Vec<&'c Pod>,
+}
+
+impl<'c> ProbeEnd<'c> {
+    /// Returns the side of a pod or of no pod at these addresses.
+    pub(super) fn new(pod: Option<&'c Pod>, addresses: Vec<IpAddr>) -> Self {
+        Self { pod, addresses, places: Vec::new(), claimants: Vec::new() }
+    }
 }
 
 /// Verdicts at several places.
@@ -76,7 +86,11 @@ pub(super) fn give_places<'c>(
 }
 
 /// Returns one place for each set of addresses in the ranges that the blocks distinguish.
-fn places(cluster: &Cluster, ranges: &[IpNet], blocks: BTreeSet<IpNet>) -> Vec<SampleAddress> {
+pub(super) fn places(
+    cluster: &Cluster,
+    ranges: &[IpNet],
+    blocks: BTreeSet<IpNet>,
+) -> Vec<SampleAddress> {
     let blocks = Blocks::new(blocks.into_iter().chain(ranges.iter().copied()));
     let is_known = |address| {
         cluster.owner(address).is_some()
@@ -183,6 +197,12 @@ fn depends_on(side: &ProbeEnd<'_>, (allowed, denied): (SampleAddress, SampleAddr
         );
     }
     let (allowed, denied) = (allowed.block, denied.block);
+    if !side.pod.is_some_and(is_unaddressed) {
+        return format!(
+            "it depends on the address of {title} on the secondary network, which its annotation lacks: allowed in \
+             {allowed}, denied in {denied}; give addresses"
+        );
+    }
     format!(
         "it depends on the address that {title} gets, which labels do not determine: allowed in {allowed}, denied in \
          {denied}; narrower blocks of pods' addresses may decide"

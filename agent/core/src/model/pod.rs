@@ -56,6 +56,11 @@ impl Pod {
         self.addresses.iter().copied().chain(self.second_addresses())
     }
 
+    /// Returns the interfaces on secondary networks that claim an address.
+    pub fn second_with(&self, address: IpAddr) -> impl Iterator<Item = &SecondInterface> {
+        self.second.iter().filter(move |interface| interface.addresses.contains(&address))
+    }
+
     /// Returns the claimed addresses on secondary networks.
     pub fn second_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.second.iter().flat_map(|interface| interface.addresses.iter().copied())
@@ -125,6 +130,17 @@ pub struct SecondInterface {
     pub addresses: Vec<IpAddr>,
     /// `device-info.type`, as `pci`; empty where absent.
     pub device: String,
+}
+
+impl SecondInterface {
+    /// Returns the name inside the pod and the network, as `interface net1 (network storage/ceph)`.
+    #[must_use]
+    pub fn title(&self) -> String {
+        match self.name.as_str() {
+            "" => format!("network {}", self.network),
+            name => format!("interface {name} (network {})", self.network),
+        }
+    }
 }
 
 /// Container port with a name.

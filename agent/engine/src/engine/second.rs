@@ -63,7 +63,7 @@ pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
                     lines.push(format!(
                         "pod {}: {address} of {} does not count as its address: {refusal}",
                         pod.key,
-                        named(interface)
+                        interface.title()
                     ));
                 }
             }
@@ -114,15 +114,8 @@ fn no_veth(pod: &Pod, interface: &SecondInterface) -> String {
         "" => "macvlan, ipvlan or another device".to_owned(),
         device => format!("device-info {device}, as of SR-IOV"),
     };
-    let (pod, named) = (&pod.key, named(interface));
-    format!("pod {pod}: {named} is not under policy: it is not a veth of this node ({device})")
-}
-
-fn named(interface: &SecondInterface) -> String {
-    match interface.name.as_str() {
-        "" => format!("network {}", interface.network),
-        name => format!("interface {name} (network {})", interface.network),
-    }
+    let (pod, title) = (&pod.key, interface.title());
+    format!("pod {pod}: {title} is not under policy: it is not a veth of this node ({device})")
 }
 
 /// Keeps the first lines and adds the number of the rest.
