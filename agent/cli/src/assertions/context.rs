@@ -1,7 +1,5 @@
 //! Objects that assertions are about, and the pods that selections contain.
 
-use std::net::IpAddr;
-
 use anyhow::{Result, anyhow};
 use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, is_subject, is_unaddressed};
@@ -66,7 +64,7 @@ impl<'c> AssertionContext<'c> {
     fn has_family(&self, pod: &Pod, v6: bool) -> bool {
         match is_unaddressed(pod) {
             true => self.ranges.iter().any(|range| range.addr().is_ipv6() == v6),
-            false => pod.addresses.iter().any(|address: &IpAddr| address.is_ipv6() == v6),
+            false => pod.all_addresses().any(|address| address.is_ipv6() == v6),
         }
     }
 

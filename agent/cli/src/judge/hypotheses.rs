@@ -64,10 +64,16 @@ pub(crate) fn are_possible(objects: &[Change]) -> bool {
 impl Hypotheses {
     /// Collects the unknown labels of the pods of an answer.
     pub(super) fn of_answer(cluster: &Cluster, details: &Details, answer: &Explanation) -> Self {
-        let party = |party: &Party| match party {
-            Party::Pod(key) => cluster.pods().get(key).map(|pod| &**pod),
-            Party::Address(address) => cluster.owner(*address).map(|pod| &**pod),
-            Party::Service(_) => None,
+        let party = |party: &Party| -> Vec<&Pod> {
+            let pods = match party {
+                Party::Pod(key) => cluster.pods().get(key).into_iter().collect(),
+                Party::Address(address) => match cluster.owner(*address) {
+                    Some(owner) => vec![owner],
+                    None => cluster.refused_claimants(*address),
+                },
+                Party::Service(_) => Vec::new(),
+            };
+            pods.into_iter().map(|pod| &**pod).collect()
         };
         let backends = answer.backends.iter().filter_map(|backend| backend.pod.as_ref());
         let backends = backends.filter_map(|key| cluster.pods().get(key).map(|pod| &**pod));
@@ -76,7 +82,7 @@ impl Hypotheses {
         if let Party::Service(key) = &answer.probe.to {
             to.extend(named.selected(cluster, details, key));
         }
-        let from = party(&answer.probe.from).into_iter().collect();
+        let from = party(&answer.probe.from);
         let ends = [
             ProbeSide { pods: from, direction: Direction::Ingress },
             ProbeSide { pods: to, direction: Direction::Egress },
