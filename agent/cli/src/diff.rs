@@ -19,6 +19,7 @@ mod render;
 mod render_live;
 mod rules;
 mod runs;
+mod second;
 mod services;
 mod sources;
 mod unmatched;

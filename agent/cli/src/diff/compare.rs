@@ -21,7 +21,7 @@ use super::isolation::Isolation;
 use super::one_way::{KnownChanges, MatchedPeers, OneWays, PortSets};
 use super::ports::{PROTOCOLS, PortRanges};
 use super::rules::RangeStarts;
-use super::{ConnectivityChange, Difference};
+use super::{ConnectivityChange, Difference, few};
 
 /// Compares two clusters. Pods without an address are judged at sample addresses of these ranges; without ranges they
 /// are not judged.
@@ -55,7 +55,14 @@ pub(crate) fn compare_until(
     let compared: BTreeSet<usize> = compared.map(|class| class.party).collect();
     let mut isolation = Isolation::new([before, after], &ends.parties, &compared, ends.left_out);
     isolation.unknown.extend(ends.not_compared);
-    Ok(Difference { parties: ends.parties, changes, isolation, notes: Vec::new() })
+    let recounted: Vec<String> = ends.recounted.into_iter().collect();
+    let notes = match few(&recounted) {
+        none if none.is_empty() => Vec::new(),
+        some => {
+            vec![format!("addresses on secondary networks that begin or cease to count: {some}")]
+        }
+    };
+    Ok(Difference { parties: ends.parties, changes, isolation, notes })
 }
 
 /// A member of a sender and one of a receiver, each before and after.

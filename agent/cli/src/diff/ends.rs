@@ -13,6 +13,7 @@ use super::DiffParty;
 use super::isolation::gap;
 use super::nodes::OwnNode;
 use super::rules::{ApplicableRules, PolicyCriteria, RangeStarts};
+use super::second::{SecondPair, recounted};
 use super::workloads::{ComparedWorkload, workloads};
 
 /// Most sample addresses per pod without an address.
@@ -102,6 +103,8 @@ pub(super) struct PartyEnds<'c> {
     pub(super) left_out: usize,
     /// Workloads compared in part or not at all, each with the reason.
     pub(super) not_compared: Vec<String>,
+    /// Pods with an address on a secondary network that begins or ceases to count.
+    pub(super) recounted: BTreeSet<String>,
 }
 
 impl<'c> PartyEnds<'c> {
@@ -132,6 +135,7 @@ pub(super) struct PartyEndsBuilder<'c> {
     pub(super) parties: Vec<DiffParty>,
     pub(super) classes: Vec<Class<'c>>,
     not_compared: Vec<String>,
+    recounted: BTreeSet<String>,
 }
 
 /// Groups the ends of two clusters; pods without an address may get any address of these ranges.
@@ -175,6 +179,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> PartyEnd
         parties,
         classes,
         not_compared: Vec::new(),
+        recounted: BTreeSet::new(),
     };
     for workload in workloads(clusters) {
         builder.workload(workload);
@@ -187,8 +192,18 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> PartyEnd
     let names: BTreeMap<DomainName, usize> =
         names.into_iter().zip(builder.parties.len()..).collect();
     builder.parties.extend(names.keys().cloned().map(DiffParty::Name));
-    let PartyEndsBuilder { parties, classes, not_compared, .. } = builder;
-    PartyEnds { parties, classes, translated, node_ports, own_node, names, left_out, not_compared }
+    let PartyEndsBuilder { parties, classes, not_compared, recounted, .. } = builder;
+    PartyEnds {
+        parties,
+        classes,
+        translated,
+        node_ports,
+        own_node,
+        names,
+        left_out,
+        not_compared,
+        recounted,
+    }
 }
 
 /// Returns an unused address of each block within the ranges that policies distinguish. A single address is that of a
@@ -285,9 +300,9 @@ impl<'c> PartyEndsBuilder<'c> {
 
     fn workload(&mut self, workload: ComparedWorkload) {
         let party = self.parties.len();
-        let mut known: HashMap<(bool, bool, [EndTraits<'c>; 2]), usize> = HashMap::new();
+        let mut known: HashMap<(bool, bool, [bool; 2], [EndTraits<'c>; 2]), usize> = HashMap::new();
         let mut own = HashSet::new();
-        let mut gaps = BTreeSet::new();
+        let mut gaps: BTreeSet<String> = BTreeSet::new();
         for (before, after) in workload.counterparts() {
             let keys = [before, after];
             let [Some(before), Some(after)] =
@@ -295,35 +310,54 @@ impl<'c> PartyEndsBuilder<'c> {
             else {
                 continue;
             };
-            gaps.extend(gap([before, after]));
+            gaps.extend(gap([before, after]).map(str::to_owned));
             let lacks =
                 |i: usize, pod| is_subject(pod) && self.of_pod(i, pod).len() < pod.addresses.len();
             let lacks_address = lacks(0, before) || lacks(1, after);
+            let (second, on_second) = self.of_second([before, after]);
+            gaps.extend(on_second);
             let [before, after] = self.of_pods([before, after]);
+            let mut pairs: Vec<(SecondPair<'c>, bool)> = Vec::new();
             for v6 in [false, true] {
                 let [before, after] = [&before, &after]
                     .map(|ends| ends.iter().filter(move |e| e.address.is_ipv6() == v6));
-                for (before, after) in before.zip(after) {
-                    let pair = [*before, *after];
-                    let traits = pair.map(|end| self.traits(end));
-                    let moved = pair[0].node != pair[1].node;
-                    let class = *known.entry((v6, moved, traits)).or_insert_with(|| {
-                        self.classes.push(self.pods(party, pair));
-                        self.classes.len() - 1
+                let first =
+                    before.zip(after).map(|(before, after)| ([*before, *after], [false; 2]));
+                pairs.extend(first.map(|pair| (pair, false)));
+            }
+            pairs.extend(second.into_iter().map(|pair| (pair, true)));
+            for ((pair, refused), is_second) in pairs {
+                let v6 = pair[0].address.is_ipv6();
+                let traits = pair.map(|end| self.traits(end));
+                let moved = pair[0].node != pair[1].node;
+                let class = *known.entry((v6, moved, refused, traits)).or_insert_with(|| {
+                    let mut class = self.pods(party, pair);
+                    let counts_as_before = refused[0] == refused[1];
+                    class.sends_as_before &= counts_as_before;
+                    class.receives_as_before &= counts_as_before;
+                    self.classes.push(class);
+                    self.classes.len() - 1
+                });
+                self.classes[class].members.push(pair);
+                let is_contested = lacks_address
+                    || refused.contains(&true)
+                    || self.is_taken(0, pair[0])
+                    || self.is_taken(1, pair[1]);
+                self.classes[class].is_contested |= is_contested;
+                if is_second {
+                    if refused[0] != refused[1] {
+                        self.recounted.extend(recounted(pair));
+                    }
+                    continue;
+                }
+                for node in self.own_node(pair) {
+                    let traits = node.node.map(|end| self.traits(end));
+                    // Rules of tiers may name nodes by their labels.
+                    let labels = [0, 1].map(|side| {
+                        self.labels_of_node(self.clusters[side].nodes().get(pair[side].node))
                     });
-                    self.classes[class].members.push(pair);
-                    let is_contested =
-                        lacks_address || self.is_taken(0, pair[0]) || self.is_taken(1, pair[1]);
-                    self.classes[class].is_contested |= is_contested;
-                    for node in self.own_node(pair) {
-                        let traits = node.node.map(|end| self.traits(end));
-                        // Rules of tiers may name nodes by their labels.
-                        let labels = [0, 1].map(|side| {
-                            self.labels_of_node(self.clusters[side].nodes().get(pair[side].node))
-                        });
-                        if own.insert((class, node.is_as_before, traits, labels)) {
-                            self.classes[class].own_nodes.push(node);
-                        }
+                    if own.insert((class, node.is_as_before, traits, labels)) {
+                        self.classes[class].own_nodes.push(node);
                     }
                 }
             }
