@@ -24,6 +24,7 @@ mod objects;
 mod ports;
 mod reading;
 mod render;
+mod second;
 mod selectors;
 mod service_peers;
 mod service_ports;

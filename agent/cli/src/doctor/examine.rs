@@ -9,8 +9,8 @@ use super::details::Details;
 use super::finding::{Check, DoctorReport, Findings, Severity};
 use super::objects::{GroupedObjects, NamedPolicy, PodGroup, RulePlace};
 use super::{
-    blocks, callers, complete, dns, enforcers, foreign, mesh, names, node_ports, ports, selectors,
-    service_ports, services, void_rules,
+    blocks, callers, complete, dns, enforcers, foreign, mesh, names, node_ports, ports, second,
+    selectors, service_ports, services, void_rules,
 };
 
 const NOT_UNDERSTOOD: Check = Check {
@@ -86,6 +86,7 @@ pub fn examine(changes: Vec<Change>, details: &Details) -> DoctorReport {
         mesh::examine(&objects, &mut found);
         services::examine(&objects, &mut found);
         callers::examine(&objects, &mut found);
+        second::examine(&objects, &mut found);
     }
     agents(&objects, &mut found);
     enforcers::examine(details, &mut found);

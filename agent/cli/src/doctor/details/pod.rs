@@ -11,6 +11,9 @@ use super::{Details, RunningContainers, WorkloadTemplate};
 /// Linkerd's annotation of pods and namespaces.
 const INJECT: &str = "linkerd.io/inject";
 
+/// Multus' annotation of pods, which requests secondary networks.
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
 /// Most words kept of a command line; those of other enforcers are shorter.
 const WORDS: usize = 40;
 
@@ -34,6 +37,8 @@ pub(in crate::doctor) struct PodDetails {
     pub(in crate::doctor) no_token: bool,
     /// Whether `serviceAccountName` is another than `default`.
     pub(in crate::doctor) own_account: bool,
+    /// Whether the annotation `k8s.v1.cni.cncf.io/networks` requests secondary networks.
+    pub(in crate::doctor) requests_networks: bool,
     /// Every `hostPort`, with its `containerPort`.
     pub(in crate::doctor) host_ports: BTreeMap<(Protocol, u16), u16>,
 }
@@ -198,6 +203,7 @@ fn pod_details(metadata: &RawMetadata, spec: &RawObjectSpec) -> PodDetails {
             .as_ref()
             .and_then(shapes::Text::as_str)
             .is_some_and(|name| !["", "default"].contains(&name)),
+        requests_networks: metadata.annotation(NETWORKS).is_some_and(|text| !text.is_empty()),
         host_ports: host_ports(spec),
     }
 }
