@@ -1,7 +1,8 @@
 //! Sizes of the tables, and their growth.
 //!
 //! Tables begin at the size for a node of a small cluster ([`Capacity::SMALL`], 4 MB). Once one of them is half full,
-//! all grow to the size for a large cluster ([`Capacity::default`], 55 MB). From then on each table grows alone when an
+//! all grow to the size for a large cluster ([`Capacity::default`], 55 MB), except that many domain names need no room
+//! elsewhere: their table grows alone. From then on each table grows alone when an
 //! eighth is left. Larger tables need a new generation, which is built while the one in force continues
 //! ([`super::successor`]). Tables never shrink.
 
@@ -90,11 +91,14 @@ fn is_outgrown(fill: &Fill) -> bool {
     fill.capacity < Capacity::default().of(fill.table) && fill.used > fill.capacity / 2
 }
 
-/// Returns sizes with spare room: at least [`Capacity::default`] once a small table is outgrown, and a third more than
-/// used for crowded tables.
+/// Returns sizes with spare room: at least [`Capacity::default`] once a small table is outgrown, of the table of names
+/// alone if it is this one, and a third more than used for crowded tables.
 pub(super) fn roomy(capacity: Capacity, fill: &[Fill]) -> Capacity {
-    let outgrown = fill.iter().any(is_outgrown);
-    let capacity = if outgrown { capacity.or_more(Capacity::default()) } else { capacity };
+    let large = Capacity::default();
+    let capacity = fill.iter().filter(|fill| is_outgrown(fill)).fold(capacity, |capacity, fill| {
+        let names = Capacity { names: large.names, ..capacity };
+        capacity.or_more(if fill.table == Table::Names { names } else { large })
+    });
     fill.iter().filter(|fill| is_crowded(fill)).fold(capacity, |capacity, fill| {
         let size = fill.used.saturating_add(fill.used / 3).max(capacity.of(fill.table));
         enlarged(capacity, fill.table, size, fill.capacity).unwrap_or(capacity)
@@ -125,6 +129,12 @@ mod tests {
         assert_eq!(of(Table::Bitmaps, 32), small);
         assert_eq!(of(Table::Bitmaps, 33), Capacity::default());
         assert_eq!(of(Table::Rows, 128), Capacity::default());
+        let names = Capacity { names: Capacity::default().names, ..small };
+        assert_eq!(of(Table::Names, 512), small);
+        assert_eq!(of(Table::Names, 513), names, "names need no room elsewhere");
+        let fills = [(Table::Names, 10_000), (Table::Bitmaps, 33)];
+        let fills = fills.map(|(table, used)| Fill { table, used, capacity: names.of(table) });
+        assert_eq!(roomy(names, &fills), Capacity::default());
         let grown = Capacity { rows: 4000, ..small };
         let fill = Fill { table: Table::Bitmaps, used: 64, capacity: 64 };
         assert_eq!(roomy(grown, &[fill]), Capacity { rows: 4000, ..Capacity::default() });
