@@ -13,6 +13,7 @@
 
 pub mod choice;
 pub mod conversation;
+pub mod doubt;
 pub mod name;
 pub mod segment;
 pub mod steps;

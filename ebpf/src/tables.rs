@@ -15,7 +15,8 @@ use crate::{
         table::{self, Flow, Full, Gave},
     },
     layout::{
-        ClassId, Ct4Key, ENDPOINT_PROBES, FragmentKey, FragmentPorts, Settings, endpoint_slot,
+        ClassId, Ct4Key, ENDPOINT_PROBES, FragmentKey, FragmentPorts, Settings, doubt_time,
+        endpoint_slot,
     },
     packet::family::{Family, V4, V6},
     tables::policy::{PolicyTables, class4, class6},
@@ -40,11 +41,19 @@ pub trait Tables: PolicyTables + Timeouts + Sized {
     fn knows_courses(&self) -> bool {
         true
     }
-    /// Time of the last doubt about all connections of an endpoint to resolvers, by its number: jiffies, low 32 bits.
-    /// `None` for tables that read none.
+    /// Time of the last doubt about all connections of an endpoint to resolvers, by its number
+    /// ([`crate::layout::doubt_time`]); 0: none. `None` for tables that read none.
     #[inline(always)]
     fn doubted_at(&self, _endpoint: u32) -> Option<*mut u64> {
         None
+    }
+    /// Ends the reading of all of an endpoint's connections to resolvers.
+    #[inline(always)]
+    fn doubt_endpoint(&self, endpoint: u32) {
+        if let Some(at) = self.doubted_at(endpoint) {
+            // SAFETY: a word of the table.
+            unsafe { self.store(at, doubt_time(self.now())) };
+        }
     }
     /// Ports that a datagram's first fragment recorded.
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts>;

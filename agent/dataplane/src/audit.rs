@@ -167,7 +167,7 @@ impl Tables {
             revision,
             endpoint_probes,
             any_endpoint,
-            watch_only: 0,
+            watch: 0,
             ..*wanted
         };
         if found == wanted {

@@ -13,6 +13,7 @@
 use std::path::PathBuf;
 
 use netpold_core::model::Direction;
+use netpold_ebpf::layout::{SHARES_NAMES, WATCH_ONLY};
 
 use super::attach::{Attacher, Hook};
 use super::bpffs::PinRoot;
@@ -29,6 +30,8 @@ pub(super) struct FlowMigration {
     layouts: Vec<OtherLayout>,
     /// Whether programs may run in front of others, of this agent or an earlier one.
     watching: bool,
+    /// Whether all other tables are of a former generation of this agent, which has the same tables of domain names.
+    shares_names: bool,
 }
 
 impl FlowMigration {
@@ -44,7 +47,8 @@ impl FlowMigration {
                 None
             }
         };
-        Self { layouts: pins.other_tables().into_iter().filter_map(open).collect(), watching: true }
+        let layouts = pins.other_tables().into_iter().filter_map(open).collect();
+        Self { layouts, watching: true, shares_names: false }
     }
 
     /// Schedules the migration of flows from the tables of a generation.
@@ -61,6 +65,7 @@ impl FlowMigration {
         former.pin_missing(&folder)?;
         let tables = OtherLayout::open(folder.path())
             .map_err(|e| pin_error(folder.map(name), name, e.to_string()))?;
+        self.shares_names = self.layouts.is_empty();
         self.layouts.push(tables);
         self.watching = true;
         Ok(())
@@ -69,6 +74,17 @@ impl FlowMigration {
     /// Whether flows remain to be migrated.
     pub(super) fn is_pending(&self) -> bool {
         !self.layouts.is_empty()
+    }
+
+    /// Whether flows remain to be migrated, all from a former generation of this agent. Then its programs read DNS messages
+    /// until those of the next one judge, and no message is missed or read twice.
+    pub(super) fn shares_names(&self) -> bool {
+        self.is_pending() && self.shares_names
+    }
+
+    /// [`Settings::watch`](netpold_ebpf::layout::Settings) of programs that run in front of the former ones.
+    pub(super) fn watch_flags(&self) -> u32 {
+        if self.shares_names() { WATCH_ONLY | SHARES_NAMES } else { WATCH_ONLY }
     }
 
     /// Migrates the existing flows before programs are replaced.
@@ -86,10 +102,15 @@ impl FlowMigration {
         // Packets that passed before the watchers were attached have their flows in the other tables by now.
         grace_period();
         self.carry_over(settings, generation);
-        if let Err(error) = generation.watch_only(false) {
+        if self.shares_names() {
+            self.layouts.iter().for_each(OtherLayout::share_names);
+        }
+        if let Err(error) = generation.watch(0) {
             tracing::error!(%error, "cannot switch the new programs to judging");
             return;
         }
+        // The former programs judge and read the packets that the new ones have only watched.
+        grace_period();
         for layout in self.layouts.iter().filter(|_| watched) {
             if let Err(error) = layout.stand_aside() {
                 tracing::warn!(%error, "flows that begin during the migration may be lost");

@@ -355,12 +355,17 @@ impl Generation {
         self.tables.write_settings(settings)
     }
 
-    /// Sets whether the programs only record flows and pass every packet on.
+    /// Sets [`Settings::watch`].
     ///
     /// # Errors
     /// The map is smaller than one element.
-    pub fn watch_only(&self, watch: bool) -> Result<(), TableError> {
-        self.tables.watch_only(watch)
+    pub fn watch(&self, flags: u32) -> Result<(), TableError> {
+        self.tables.watch(flags)
+    }
+
+    /// Numbers of the endpoints for which the programs of this generation read DNS messages.
+    pub(super) fn named(&self) -> BTreeSet<u32> {
+        self.tables.named()
     }
 
     /// The kernel's jiffies, low 32 bits.
@@ -386,9 +391,10 @@ impl Generation {
     /// Copies resolved addresses from the words of another version's table.
     ///
     /// # Errors
-    /// The table cannot be mapped.
+    /// A table cannot be mapped.
     pub fn adopt_resolutions(&self, former: &[AtomicU64]) -> Result<(), TableError> {
-        names::adopt(array(&self.bpf, LEARNED)?, former).map_err(at(LEARNED))
+        let settings = self.tables.current_settings()?;
+        names::adopt(array(&self.bpf, LEARNED)?, former, &settings).map_err(at(LEARNED))
     }
 
     /// Removes the resolved addresses of endpoints other than these.

@@ -246,7 +246,7 @@ impl Dataplane {
         };
         self.active.settings.write(settings, fresh)?;
         if self.migration.is_pending() && self.hooks.mode() == AttachMode::Tcx {
-            fresh.watch_only(true)?;
+            fresh.watch(self.migration.watch_flags())?;
         }
         Ok(())
     }
@@ -256,9 +256,13 @@ impl Dataplane {
         &mut self,
         mut fresh: Generation,
     ) -> Result<Option<Generation>, GenerationError> {
-        // Without a readable former state, all connections to resolvers end.
-        let named = PinnedState::read(&self.pins).map(|state| state.named).unwrap_or_default();
-        fresh.succeed(self.active.generation(), named)?;
+        let former = self.active.generation();
+        let named = match former.filter(|_| self.migration.shares_names()) {
+            Some(former) => former.named(),
+            // Without a readable former state, all connections to resolvers end.
+            None => PinnedState::read(&self.pins).map(|state| state.named).unwrap_or_default(),
+        };
+        fresh.succeed(former, named)?;
         fresh.publish(&self.pins)?;
         self.hooks.renew();
         self.uplink_xdp.renew();

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr};
+use std::slice::ChunksExact;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,10 +12,13 @@ use aya::{Ebpf, Pod};
 use netpold_core::model::DomainName;
 use netpold_core::ops::Op;
 use netpold_ebpf::layout::{
-    ENDPOINT_SLOTS, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey, Settings, resolves,
+    ENDPOINT_SLOTS, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey, Settings, doubt_time,
+    resolves,
 };
 use netpold_ebpf::names::conversation::MOST;
 use netpold_ebpf::names::name::Points;
+use netpold_ebpf::names::store::candidates;
+use netpold_ebpf::names::tables::Store;
 
 use super::maps::TableError;
 use crate::bpf::mmap::{MappedArray, MmapError};
@@ -97,19 +101,38 @@ pub struct Resolution {
     pub left: Duration,
 }
 
-/// Copies the addresses of another version's table with the same layout to free ways of the same buckets.
-pub(super) fn adopt(learned: &MapData, former: &[AtomicU64]) -> Result<(), MmapError> {
-    const UNTIL: usize = offset_of!(NameEntry, until) / 8;
+/// Copies the addresses of another version's table, whose entries have the same form, to free ways of their candidate
+/// buckets.
+pub(super) fn adopt(
+    learned: &MapData,
+    former: &[AtomicU64],
+    settings: &Settings,
+) -> Result<(), MmapError> {
     let own = MappedArray::<NameEntry>::flat(learned)?;
-    let own = own.words().filter(|own| own.len() == former.len()).unwrap_or_default();
+    adopt_entries(own.words().unwrap_or_default(), former, settings);
+    Ok(())
+}
+
+/// Likewise, between the words of both tables.
+fn adopt_entries(own: &[AtomicU64], former: &[AtomicU64], settings: &Settings) {
+    const UNTIL: usize = offset_of!(NameEntry, until) / 8;
     const BUCKET: usize = NAME_WAYS * NAME_WORDS;
-    let ways = former.chunks_exact(NAME_WORDS).enumerate();
-    for (index, from) in ways {
+    for from in former.chunks_exact(NAME_WORDS) {
         let until = from[UNTIL].load(Ordering::Acquire);
         if [0, NAME_BUSY].contains(&until) {
             continue;
         }
-        let bucket = index / NAME_WAYS * BUCKET;
+        let word = |index: usize| from[index].load(Ordering::Acquire);
+        let entry = NameEntry {
+            address: [word(0), word(1)],
+            name: [word(2), word(3)],
+            asked: word(4),
+            until,
+        };
+        let buckets = candidates(settings, Store::Learned, &entry).map(|index| {
+            let first = index as usize * BUCKET;
+            own.get(first..first + BUCKET).unwrap_or_default().chunks_exact(NAME_WORDS)
+        });
         let claim = |to: &&[AtomicU64]| {
             let (free, busy) = (Ordering::AcqRel, Ordering::Relaxed);
             to[UNTIL].compare_exchange(0, NAME_BUSY, free, busy).is_ok()
@@ -118,18 +141,20 @@ pub(super) fn adopt(learned: &MapData, former: &[AtomicU64]) -> Result<(), MmapE
             (0..UNTIL)
                 .all(|word| to[word].load(Ordering::Acquire) == from[word].load(Ordering::Acquire))
         };
-        let mut free = own[bucket..bucket + BUCKET].chunks_exact(NAME_WORDS);
-        if free.clone().any(known) {
+        if buckets.iter().cloned().flatten().any(known) {
             continue;
         }
-        let Some(to) = free.find(claim) else { continue };
+        let is_free = |to: &&[AtomicU64]| to[UNTIL].load(Ordering::Acquire) == 0;
+        let [first, second] = buckets;
+        let room = |ways: &ChunksExact<'_, AtomicU64>| ways.clone().filter(is_free).count();
+        let mut roomier = if room(&second) > room(&first) { second } else { first };
+        let Some(to) = roomier.find(claim) else { continue };
         let words = to.iter().zip(from).enumerate().filter(|(index, _)| *index != UNTIL);
         words.for_each(|(_, (to, from))| to.store(from.load(Ordering::Acquire), Ordering::Release));
         // A program may have replaced the entry meanwhile.
         let is_whole = from[UNTIL].load(Ordering::Acquire) == until;
         to[UNTIL].store(if is_whole { until } else { 0 }, Ordering::Release);
     }
-    Ok(())
 }
 
 /// Removes the addresses of endpoints other than these.
@@ -157,9 +182,9 @@ pub(super) fn end_streams(
     now: u32,
 ) -> Result<(), MmapError> {
     let doubted = MappedArray::<u64>::flat(doubted)?;
-    endpoints
-        .iter()
-        .try_for_each(|endpoint| doubted.store_u64(endpoint & (ENDPOINT_SLOTS - 1), 0, now.into()))
+    endpoints.iter().try_for_each(|endpoint| {
+        doubted.store_u64(endpoint & (ENDPOINT_SLOTS - 1), 0, doubt_time(now))
+    })
 }
 
 /// Reads the addresses that have not expired at `now` (jiffies).
@@ -201,5 +226,65 @@ pub fn mapped(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         IpAddr::V6(address) => address.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use netpold_ebpf::flow::key::hash_keys;
+    use netpold_ebpf::layout::LEARNED_BUCKETS;
+
+    use super::*;
+
+    const BUCKET: usize = NAME_WAYS * NAME_WORDS;
+
+    fn table() -> Vec<AtomicU64> {
+        let words = LEARNED_BUCKETS as usize * BUCKET;
+        std::iter::repeat_with(AtomicU64::default).take(words).collect()
+    }
+
+    /// The words of all entries in use, with their buckets.
+    fn entries(table: &[AtomicU64]) -> Vec<(usize, Vec<u64>)> {
+        let word = |word: &AtomicU64| word.load(Ordering::Acquire);
+        let ways = table.chunks_exact(NAME_WORDS).map(|way| way.iter().map(word).collect());
+        let all = ways.enumerate().map(|(index, way)| (index / NAME_WAYS, way));
+        all.filter(|(_, way): &(usize, Vec<u64>)| ![0, NAME_BUSY].contains(&way[NAME_WORDS - 1]))
+            .collect()
+    }
+
+    /// Layouts up to 13 have one bucket for an address.
+    #[test]
+    fn addresses_of_a_former_table_move_to_their_candidate_buckets() {
+        let settings = Settings { hash_keys: hash_keys(7), ..Settings::default() };
+        let (own, former) = (table(), table());
+        for address in 0..80_000_u64 {
+            let entry = NameEntry {
+                address: [0, address],
+                name: [3, 5 << 32],
+                asked: 0,
+                until: 1_000 + address,
+            };
+            let [first, _] = candidates(&settings, Store::Learned, &entry);
+            let ways = former[first as usize * BUCKET..][..BUCKET].chunks_exact(NAME_WORDS);
+            let is_free = |way: &&[AtomicU64]| way[5].load(Ordering::Acquire) == 0;
+            let Some(way) = ways.into_iter().find(is_free) else { continue };
+            let words = [0, address, 3, 5 << 32, 0, entry.until];
+            way.iter().zip(words).for_each(|(to, from)| to.store(from, Ordering::Release));
+        }
+        former[5].store(NAME_BUSY, Ordering::Release);
+        // A second time, as a migration does.
+        for _ in 0..2 {
+            adopt_entries(&own, &former, &settings);
+        }
+        let keys = |table| entries(table).into_iter().map(|(_, way)| way).collect::<BTreeSet<_>>();
+        assert_eq!(keys(&own), keys(&former));
+        assert_eq!(entries(&own).len(), entries(&former).len(), "each once");
+        for (bucket, way) in entries(&own) {
+            let entry = NameEntry { address: [0, way[1]], name: [3, 5 << 32], asked: 0, until: 1 };
+            let candidates = candidates(&settings, Store::Learned, &entry);
+            assert!(candidates.contains(&(bucket as u32)), "{way:?}");
+        }
     }
 }

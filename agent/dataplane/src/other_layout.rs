@@ -4,11 +4,12 @@
 mod description;
 
 use std::io;
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::maps::{MapData, MapError};
-use netpold_ebpf::layout::{Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint};
+use netpold_ebpf::layout::{Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint, SHARES_NAMES, Settings};
 use std::os::fd::AsFd;
 
 pub(super) use description::Description;
@@ -112,6 +113,15 @@ impl OtherLayout {
             }
         }
         Ok(())
+    }
+
+    /// Has the programs of these tables expect that programs in front of them read DNS messages, too
+    /// ([`SHARES_NAMES`]). Only for tables of this layout version.
+    pub(super) fn share_names(&self) {
+        const AT: usize = offset_of!(Settings, watch);
+        if let Some(word) = self.settings.as_ref().and_then(|words| words.all().get(AT / 8)) {
+            word.fetch_or(u64::from(SHARES_NAMES) << (AT % 8 * 8), Ordering::AcqRel);
+        }
     }
 
     /// Seed of the hashes of names in [`OtherLayout::resolved`].

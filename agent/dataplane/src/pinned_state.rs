@@ -24,9 +24,9 @@ pub struct PinnedState {
     pub bridges: [u32; BRIDGES],
     /// Endpoints of the earlier agent, one for each interface index.
     pub endpoints: Vec<Endpoint>,
-    /// Numbers of the endpoints with domain names in their rules; empty if programs of another layout version have
-    /// judged packets, because the table of doubted connections to resolvers is complete only for programs of this
-    /// version.
+    /// Numbers of the endpoints with domain names in their rules; empty if programs of another layout version have judged
+    /// packets, because the table of doubted connections to resolvers is complete only for programs of this version, and
+    /// after an agent that was killed while flow tables grew, since two programs may have read the same packets.
     pub(super) named: BTreeSet<u32>,
 }
 

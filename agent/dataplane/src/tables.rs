@@ -140,10 +140,9 @@ impl Tables {
         self.unproven.read(endpoint_slot(ifindex, 0)).unwrap_or_default()
     }
 
-    /// Sets whether programs only record flows and pass every packet.
-    pub(super) fn watch_only(&self, watch: bool) -> Result<(), TableError> {
-        let offset = offset_of!(Settings, watch_only);
-        self.settings.store_u32(0, offset, u32::from(watch)).map_err(at("SETTINGS"))
+    /// Sets [`Settings::watch`].
+    pub(super) fn watch(&self, flags: u32) -> Result<(), TableError> {
+        self.settings.store_u32(0, offset_of!(Settings, watch), flags).map_err(at("SETTINGS"))
     }
 
     /// Sets the bridge (0: none) at a place of [`netpold_ebpf::layout::Settings::bridges`].

@@ -8,12 +8,10 @@ use netpold_ebpf::flow::control::{Control, timeouts};
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{
-    CT_WAYS, Ct4Way, Ct6Way, DOUBT_BLOCKS, DOUBT_CELLS, DOUBT_SHIFT, ENDPOINT_SLOTS, FragmentKey,
+    CT_WAYS, Ct4Way, Ct6Way, DOUBT_BLOCKS, DOUBT_WORDS, DoubtPlace, ENDPOINT_SLOTS, FragmentKey,
     FragmentPorts, LEARNED_BUCKETS, NAME_WAYS, NAME_WORDS, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS,
     QUESTION_BUCKETS, STREAM_BUCKETS, STREAM_BYTES_WORDS, STREAM_WAYS, STREAM_WORDS, Settings,
-    doubt_place,
 };
-use netpold_ebpf::names::stream_table::DOUBTED;
 use netpold_ebpf::names::tables::Store;
 use netpold_ebpf::names::work::NameWork;
 
@@ -182,7 +180,7 @@ impl FlowTables {
                 streams: words(streams * STREAM_WORDS),
                 stream_bytes: words(streams * STREAM_BYTES_WORDS),
                 doubted: words(ENDPOINT_SLOTS as usize),
-                doubts: words(DOUBT_BLOCKS as usize * DOUBT_CELLS / 4),
+                doubts: words(DOUBT_BLOCKS as usize * DOUBT_WORDS),
                 work: AtomicPtr::new(Box::into_raw(Box::new(NameWork::EMPTY))),
             }
         })
@@ -208,25 +206,8 @@ impl FlowTables {
         self.names().stream_bytes.get(first..first + STREAM_BYTES_WORDS).map(first_word)
     }
 
-    /// Returns the first cell of a block of doubts.
-    pub(crate) fn doubts(&self, block: u32) -> Option<*mut u16> {
-        const WORDS: usize = DOUBT_CELLS / 4;
-        let first = (block & (DOUBT_BLOCKS - 1)) as usize * WORDS;
-        self.names().doubts.get(first..first + WORDS).map(first_word).map(<*mut u64>::cast)
-    }
-
-    /// Whether a port of an endpoint is doubted, see [`netpold_ebpf::names::stream_table`].
-    #[must_use]
-    pub fn is_doubted(&self, endpoint: u32, port: u16) -> bool {
-        let cell = doubt_place(u64::from(endpoint) << 32 | u64::from(port)) as usize;
-        let word = self.names().doubts[cell / 4].load(Ordering::Acquire).to_ne_bytes();
-        let at = u16::from_ne_bytes([word[cell % 4 * 2], word[cell % 4 * 2 + 1]]);
-        let now = self.now.load(Ordering::Acquire);
-        let all = self.names().doubted[(endpoint & (ENDPOINT_SLOTS - 1)) as usize]
-            .load(Ordering::Acquire);
-        let age = u32::from(((now >> DOUBT_SHIFT) as u16).wrapping_sub(at));
-        age <= ((DOUBTED as u32 * HZ) >> DOUBT_SHIFT) + 1
-            || now.wrapping_sub(all as u32) <= DOUBTED as u32 * HZ
+    pub(crate) fn doubts(&self, place: DoubtPlace) -> Option<*mut u64> {
+        bucket(&self.names().doubts, place.block * DOUBT_WORDS as u32 + place.word, 1)
     }
 
     pub(crate) fn doubted_at(&self, endpoint: u32) -> Option<*mut u64> {

@@ -10,15 +10,15 @@ use netpold_ebpf::endpoint::EndpointRef;
 use netpold_ebpf::judge::evaluator::{PacketEvaluator, Under, Visitor};
 use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::judge::proof::UNKNOWN_INTERFACE;
-use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES, NameKey, resolves};
+use netpold_ebpf::layout::{DoubtPlace, NAME_GROUPS, NAME_MATCHES, NameKey, resolves};
 use netpold_ebpf::names::choice;
 use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, datagram};
 use netpold_ebpf::names::name::{self, Points};
 use netpold_ebpf::names::segment::segment;
 use netpold_ebpf::names::steps::{self, Steps};
-use netpold_ebpf::names::tables::{NameTables, Store};
+use netpold_ebpf::names::tables::{Lookup, NameTables, Store};
 use netpold_ebpf::names::work::Work;
-use netpold_ebpf::names::{store, stream};
+use netpold_ebpf::names::{doubt, store, stream};
 use netpold_ebpf::packet::parsed::ParsedPacket;
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::tables::{TableFamily, Tables, find_endpoint};
@@ -75,8 +75,8 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         self.flows.borrow().stream_bytes(slot)
     }
 
-    fn doubts(&self, block: u32) -> Option<*mut u16> {
-        self.flows.borrow().doubts(block)
+    fn doubts(&self, place: DoubtPlace) -> Option<*mut u64> {
+        self.flows.borrow().doubts(place)
     }
 
     fn names_of(&self, row: u32) -> u32 {
@@ -99,8 +99,20 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         name::hash_some(self, work, list)
     }
 
-    fn try_way(&self, work: Work, store: Store, index: u32) -> u32 {
-        store::try_way(self, work, store, index)
+    fn survey(&self, work: Work, store: Store) {
+        store::survey(self, work, store);
+    }
+
+    fn rank_way(&self, work: Work, store: Store, index: u32) {
+        store::rank_way(self, work, store, index);
+    }
+
+    fn record_doubt(&self, asker: u64) {
+        doubt::record_doubt(self, asker);
+    }
+
+    fn groups_in(&self, work: Work, lookup: Lookup, choice: u32) -> u32 {
+        choice::groups_in(self, work, lookup, choice)
     }
 }
 

@@ -432,6 +432,11 @@ fn nanoseconds_per_packet_with_names() {
             let took = fastest(&mut world, Direction::Egress, &ack, None);
             println!("{case}, an open connection {what}: {took} ns");
         }
+        let took = (20_000..22_000).map(|port| {
+            let syn = packet(Direction::Egress, found, TCP, &tcp_header(port, 443, TCP_SYN));
+            once(&mut world, Direction::Egress, &Run::once(&syn))
+        });
+        println!("{case}, a new connection to the address: {} ns", took.min().unwrap_or_default());
         let took = fastest(&mut world, Direction::Egress, &question, None);
         println!("{case}, a question: {took} ns");
         for (records, said) in &answers {

@@ -36,7 +36,7 @@ const TABLES: [&str; 9] = [
     "LEARNED",
     "ASKED",
     "STREAMS",
-    "WATCHED",
+    "DOUBTED_PODS",
     "DOUBTS",
     "STREAM_BYTES",
     "NAME_WORK",

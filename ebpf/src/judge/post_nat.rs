@@ -118,10 +118,7 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
 /// ([`crate::names::stream`]). Its source port may be another one here than there.
 #[inline(always)]
 fn doubt<T: Tables>(tables: &T, sender: EndpointRef) {
-    if let Some(at) = tables.doubted_at(sender.id()) {
-        // SAFETY: a word of the table.
-        unsafe { tables.store(at, tables.now().into()) };
-    }
+    tables.doubt_endpoint(sender.id());
 }
 
 /// Endpoint to judge as the sender of a packet that the kernel rebuilt.

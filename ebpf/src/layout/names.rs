@@ -108,34 +108,46 @@ pub const STREAM_BYTES_WORDS: usize = 512;
 pub type StreamBytes = [u64; STREAM_BYTES_WORDS];
 /// Buckets of connections to resolvers.
 pub const STREAM_BUCKETS: u32 = 64;
-/// Times of doubt about pods' ports, see [`doubt_place`]: jiffies, of which the lowest [`DOUBT_SHIFT`] bits are left out.
-pub type DoubtBlock = [u16; DOUBT_CELLS];
-/// Cells of a [`DoubtBlock`].
-pub const DOUBT_CELLS: usize = 1_024;
-/// Blocks of doubt.
-pub const DOUBT_BLOCKS: u32 = 1_024;
-/// Lowest bits of jiffies that a [`DoubtBlock`] leaves out.
-pub const DOUBT_SHIFT: u32 = 10;
+/// Doubts about the ports of an endpoint: of each [`DOUBT_PORTS`] neighbouring ports a word, which has the number of an
+/// epoch in its lowest 16 bits, then a bit for each port that was doubted in this epoch, in the one before, and in the one
+/// before that. A word without bits is of no epoch.
+pub type DoubtBlock = [u64; DOUBT_WORDS];
+/// Ports of a word.
+pub const DOUBT_PORTS: usize = 16;
+/// Words of a [`DoubtBlock`].
+pub const DOUBT_WORDS: usize = (1 << 16) / DOUBT_PORTS;
+/// Blocks of doubts. Endpoints with the same number modulo this one share a block: each port is doubted for both.
+pub const DOUBT_BLOCKS: u32 = 128;
 
-/// Cell of doubt of a pod's port, counted over all blocks; `asker` as [`StreamEntry::asker`]. Two ports of one cell end
-/// each other's readings, and open nothing by that. A pod's ports are spread evenly over a sixteenth of all cells, but
-/// neighbouring ones share a cache line: connections to one address mostly have these.
+/// Place of a word of doubts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DoubtPlace {
+    /// Index of the block.
+    pub block: u32,
+    /// Index of the word in the block.
+    pub word: u32,
+}
+
+/// Place of the word of a pod's port; `asker` as [`StreamEntry::asker`].
 #[must_use]
 #[inline(always)]
-pub const fn doubt_place(asker: u64) -> u32 {
-    /// 2^64 divided by the golden ratio.
-    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-    const LINE: u32 = 5;
-    const LINES: u32 = (DOUBT_BLOCKS * DOUBT_CELLS as u32) >> LINE;
-    let line = (asker >> LINE).wrapping_mul(SPREAD) >> (64 - LINES.ilog2());
-    (line as u32) << LINE | asker as u32 & ((1 << LINE) - 1)
+pub const fn doubt_place(asker: u64) -> DoubtPlace {
+    let block = (asker >> 32) as u32 & (DOUBT_BLOCKS - 1);
+    DoubtPlace { block, word: (asker as u32 & 0xffff) / DOUBT_PORTS as u32 }
+}
+
+/// Time of a doubt about all ports of an endpoint, from jiffies. Never 0, which is the time of no doubt.
+#[must_use]
+#[inline(always)]
+pub const fn doubt_time(now: u32) -> u64 {
+    1 << 32 | now as u64
 }
 
 const _: () = {
     assert!(
         size_of::<StreamEntry>() == 80
             && DOUBT_BLOCKS.is_power_of_two()
-            && DOUBT_CELLS.is_power_of_two()
+            && DOUBT_WORDS.is_power_of_two()
             && STREAM_BUCKETS.is_power_of_two()
     );
     assert!(size_of::<RowNames>() == 64 && size_of::<NameKey>() == 16);

@@ -26,9 +26,8 @@ pub struct Settings {
     /// Root word of the IPv6 block tree, see [`Blocks6Node`](crate::layout::Blocks6Node). The agent changes it while
     /// packets are judged.
     pub ipv6_blocks_root: u32,
-    /// Not zero while the programs of another layout, which run behind these, still judge: flows are recorded, every
-    /// packet passes on.
-    pub watch_only: u32,
+    /// Flags while two generations' programs run at the pods' hooks, to migrate flows: [`WATCH_ONLY`], [`SHARES_NAMES`].
+    pub watch: u32,
     /// Number of the policy in force. A cached verdict holds for the revision that was read before policy: the agent
     /// changes the revision after the last word of an update, and each generation uses its own numbers.
     pub revision: u32,
@@ -83,7 +82,22 @@ impl Settings {
         // SAFETY: a reference is readable.
         unsafe { (&raw const self.any_endpoint).read_volatile() & flag != 0 }
     }
+
+    /// Whether these flags of [`Settings::watch`] are set, and no others; the agent changes them while programs run.
+    #[must_use]
+    #[inline(always)]
+    pub fn watches(&self, flags: u32) -> bool {
+        // SAFETY: a reference is readable.
+        unsafe { (&raw const self.watch).read_volatile() == flags }
+    }
 }
+
+/// Flag in [`Settings::watch`]: the former programs, which run behind these, still judge. These record flows, and pass
+/// every packet on.
+pub const WATCH_ONLY: u32 = 1 << 0;
+/// Flag in [`Settings::watch`]: both programs have the same tables of domain names. With [`WATCH_ONLY`], those behind read
+/// DNS messages. Without it, these are behind, and those in front have read most packets.
+pub const SHARES_NAMES: u32 = 1 << 1;
 
 /// Flag in [`Settings::any_endpoint`]: policy isolates an endpoint for egress.
 pub const ANY_ISOLATES_EGRESS: u32 = 1 << 0;

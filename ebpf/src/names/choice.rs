@@ -8,8 +8,9 @@ use crate::{
     layout::{CLASS_SERVICE, CLASS_TRANSLATED, CT_EGRESS, NAME_BUSY, NAME_WAYS, NameEntry},
     names::{
         conversation::{in_seconds, mapped},
-        store::{LEAST, Way, bucket},
-        tables::{NameTables, Store},
+        store::{LEAST, Way, bucket, find_buckets},
+        tables::{Lookup, NameTables, Store},
+        work::Work,
     },
     packet::{icmp, parsed::ParsedPacket, quoted::Quote, tuple::FlowTuple},
     tables::{TableFamily, Tables},
@@ -31,12 +32,27 @@ pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
     if F::class(tables, flow.remote) & (CLASS_TRANSLATED | CLASS_SERVICE) != 0 {
         return 0;
     }
-    let Some((settings, work)) = tables.settings().zip(tables.work()) else { return 0 };
-    let (id, now) = (u64::from(endpoint.id()), tables.jiffies());
+    let Some(work) = tables.work() else { return 0 };
+    let id = u64::from(endpoint.id());
     let address = mapped::<F>(flow.remote);
-    let entry = NameEntry { address, name: [0, id << 32], asked: 0, until: 0 };
-    let Some(bucket) = bucket(tables, &entry, Store::Learned) else { return 0 };
+    work.set_entry(NameEntry { address, name: [0, id << 32], asked: 0, until: 0 });
+    if !find_buckets(tables, work, Store::Learned) {
+        return 0;
+    }
     let goes_on = !packet.is_opening() && is_open(tables, endpoint.id(), &flow);
+    let lookup = Lookup { list, goes_on, allowed };
+    let first = tables.groups_in(work, lookup, 0);
+    first | tables.groups_in(work, lookup, 1)
+}
+
+/// Groups of the names in one of the candidate buckets of the address in the working memory.
+#[inline(always)]
+pub fn groups_in<T: NameTables>(tables: &T, work: Work, lookup: Lookup, choice: u32) -> u32 {
+    let Lookup { list, goes_on, allowed } = lookup;
+    let bucket = bucket(tables, work, Store::Learned, choice);
+    let Some((bucket, settings)) = bucket.zip(tables.settings()) else { return 0 };
+    let (address, id) = (*work.address(), work.entry().name[1] >> 32);
+    let now = tables.jiffies();
     let prolonged = in_seconds(tables, settings, LEAST.into());
     let mut groups = 0;
     for index in 0..NAME_WAYS {

@@ -2,18 +2,25 @@
 //!
 //! A writer claims an entry by compare-and-swap of [`NameEntry::until`] to [`NAME_BUSY`], writes the other words, then
 //! the time. A reader compares the words between two reads of the time, so it does not match a half-written entry on
-//! x86; on processors with weaker order it may for nanoseconds. An entry that is an hour past its time gives way first: an
-//! open connection may still need a younger one. In a full bucket a new entry replaces one of the pod that has most of
-//! them, counting the new one. So a pod displaces the last entry of another only in a bucket with entries of eight pods.
+//! x86; on processors with weaker order it may for nanoseconds.
+//!
+//! A resolved address has two candidate buckets. It takes a way of the bucket with more ways that are free or an hour
+//! past their time (an open connection may still need a younger entry), so a table that is three quarters full has room
+//! for nearly every address: of 100,000 in 131,072 ways, one to five find two full buckets. There a new entry replaces
+//! one of the pod that has most of a bucket, counting the new one. So a pod displaces the last entry of another only where
+//! both buckets have entries of eight pods. A question has one bucket.
 
 use crate::{
-    flow::{key::hash_words, memory::Memory},
+    flow::{
+        key::{choices, hash_words},
+        memory::Memory,
+    },
     layout::{
         LEARNED_BUCKETS, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, QUESTION_BUCKETS, Settings,
     },
     names::{
         tables::{NameTables, Store},
-        work::{Victim, Work},
+        work::{Victim, Ways, Work},
     },
 };
 
@@ -28,34 +35,54 @@ const QUIET: u64 = 3600;
 /// Index of the word [`NameEntry::until`].
 const UNTIL: usize = NAME_WORDS - 1;
 
-/// Index of an entry's bucket: all names of one address are in one bucket.
+/// Candidate buckets of an entry. All names of one address have the same two; a question has the first one alone.
+#[must_use]
 #[inline(always)]
-fn bucket_of(
-    settings: &Settings,
-    store: Store,
-    address: [u64; 2],
-    endpoint: u64,
-    asked: u64,
-) -> u32 {
-    let words = [address[0], address[1], endpoint, asked];
+pub fn candidates(settings: &Settings, store: Store, entry: &NameEntry) -> [u32; 2] {
+    let words = [entry.address[0], entry.address[1], entry.name[1] >> 32, entry.asked];
     let hash = hash_words::<[u64; 4]>(settings, |index| words[index]);
     let buckets = match store {
         Store::Learned => LEARNED_BUCKETS,
         Store::Asked => QUESTION_BUCKETS,
     };
-    hash as u32 & (buckets - 1)
+    choices(hash, buckets - 1)
 }
 
-/// First word of the bucket of the entry in the working memory.
+/// Number of [`candidates`] that a table uses.
+#[must_use]
+#[inline(always)]
+pub const fn choices_of(store: Store) -> u32 {
+    match store {
+        Store::Learned => 2,
+        Store::Asked => 1,
+    }
+}
+
+/// Writes the candidate buckets of the entry in the working memory there; false without settings.
+#[inline(always)]
+pub(crate) fn find_buckets<T: NameTables>(tables: &T, work: Work, store: Store) -> bool {
+    let Some(settings) = tables.settings() else { return false };
+    work.set_buckets(candidates(settings, store, &work.entry()));
+    true
+}
+
+/// First word of a candidate bucket in the working memory.
 #[inline(always)]
 pub(crate) fn bucket<T: NameTables>(
     tables: &T,
-    entry: &NameEntry,
+    work: Work,
     store: Store,
+    choice: u32,
 ) -> Option<*mut u64> {
-    let settings = tables.settings()?;
-    let index = bucket_of(settings, store, entry.address, entry.name[1] >> 32, entry.asked);
-    tables.name_bucket(store, index)
+    tables.name_bucket(store, work.bucket(choice))
+}
+
+/// A way of the candidate buckets, by its index: the ways of the second bucket follow those of the first.
+#[inline(always)]
+fn way<T: NameTables>(tables: &T, work: Work, store: Store, index: u32) -> Option<Way> {
+    let bucket = bucket(tables, work, store, index / NAME_WAYS as u32)?;
+    // SAFETY: a whole bucket, and an index in it.
+    Some(unsafe { Way::new(bucket, index as usize & (NAME_WAYS - 1)) })
 }
 
 /// A way of a bucket.
@@ -119,37 +146,50 @@ impl Way {
 /// Frees the entry with the key of the one in the working memory; returns until when it was valid, or 0.
 #[inline(always)]
 pub fn take<T: NameTables>(tables: &T, work: Work, store: Store) -> u64 {
-    let entry = work.entry();
-    let Some(bucket) = bucket(tables, &entry, store) else { return 0 };
-    for index in 0..NAME_WAYS {
-        // SAFETY: a whole bucket.
-        let way = unsafe { Way::new(bucket, index) };
-        let until = way.until(tables);
-        if until != 0
-            && until != NAME_BUSY
-            && way.difference(tables, &entry) == 0
-            && way.set_until(tables, until, 0)
-        {
-            return until;
-        }
+    if !find_buckets(tables, work, store) {
+        return 0;
     }
-    0
+    tables.survey(work, store);
+    let (entry, Ways { equal, .. }) = (work.entry(), work.ways());
+    if equal == 0 {
+        return 0;
+    }
+    let Some(way) = way(tables, work, store, lowest(equal)) else { return 0 };
+    let until = way.until(tables);
+    let is_taken = until != 0
+        && until != NAME_BUSY
+        && way.difference(tables, &entry) == 0
+        && way.set_until(tables, until, 0);
+    if is_taken { until } else { 0 }
 }
 
 /// Writes the entry in the working memory, or prolongs the present one. False if another writer was faster.
 #[inline(always)]
 pub fn put<T: NameTables>(tables: &T, work: Work, store: Store) -> bool {
-    work.set_victim(Victim { rank: 0, until: NAME_BUSY, index: 0 });
-    for index in 0..NAME_WAYS as u32 {
-        match tables.try_way(work, store, index) {
-            NEXT => {}
-            result => return result == DONE,
+    if !find_buckets(tables, work, store) {
+        return true;
+    }
+    tables.survey(work, store);
+    let (entry, ways) = (work.entry(), work.ways());
+    if ways.equal != 0 {
+        let Some(way) = way(tables, work, store, lowest(ways.equal)) else { return true };
+        let until = way.until(tables);
+        return until != 0
+            && until != NAME_BUSY
+            && way.difference(tables, &entry) == 0
+            && (until >= entry.until || way.set_until(tables, until, entry.until));
+    }
+    let free = roomier(ways) & ways.free;
+    if free != 0 {
+        work.set_victim(Victim { rank: 0, until: 0, index: lowest(free).into() });
+    } else {
+        work.set_victim(Victim { rank: 0, until: NAME_BUSY, index: 0 });
+        for index in 0..choices_of(store) * NAME_WAYS as u32 {
+            tables.rank_way(work, store, index);
         }
     }
-    let (entry, victim) = (work.entry(), work.victim());
-    let Some(bucket) = bucket(tables, &entry, store) else { return true };
-    // SAFETY: a whole bucket, and an index in it.
-    let way = unsafe { Way::new(bucket, victim.index as usize & (NAME_WAYS - 1)) };
+    let victim = work.victim();
+    let Some(way) = way(tables, work, store, victim.index as u32) else { return true };
     if victim.until == NAME_BUSY || !way.set_until(tables, victim.until, NAME_BUSY) {
         return false;
     }
@@ -157,74 +197,116 @@ pub fn put<T: NameTables>(tables: &T, work: Work, store: Store) -> bool {
     true
 }
 
-/// Results of [`try_way`]: another way is to be tried; the entry was prolonged; another writer was faster.
-const NEXT: u32 = 0;
-const DONE: u32 = 1;
-const LOST: u32 = 2;
-
-/// Prolongs the entry in the working memory if a way has it; otherwise ranks the way as one to be replaced.
+/// Ways of the bucket with more room, a bit for each.
 #[inline(always)]
-pub fn try_way<T: NameTables>(tables: &T, work: Work, store: Store, index: u32) -> u32 {
-    let entry = work.entry();
-    let Some(bucket) = bucket(tables, &entry, store) else { return DONE };
+const fn roomier(ways: Ways) -> u32 {
+    const FIRST: u32 = (1 << NAME_WAYS) - 1;
+    let room = ways.free | ways.past;
+    if (room >> NAME_WAYS).count_ones() > (room & FIRST).count_ones() {
+        FIRST << NAME_WAYS
+    } else {
+        FIRST
+    }
+}
+
+/// Index of the lowest bit of a word that is not 0: without a table, which `trailing_zeros` takes in a program.
+#[inline(always)]
+const fn lowest(ways: u32) -> u32 {
+    (!ways & ways.wrapping_sub(1)).count_ones()
+}
+
+/// Finds the ways of the candidate buckets that have the key of the entry in the working memory, are free, or may be
+/// replaced since they are long past their time. Without a branch, which the verifier would follow on both sides.
+#[inline(always)]
+pub fn survey<T: NameTables>(tables: &T, work: Work, store: Store) {
+    let mut found = Ways::default();
+    if let Some(settings) = tables.settings() {
+        let entry = work.entry();
+        let gone = tables.jiffies().wrapping_sub(quiet(settings, store));
+        for choice in 0..choices_of(store) {
+            let Some(bucket) = bucket(tables, work, store, choice) else { break };
+            for index in 0..NAME_WAYS as u32 {
+                // SAFETY: a whole bucket, and an index in it.
+                let way = unsafe { Way::new(bucket, index as usize) };
+                let until = way.until(tables);
+                let is_free = is_zero(tables, until);
+                let is_used = (is_free | is_zero(tables, !until)) ^ 1;
+                let is_equal = is_zero(tables, way.difference(tables, &entry)) & is_used;
+                // Below 0 if the time is before the other one.
+                let is_past = until.wrapping_sub(gone) >> 63 & is_used;
+                let index = choice * NAME_WAYS as u32 + index;
+                found.equal |= (is_equal as u32) << index;
+                found.free |= (is_free as u32) << index;
+                found.past |= (is_past as u32) << index;
+            }
+        }
+    }
+    work.set_ways(found);
+}
+
+/// Jiffies after which an entry past its time gives way to others.
+#[inline(always)]
+fn quiet(settings: &Settings, store: Store) -> u64 {
+    // A refresh is due after one second.
+    let second = u64::from(settings.refresh_after);
+    if matches!(store, Store::Learned) { QUIET * second } else { 0 }
+}
+
+/// Makes a way the one to be replaced if it ranks higher than those before.
+#[inline(always)]
+pub fn rank_way<T: NameTables>(tables: &T, work: Work, store: Store, index: u32) {
+    let bucket = bucket(tables, work, store, index / NAME_WAYS as u32);
+    let Some((bucket, settings)) = bucket.zip(tables.settings()) else { return };
     // SAFETY: a whole bucket, and an index in it.
     let way = unsafe { Way::new(bucket, index as usize & (NAME_WAYS - 1)) };
     let until = way.until(tables);
     if until == NAME_BUSY {
-        return NEXT;
+        return;
     }
-    if until != 0 && way.difference(tables, &entry) == 0 {
-        let done = until >= entry.until || way.set_until(tables, until, entry.until);
-        return if done { DONE } else { LOST };
-    }
-    let Some(settings) = tables.settings() else { return DONE };
-    // A refresh is due after one second.
-    let second = u64::from(settings.refresh_after);
-    let quiet = if matches!(store, Store::Learned) { QUIET * second } else { 0 };
-    // Last octet of the address.
-    let seed = entry.address[1] >> 56;
-    let times = [tables.jiffies(), quiet, u64::from(LEAST) * second];
-    let rank = rank(tables, bucket, (way, until), (entry.name[1] >> 32, seed), times);
+    let minute = u64::from(LEAST) * u64::from(settings.refresh_after);
+    let times = [tables.jiffies(), quiet(settings, store), minute];
+    let rank = rank(tables, work, bucket, (index, way, until), times);
     if rank > work.victim().rank {
         work.set_victim(Victim { rank, until, index: index.into() });
     }
-    NEXT
 }
 
-/// Rank of a way to be replaced: a free one first, then the longest past its time by more than `quiet`, then one of the
-/// pod with most ways: the one that ends first within a minute, else any.
+/// Rank of a way to be replaced: a free one first, or the longest past its time by more than `quiet`, of the bucket with
+/// more of these; then one of the pod with most ways of a bucket: the one that ends first within a minute, else any.
 #[inline(always)]
 fn rank<T: NameTables>(
     tables: &T,
+    work: Work,
     bucket: *mut u64,
-    (way, until): (Way, u64),
-    (own, seed): (u64, u64),
+    (index, way, until): (u32, Way, u64),
     [now, quiet, minute]: [u64; 3],
 ) -> u64 {
+    const ROOMIER: u64 = 1 << 63;
     const PAST: u64 = 1 << 62;
     const SHARE: u64 = 1 << 56;
     /// Jiffies within which a way is chosen at random, lest each new entry displaces the one before.
     const RANDOM: u64 = 0xff;
-    if until == 0 {
-        return u64::MAX;
+    if until == 0 || until + quiet < now {
+        let is_roomier = roomier(work.ways()) >> index & 1;
+        return u64::from(is_roomier) * ROOMIER + PAST + (now - until);
     }
-    if until + quiet < now {
-        return PAST + (now - until);
-    }
-    let holder = way.word(tables, 3) >> 32;
-    let mut share = same(tables, holder, own);
+    let (address, [_, name]) = (work.entry().address, work.entry().name);
+    let (own, holder) = (name >> 32, way.word(tables, 3) >> 32);
+    let mut share = is_zero(tables, holder ^ own);
     for index in 0..NAME_WAYS {
         // SAFETY: a whole bucket.
         let other = unsafe { Way::new(bucket, index) };
-        share += same(tables, holder, other.word(tables, 3) >> 32);
+        share += is_zero(tables, holder ^ (other.word(tables, 3) >> 32));
     }
     // Addresses of one name differ in their last octet. Both are far below a share.
-    let random = (now ^ seed ^ (way.word(tables, 1) >> 56) ^ way.word(tables, 2)) & RANDOM;
+    let seed = address[1] >> 56 ^ way.word(tables, 1) >> 56;
+    let random = (now ^ seed ^ way.word(tables, 2)) & RANDOM;
     (share * SHARE).wrapping_sub(until.saturating_sub(now).min(minute)) + random
 }
 
-/// 1 if two numbers of endpoints are equal, else 0: without a branch, which the verifier would follow on both sides.
+/// 1 if a word is 0, else 0: without a branch, which the verifier would follow on both sides.
 #[inline(always)]
-fn same<M: Memory>(memory: &M, one: u64, other: u64) -> u64 {
-    (memory.opaque((one ^ other) as usize, one) as u64).wrapping_sub(1) >> 63
+pub(crate) fn is_zero<M: Memory>(memory: &M, word: u64) -> u64 {
+    let folded = (word | word >> 32) & 0xffff_ffff;
+    (memory.opaque(folded as usize, word) as u64).wrapping_sub(1) >> 63
 }

@@ -5,7 +5,7 @@
 //! each message, and the pod, which may forge any packet of its own, must not be able to move that first byte or to have
 //! bytes skipped:
 //!
-//! * An entry begins with a SYN, at a port of the pod that is not in doubt: for [`DOUBTED`](super::stream_table::DOUBTED)
+//! * An entry begins with a SYN, at a port of the pod that is not in doubt: for [`DOUBTED`](super::doubt::DOUBTED)
 //!   seconds, no packet of the pod has gone from the port to any port 53 without a valid entry, nor to an address that the
 //!   node may translate to a resolver's. So whatever connection of these addresses and ports the resolver still has, it
 //!   answers the SYN by an ACK, and no SYN-ACK is on its way.
@@ -32,7 +32,7 @@ use crate::{
     layout::{RESOLVES_OVER_TCP, STREAM_BYTES_WORDS, STREAM_OPEN},
     names::{
         conversation::{ANSWER_WITHIN, DNS, END, GOES_ON, HEADER, in_seconds},
-        stream_table::{Held, StreamWay, doubt, find, hold, is_doubted, open},
+        stream_table::{Held, StreamWay, doubt, find, hold, is_doubted, is_read_in_front, open},
         tables::NameTables,
         work::{MESSAGE, Work},
     },
@@ -353,11 +353,20 @@ fn question<T: NameTables>(tables: &T, work: Work) -> u32 {
         && length <= QUESTION_BYTES
         && asked <= QUESTION_BYTES
         && belongs(tables, work, way, until);
+    let is_read = work.sequence().wrapping_add(length) == way.sent(tables)
+        && way.is_of(tables, work)
+        && is_read_in_front(tables);
     if belongs {
         way.set_sent(tables, sent);
     }
     way.release(tables, until);
-    if belongs { READS } else { ENDS }
+    if belongs {
+        READS
+    } else if is_read {
+        PASSES
+    } else {
+        ENDS
+    }
 }
 
 /// Whether a segment of the pod belongs to the connection that is read, and may open no other one.

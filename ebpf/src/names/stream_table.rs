@@ -4,8 +4,8 @@
 //! [`NAME_BUSY`] meanwhile. Two packets of a connection may be judged at once. The second one cannot be read then, and
 //! passed unread it would leave a place in the stream that is not the true one, so it is dropped: TCP sends it again.
 //!
-//! A packet that ends the reading needs no hold: it stores the time in the cell of the pod's port ([`doubt`]), which no
-//! other packet takes back. An entry of a port in doubt is not read, and no new one is made for [`DOUBTED`] seconds. The
+//! A packet that ends the reading needs no hold: it sets the bit of the pod's port ([`doubt`]), which no other packet takes
+//! back. An entry of a port in doubt is not read, and no new one is made for [`DOUBTED`] seconds. The
 //! absence of an entry proves nothing, so whatever removes an entry, or passes without one, leaves a doubt as well: an
 //! entry that another one displaces, a SYN without room, a packet of the pod without a valid entry.
 //!
@@ -14,12 +14,11 @@
 
 use crate::{
     flow::{key::hash_words, memory::Memory},
-    layout::{
-        DOUBT_CELLS, DOUBT_SHIFT, NAME_BUSY, STREAM_BUCKETS, STREAM_WAYS, STREAM_WORDS, doubt_place,
-    },
+    layout::{NAME_BUSY, SHARES_NAMES, STREAM_BUCKETS, STREAM_WAYS, STREAM_WORDS},
     names::{
         conversation::in_seconds,
-        store::ATTEMPTS,
+        doubt::{DOUBTED, doubt_port, is_port_doubted},
+        store::{ATTEMPTS, is_zero},
         tables::NameTables,
         work::{Victim, Work},
     },
@@ -33,10 +32,6 @@ const SENT: usize = 6;
 const PLACES: usize = 7;
 const MESSAGE: usize = 8;
 const UNTIL: usize = STREAM_WORDS - 1;
-
-/// Seconds for which a doubt counts: more than any packet of a resolver is delayed on its way. An address of the pod that
-/// nobody resolves delays one by three seconds.
-pub const DOUBTED: u64 = 30;
 
 /// Result of [`hold`].
 #[derive(Clone, Copy)]
@@ -198,13 +193,6 @@ fn bucket<T: NameTables>(tables: &T, work: Work) -> Option<u32> {
     Some((hash as u32 & (STREAM_BUCKETS - 1)) * STREAM_WAYS as u32)
 }
 
-/// 1 if a word is 0, else 0: without a branch, which the verifier would follow on both sides.
-#[inline(always)]
-fn is_zero<M: Memory>(memory: &M, word: u64) -> u64 {
-    let folded = (word | word >> 32) & 0xffff_ffff;
-    (memory.opaque(folded as usize, word) as u64).wrapping_sub(1) >> 63
-}
-
 /// Ways of a bucket with the segment's connection, a bit for each.
 #[inline(always)]
 fn matches<T: NameTables>(tables: &T, bucket: u32, work: Work) -> u64 {
@@ -266,26 +254,7 @@ pub(crate) fn find<T: NameTables>(tables: &T, work: Work) -> Option<StreamWay> {
     if found == 0 { None } else { StreamWay::at(tables, bucket + lowest(found)) }
 }
 
-/// Cell of doubt of the port of a pod, as [`StreamEntry::asker`](crate::layout::StreamEntry::asker).
-#[inline(always)]
-fn cell<T: NameTables>(tables: &T, asker: u64) -> Option<*mut u16> {
-    let place = doubt_place(asker);
-    let cells = tables.doubts(place / DOUBT_CELLS as u32)?;
-    // SAFETY: the index is below the number of cells.
-    Some(unsafe { cells.add(place as usize & (DOUBT_CELLS - 1)) })
-}
-
-/// Ends the reading of the connection of a pod's port ([`StreamEntry::asker`](crate::layout::StreamEntry::asker)), and lets
-/// none begin for [`DOUBTED`] seconds.
-#[inline(always)]
-pub fn doubt_port<T: NameTables>(tables: &T, asker: u64) {
-    if let Some(cell) = cell(tables, asker) {
-        // SAFETY: a cell of the table, which all writers set to about the same time.
-        unsafe { cell.write_volatile((tables.jiffies() >> DOUBT_SHIFT) as u16) };
-    }
-}
-
-/// Likewise of the segment's connection.
+/// Ends the reading of the segment's connection, and lets none begin at its port for [`DOUBTED`] seconds.
 #[inline(always)]
 pub(crate) fn doubt<T: NameTables>(tables: &T, work: Work) {
     doubt_port(tables, work.asker());
@@ -294,18 +263,13 @@ pub(crate) fn doubt<T: NameTables>(tables: &T, work: Work) {
 /// Whether the segment's port is in doubt, or all ports of its pod.
 #[inline(always)]
 pub(crate) fn is_doubted<T: NameTables>(tables: &T, work: Work) -> bool {
-    let asker = work.asker();
-    let Some((cell, settings)) = cell(tables, asker).zip(tables.settings()) else { return true };
-    let Some(all) = tables.doubted_at((asker >> 32) as u32) else { return true };
-    // SAFETY: a cell of the table.
-    let at = unsafe { cell.read_volatile() };
-    // SAFETY: a word of the table.
-    let all_at = unsafe { tables.load(all) };
-    let now = tables.jiffies();
-    let age = ((now >> DOUBT_SHIFT) as u16).wrapping_sub(at);
-    let least = DOUBTED * u64::from(settings.refresh_after);
-    u64::from(age) <= (least >> DOUBT_SHIFT) + 1
-        || u64::from((now as u32).wrapping_sub(all_at as u32)) <= least
+    is_port_doubted(tables, work.asker())
+}
+
+/// Whether programs in front of these have read most packets ([`SHARES_NAMES`]).
+#[inline(always)]
+pub(crate) fn is_read_in_front<T: NameTables>(tables: &T) -> bool {
+    tables.settings().is_some_and(|settings| settings.watches(SHARES_NAMES))
 }
 
 /// Whether an entry was valid so lately that packets of its connection may be on their way.
@@ -325,9 +289,12 @@ pub(crate) fn open<T: NameTables>(tables: &T, work: Work, until: u64) -> bool {
     }
     match hold(tables, work, true) {
         (Held::Busy, _) => return false,
-        // Another SYN of the connection.
+        // Another SYN of the connection, or one that programs in front have read.
         (Held::Entry(way), before) if is_recent(tables, before) => {
-            doubt(tables, work);
+            let is_same = way.opened(tables) == work.sequence().into() && way.is_of(tables, work);
+            if !(is_same && is_read_in_front(tables)) {
+                doubt(tables, work);
+            }
             way.release(tables, before);
             return true;
         }

@@ -1,6 +1,21 @@
 //! Tables of domain names: [`NameTables`].
 
-use crate::{layout::NameKey, names::work::Work, tables::Tables};
+use crate::{
+    layout::{DoubtPlace, NameKey},
+    names::work::Work,
+    tables::Tables,
+};
+
+/// A lookup of the names of a packet's remote address.
+#[derive(Clone, Copy, Debug)]
+pub struct Lookup {
+    /// [`RowNames::list`](crate::layout::RowNames::list)
+    pub list: u32,
+    /// Whether the packet belongs to an open flow of the pod: then an address past its time applies.
+    pub goes_on: bool,
+    /// Group that has allowed the packet, as a bit, or 0 before the judgement: an open flow's address is prolonged for it.
+    pub allowed: u32,
+}
 
 /// A table of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +43,8 @@ pub trait NameTables: Tables {
     fn stream_bucket(&self, index: u32) -> Option<*mut u64>;
     /// First word of the bytes of the connection at a place, see [`crate::layout::StreamBytes`].
     fn stream_bytes(&self, slot: u32) -> Option<*mut u64>;
-    /// First cell of a [`DoubtBlock`](crate::layout::DoubtBlock).
-    fn doubts(&self, block: u32) -> Option<*mut u16>;
+    /// A word of doubts about an endpoint's ports, see [`crate::layout::doubt_place`].
+    fn doubts(&self, place: DoubtPlace) -> Option<*mut u64>;
     /// Number of the list of names of an egress row.
     fn names_of(&self, row: u32) -> u32;
     /// Row of a group of an egress row's rules.
@@ -41,6 +56,12 @@ pub trait NameTables: Tables {
     fn read_some(&self, work: Work) -> u32;
     /// [`hash_some`](crate::names::name::hash_some)
     fn hash_some(&self, work: Work, list: u32) -> bool;
-    /// [`try_way`](crate::names::store::try_way)
-    fn try_way(&self, work: Work, store: Store, index: u32) -> u32;
+    /// [`survey`](crate::names::store::survey)
+    fn survey(&self, work: Work, store: Store);
+    /// [`rank_way`](crate::names::store::rank_way)
+    fn rank_way(&self, work: Work, store: Store, index: u32);
+    /// [`record_doubt`](crate::names::doubt::record_doubt)
+    fn record_doubt(&self, asker: u64);
+    /// [`groups_in`](crate::names::choice::groups_in)
+    fn groups_in(&self, work: Work, lookup: Lookup, choice: u32) -> u32;
 }

@@ -37,6 +37,10 @@ pub struct NameWork {
     pub length: u32,
     /// Length of `name`.
     pub name_length: u32,
+    /// Candidate buckets of `entry`.
+    pub(crate) buckets: [u32; 2],
+    /// Ways of these buckets.
+    pub(crate) ways: Ways,
     /// The way that the entry replaces.
     pub(crate) victim: Victim,
     /// Hash of the bytes of `name` so far, from its end.
@@ -70,6 +74,8 @@ impl NameWork {
         wanted_at: 0,
         length: 0,
         name_length: 0,
+        buckets: [0; 2],
+        ways: Ways { equal: 0, free: 0, past: 0 },
         victim: Victim { rank: 0, until: 0, index: 0 },
         sums: Sums([0; 3]),
         unhashed: 0,
@@ -153,6 +159,17 @@ pub(crate) struct Cursor {
     pub(crate) left: u32,
 }
 
+/// Ways of an entry's candidate buckets, a bit for each; those of the second bucket follow those of the first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ways {
+    /// With the key of the entry.
+    pub(crate) equal: u32,
+    /// Free.
+    pub(crate) free: u32,
+    /// So long past their time that they may be replaced.
+    pub(crate) past: u32,
+}
+
 /// The way that a new entry replaces.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
@@ -221,6 +238,7 @@ impl Work {
     field!(wanted_at, set_wanted_at: u32);
     field!(length, set_length: u32);
     field!(name_length, set_name_length: u32);
+    field!(ways, set_ways: Ways);
     field!(victim, set_victim: Victim);
     field!(sums, set_sums: Sums);
     field!(unhashed, set_unhashed: u32);
@@ -246,6 +264,23 @@ impl Work {
     field!(stream taken, taken, set_taken: u32);
     field!(stream copied, copied, set_copied: u32);
     field!(stream unasked, unasked, set_unasked: u32);
+
+    /// Writes the candidate buckets of the entry.
+    #[inline(always)]
+    pub(crate) fn set_buckets(self, buckets: [u32; 2]) {
+        // SAFETY: writable, by `new`.
+        unsafe { (&raw mut (*self.0).buckets).write_volatile(buckets) };
+    }
+
+    /// A candidate bucket of the entry.
+    #[inline(always)]
+    pub(crate) fn bucket(self, choice: u32) -> u32 {
+        // SAFETY: the index is below the array's length.
+        unsafe {
+            let buckets = (&raw const (*self.0).buckets).cast::<u32>();
+            buckets.add(choice as usize & 1).read_volatile()
+        }
+    }
 
     /// The key of a lookup, after writing it.
     #[inline(always)]

@@ -492,7 +492,7 @@ fn a_displaced_entry_leaves_a_doubt() {
     }
     let it = net.asked();
     assert!(net.passes(&it.answers(0, &good())) && !net.connects(FOUND));
-    assert!(net.flows.is_doubted(1, PORT) || net.streams() == 0);
+    assert!(net.is_doubted(1, PORT) || net.streams() == 0);
 }
 
 /// The pod's bytes reach one connection only: sent again, they may reach a second one.

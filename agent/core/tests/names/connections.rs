@@ -57,7 +57,7 @@ impl Net {
             let word = |index: usize| way[index].load(Ordering::Acquire);
             let (asker, until) = (word(2), word(STREAM_WORDS - 1));
             until >= self.flows.now.load(Ordering::Acquire).into()
-                && !self.flows.is_doubted((asker >> 32) as u32, asker as u16)
+                && !self.is_doubted((asker >> 32) as u32, asker as u16)
         };
         words.filter(is_read).count()
     }

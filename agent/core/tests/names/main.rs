@@ -4,8 +4,10 @@
 
 mod attacks;
 mod connections;
+mod doubts;
 mod generated;
 mod lookups;
 mod net;
+mod room;
 mod streams;
 mod unread;

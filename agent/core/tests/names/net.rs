@@ -4,6 +4,7 @@ use netpold_core::model::{
     Action, Change, ClusterRule, Direction, DomainName, Peer, PortRule, Selector, Tier,
 };
 use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::names::doubt::is_port_doubted;
 use netpold_ebpf::packet::protocol::{TCP, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
 use netpold_testkit::flows::FlowTables;
@@ -114,6 +115,12 @@ impl Net {
         let hook = Hook { ifindex, ingress_ifindex: came_from };
         let tables = NodeTables { policy: &self.world.tables, flows: &self.flows };
         tables.judge_by_names(direction, hook, &frame(packet))
+    }
+
+    /// Whether a port of an endpoint is doubted, see [`netpold_ebpf::names::doubt`].
+    pub(crate) fn is_doubted(&self, endpoint: u32, port: u16) -> bool {
+        let tables = NodeTables { policy: &self.world.tables, flows: &self.flows };
+        is_port_doubted(&tables, u64::from(endpoint) << 32 | u64::from(port))
     }
 
     /// Sends a DNS message to a resolver.

@@ -2,7 +2,8 @@
 //! the rules meets.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::ops::RangeInclusive;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -123,15 +124,57 @@ fn no_connection_is_faster_than_its_name_over_tcp() {
             let ports = ["40000 40499", "40500 40999"][family];
             std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", ports).unwrap();
         }
-        let resolver = SocketAddr::from((dns[family], DNS));
-        let mut stream = TcpStream::connect_timeout(&resolver, PATIENCE).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(&framed(&query(n, &wire(name)))).unwrap();
-        let mut length = [0; 2];
-        stream.read_exact(&mut length).unwrap();
-        let mut message = vec![0; u16::from_be_bytes(length).into()];
-        stream.read_exact(&mut message).is_ok()
+        asks_by_tcp(dns[family], n, name)
     });
+}
+
+/// Growing flow tables end no reading: lookups go on while both programs run, and none is read by neither or ended by
+/// both.
+#[test]
+fn lookups_by_tcp_go_on_while_flow_tables_grow() {
+    require_root!();
+    let (cluster, zone) = cluster_with_newcomers(&["*.race.example"]);
+    /// Flows of one pod that fill more than a quarter of a node's initial IPv4 table, of 65,536.
+    const FLOWS: RangeInclusive<u16> = 20_000..=37_500;
+    const PAIRS: u16 = 600;
+    let dns = addresses(&cluster, "dns")[0];
+    let fill = || {
+        for port in FLOWS {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap();
+            socket.send_to(b"flow", (dns, DNS)).unwrap();
+        }
+    };
+    let grows = || cluster.agents[0].bpffs().join("outgrown").exists();
+    race(&cluster, &zone, PAIRS, |n, name| {
+        if n == 0 {
+            std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 41999").unwrap();
+        } else if n == 50 {
+            cluster.pod("other").run(fill).unwrap();
+            let deadline = Instant::now() + 2 * PATIENCE + Duration::from_mins(1);
+            while !grows() {
+                assert!(Instant::now() < deadline, "the tables do not grow");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        } else if n > 350 {
+            // Until the former programs are gone.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        asks_by_tcp(dns, n, name)
+    });
+    let has_grown = || cluster.agents[0].log().contains("migrated flows of other tables");
+    eventually(PATIENCE, has_grown, || cluster.agents[0].log());
+}
+
+/// Looks up a name in a TCP connection of its own; whether an answer came.
+fn asks_by_tcp(resolver: IpAddr, id: u16, name: &str) -> bool {
+    let resolver = SocketAddr::from((resolver, DNS));
+    let mut stream = TcpStream::connect_timeout(&resolver, PATIENCE).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(&framed(&query(id, &wire(name)))).unwrap();
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).unwrap();
+    let mut message = vec![0; u16::from_be_bytes(length).into()];
+    stream.read_exact(&mut message).is_ok()
 }
 
 /// A lookup by TCP of which the first half of the answer has arrived.

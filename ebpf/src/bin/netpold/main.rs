@@ -43,6 +43,7 @@ use netpold_ebpf::{
         hook::Hook,
         proof::UNKNOWN_INTERFACE,
     },
+    layout::WATCH_ONLY,
     packet::{
         family::{V4, V6},
         parsed::ParsedPacket,
@@ -245,11 +246,17 @@ fn act<D: Direction>(skb: *mut __sk_buff, reason: u32, reject: Global) -> i32 {
     DROP
 }
 
-/// Whether the programs of another layout, which run behind these, still judge.
+/// Whether the former programs, which run behind these, still judge.
 #[inline(always)]
 fn watches_only() -> bool {
+    watch() & WATCH_ONLY != 0
+}
+
+/// [`Settings::watch`](netpold_ebpf::layout::Settings)
+#[inline(always)]
+fn watch() -> u32 {
     // SAFETY: map memory; the agent changes this field while the program runs.
-    unsafe { (&raw const (*maps::SETTINGS.get()).watch_only).read_volatile() != 0 }
+    unsafe { (&raw const (*maps::SETTINGS.get()).watch).read_volatile() }
 }
 
 /// Not zero where classifiers may query the namespace of a packet's socket (kernel 6.15). Set at load time: the

@@ -108,7 +108,7 @@ pub(crate) static STREAMS: Array<StreamBucket> = Array::with_max_entries(STREAM_
 /// Times of the last doubt about all of a pod's connections, by endpoint number.
 #[map]
 pub(crate) static DOUBTED_PODS: Array<u64> = Array::with_max_entries(ENDPOINT_SLOTS, SHARED);
-/// Times of doubt about connections to resolvers, by a hash of the pod's port.
+/// Doubts about connections to resolvers, by the pod's port.
 #[map]
 pub(crate) static DOUBTS: Array<DoubtBlock> = Array::with_max_entries(DOUBT_BLOCKS, SHARED);
 /// Beginning of the message that has not ended yet, of each connection.

@@ -10,12 +10,14 @@ use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     endpoint::Rows,
     judge::evaluator::Under,
-    layout::{DOUBT_BLOCKS, NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames},
+    layout::{
+        DOUBT_BLOCKS, DOUBT_WORDS, DoubtPlace, NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames,
+    },
     names::{
         choice,
         conversation::{self, Datagram, RECORDS},
-        name, store,
-        tables::{NameTables, Store},
+        doubt, name, store,
+        tables::{Lookup, NameTables, Store},
         work::{MESSAGE, Work},
     },
     packet::{
@@ -307,12 +309,43 @@ pub(crate) extern "C" fn netpold_name_learn(index: u32) -> u32 {
     0
 }
 
-/// [`store::try_way`]
+/// [`store::survey`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_name_way(learned: u32, index: u32) -> u32 {
+extern "C" fn netpold_name_survey(learned: u32) -> u32 {
     let maps = Maps::new();
-    maps.work().map_or(0, |work| store::try_way(&maps, work, store_of(learned), index))
+    if let Some(work) = maps.work() {
+        store::survey(&maps, work, store_of(learned));
+    }
+    0
+}
+
+/// [`store::rank_way`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_name_rank(learned: u32, index: u32) -> u32 {
+    let maps = Maps::new();
+    if let Some(work) = maps.work() {
+        store::rank_way(&maps, work, store_of(learned), index);
+    }
+    0
+}
+
+/// [`doubt::record_doubt`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_record_doubt(endpoint: u32, port: u32) -> u32 {
+    doubt::record_doubt(&Maps::new(), u64::from(endpoint) << 32 | u64::from(port));
+    0
+}
+
+/// [`choice::groups_in`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_name_groups(choice: u32, list: u32, goes_on: u32, allowed: u32) -> u32 {
+    let maps = Maps::new();
+    let lookup = Lookup { list, goes_on: goes_on != 0, allowed };
+    maps.work().map_or(0, |work| choice::groups_in(&maps, work, lookup, choice))
 }
 
 #[inline(always)]
@@ -365,8 +398,10 @@ impl NameTables for Maps {
     }
 
     #[inline(always)]
-    fn doubts(&self, block: u32) -> Option<*mut u16> {
-        self.element(&maps::DOUBTS, block & (DOUBT_BLOCKS - 1)).map(|cells| cells.cast())
+    fn doubts(&self, place: DoubtPlace) -> Option<*mut u64> {
+        let words = self.element(&maps::DOUBTS, place.block & (DOUBT_BLOCKS - 1))?.cast::<u64>();
+        // SAFETY: the index is below the number of words.
+        Some(unsafe { words.add(place.word as usize & (DOUBT_WORDS - 1)) })
     }
 
     #[inline(always)]
@@ -407,7 +442,23 @@ impl NameTables for Maps {
     }
 
     #[inline(always)]
-    fn try_way(&self, _work: Work, store: Store, index: u32) -> u32 {
-        netpold_name_way((store == Store::Learned).into(), index)
+    fn survey(&self, _work: Work, store: Store) {
+        netpold_name_survey((store == Store::Learned).into());
+    }
+
+    #[inline(always)]
+    fn rank_way(&self, _work: Work, store: Store, index: u32) {
+        netpold_name_rank((store == Store::Learned).into(), index);
+    }
+
+    #[inline(always)]
+    fn record_doubt(&self, asker: u64) {
+        netpold_record_doubt((asker >> 32) as u32, asker as u32);
+    }
+
+    #[inline(always)]
+    fn groups_in(&self, _work: Work, lookup: Lookup, choice: u32) -> u32 {
+        let Lookup { list, goes_on, allowed } = lookup;
+        netpold_name_groups(choice, list, goes_on.into(), allowed)
     }
 }

@@ -4,13 +4,13 @@ use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     judge::proof,
-    layout::ANY_OVER_TCP,
+    layout::{ANY_OVER_TCP, SHARES_NAMES, WATCH_ONLY},
     names::{
         conversation::{self, DNS},
+        doubt::doubt_port,
         segment::segment,
         steps::{self, Steps, answers, asks, may_be_translated},
         stream::{self, Source},
-        stream_table::doubt_port,
         tables::NameTables as _,
         work::Work,
     },
@@ -31,6 +31,7 @@ use crate::{
     packet::{Copied, Direct},
     tables::Maps,
     trace::TRACED,
+    watch,
 };
 
 /// Reads a packet to a pod with names; 0 if it is to be dropped.
@@ -39,7 +40,7 @@ use crate::{
 pub(crate) extern "C" fn netpold_listen_ingress(skb: *mut __sk_buff, reason: u32) -> u32 {
     // SAFETY: the program's context.
     let ingress_ifindex = unsafe { (*skb).ingress_ifindex };
-    if TRACED && named(skb).is_none() {
+    if TRACED && named(skb).is_none() || is_read_behind() {
         return 1;
     }
     let sight = look::<Ingress>(skb);
@@ -60,7 +61,7 @@ pub(crate) extern "C" fn netpold_listen_ingress(skb: *mut __sk_buff, reason: u32
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32) -> u32 {
-    if TRACED && named(skb).is_none() {
+    if TRACED && named(skb).is_none() || is_read_behind() {
         return 1;
     }
     let sight = look::<Egress>(skb);
@@ -100,6 +101,12 @@ fn are_read() -> bool {
     Maps::new().settings().is_some_and(|settings| {
         settings.holds_for_any(ANY_OVER_TCP) && proof::demands_proof(settings)
     })
+}
+
+/// Whether the former programs, behind these, read the packet.
+#[inline(always)]
+fn is_read_behind() -> bool {
+    watch() == WATCH_ONLY | SHARES_NAMES
 }
 
 /// Casts doubt on a port of the packet's pod.

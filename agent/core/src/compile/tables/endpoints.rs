@@ -182,7 +182,8 @@ impl Endpoints {
         // A new pod takes over the record in place, so the interface is never without one.
         let record = before.and_then(|live| live.record);
         let known = before.filter(|live| live.identity == *identity).map(|live| live.id);
-        (known.unwrap_or_else(|| self.numbers.take(ifindex, identity)), record)
+        let live = self.live.values().map(|live| live.id);
+        (known.unwrap_or_else(|| self.numbers.take(ifindex, identity, live)), record)
     }
 
     /// Drops everything except the numbers.

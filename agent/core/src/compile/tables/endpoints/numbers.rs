@@ -1,6 +1,11 @@
 //! Numbers of endpoints. Conntrack entries contain them, so a number is never reused for another endpoint.
+//!
+//! Numbers that are equal modulo [`DOUBT_BLOCKS`] share doubts about connections to resolvers, so the remainders are spread
+//! evenly over the endpoints in use: up to as many pods share none.
 
 use std::collections::BTreeMap;
+
+use netpold_ebpf::layout::DOUBT_BLOCKS;
 
 use crate::model::Key;
 use crate::options::Options;
@@ -49,16 +54,26 @@ impl Numbers {
         self.kept.retain(|(ifindex, identity), _| stays(*ifindex, identity));
     }
 
-    /// The number of a pod instance seen for the first time: a reserved one, else a new one.
-    pub(super) fn take(&mut self, ifindex: u32, identity: &Identity) -> u32 {
+    /// The number of a pod instance seen for the first time: a reserved one, else a new one. `live`: the numbers in use.
+    pub(super) fn take(
+        &mut self,
+        ifindex: u32,
+        identity: &Identity,
+        live: impl Iterator<Item = u32>,
+    ) -> u32 {
         if let Some(id) = self.kept.remove(&(ifindex, identity.clone())) {
             return id;
         }
         if let Some(id) = self.known.remove(&(ifindex, identity.uid_hash)) {
             return id;
         }
-        self.next += 1;
-        self.next - 1
+        let block = |id: u32| (id % DOUBT_BLOCKS) as usize;
+        let mut sharing = [0_u32; DOUBT_BLOCKS as usize];
+        live.chain(self.put_by()).for_each(|id| sharing[block(id)] += 1);
+        let next = self.next..self.next.saturating_add(DOUBT_BLOCKS);
+        let id = next.min_by_key(|id| sharing[block(*id)]).unwrap_or(self.next);
+        self.next = id.saturating_add(1);
+        id
     }
 
     /// Reserved numbers. Any other number given so far is never used again.
@@ -77,11 +92,40 @@ mod tests {
         let known_endpoints = BTreeMap::from([((1, 7), 20)]);
         let mut numbers = Numbers::new(&Options { known_endpoints, ..Options::default() });
         let of = |uid_hash| Identity { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
-        assert_eq!(numbers.take(1, &of(7)), 20, "as the earlier agent gave it");
-        assert_eq!(numbers.take(1, &of(7)), 21, "once");
+        let mut take =
+            |numbers: &mut Numbers, ifindex| numbers.take(ifindex, &of(7), [].into_iter());
+        assert_eq!(take(&mut numbers, 1), 20, "as the earlier agent gave it");
+        assert_eq!(take(&mut numbers, 1), 21, "once");
         numbers.keep(1, of(7), 21);
         assert_eq!(numbers.put_by().collect::<Vec<_>>(), [21]);
-        assert_eq!(numbers.take(2, &of(7)), 22, "another interface");
-        assert_eq!(numbers.take(1, &of(7)), 21, "what was put by");
+        assert_eq!(take(&mut numbers, 2), 22, "another interface");
+        assert_eq!(take(&mut numbers, 1), 21, "what was put by");
+    }
+
+    #[test]
+    fn endpoints_share_no_doubts_while_there_are_blocks_left() {
+        let mut numbers = Numbers::new(&Options::default());
+        let of = |uid_hash| Identity { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
+        let mut live: Vec<u32> = Vec::new();
+        // Pods come and go: every third of them stays.
+        for pod in 0..3 * u64::from(DOUBT_BLOCKS) {
+            let id = numbers.take(pod as u32, &of(pod), live.iter().copied());
+            assert!(!live.contains(&id));
+            if pod % 3 == 0 {
+                live.push(id);
+            }
+        }
+        let blocks = |live: &[u32]| -> std::collections::BTreeSet<u32> {
+            live.iter().map(|id| id % DOUBT_BLOCKS).collect()
+        };
+        assert_eq!(
+            (live.len(), blocks(&live).len()),
+            (DOUBT_BLOCKS as usize, DOUBT_BLOCKS as usize)
+        );
+        for pod in 0..u64::from(DOUBT_BLOCKS) {
+            live.push(numbers.take(1, &of(1000 + pod), live.iter().copied()));
+        }
+        let second = &live[DOUBT_BLOCKS as usize..];
+        assert_eq!(blocks(second).len(), second.len(), "a block is shared by two at most");
     }
 }
