@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use netpold_cli::doctor::{Finding, Report, Severity};
+use netpold_cli::doctor::{DoctorReport, Finding, Severity};
 
 /// Pods `app/web` and `app/api`, a name server, and the API server at 192.168.5.11:6443 of node `n1`.
 const CLUSTER: &str = "
@@ -100,7 +100,7 @@ fn run(arguments: &[&str], folder: &TempDir) -> (i32, String) {
 /// Returns the findings about these objects beside the cluster.
 fn findings(objects: &[&str]) -> Vec<Finding> {
     let (status, text) = run(&["doctor", "-o", "json"], &folder(objects));
-    let report: Report = serde_json::from_str(&text).unwrap();
+    let report: DoctorReport = serde_json::from_str(&text).unwrap();
     let is_wrong = |finding: &Finding| finding.severity != Severity::Info;
     assert_eq!(status, i32::from(report.findings.iter().any(is_wrong)), "{text}");
     report.findings

@@ -80,7 +80,7 @@ impl CpioArchive {
                     member(&mut out, inode, LINK, &name, target.to_string_lossy().as_bytes())?;
                 }
                 ArchiveEntry::Content(mode, content) => {
-                    member(&mut out, inode, *mode, &name, content)?
+                    member(&mut out, inode, *mode, &name, content)?;
                 }
             }
         }

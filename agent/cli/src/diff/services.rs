@@ -308,10 +308,10 @@ fn of_pairs(
                     unknown.insert(format!("{}: {reason}", at()));
                 }
                 [PortAnswer::Judged(true), PortAnswer::Judged(false)] => {
-                    loses.push(protocol, (port, port))
+                    loses.push(protocol, (port, port));
                 }
                 [PortAnswer::Judged(false), PortAnswer::Judged(true)] => {
-                    gains.push(protocol, (port, port))
+                    gains.push(protocol, (port, port));
                 }
                 [PortAnswer::Judged(_), PortAnswer::Judged(_)]
                 | [PortAnswer::Judged(false), PortAnswer::Nobody] => {}

@@ -231,7 +231,7 @@ mod tests {
     fn signs_are_of_one_enforcer() {
         let running = |container: ContainerProgram| RunningContainers {
             kind: "DaemonSet",
-            key: netpold_core::model::Key::new("x", "renamed"),
+            key: Key::new("x", "renamed"),
             containers: vec![container],
             count: 1,
         };

@@ -191,7 +191,7 @@ impl EventCounts {
             RowOrder::Name => {}
             RowOrder::Count => rows.sort_by_key(|row| Reverse(row.count())),
             RowOrder::Rate => {
-                rows.sort_by_cached_key(|row| Reverse((row.recent(now), row.count())))
+                rows.sort_by_cached_key(|row| Reverse((row.recent(now), row.count())));
             }
             RowOrder::Last => rows.sort_by_key(|row| Reverse(row.last)),
         }

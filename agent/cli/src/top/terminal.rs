@@ -168,7 +168,7 @@ fn ends_by(key: KeyEvent, choice: &mut Choice, board: &mut EventCounts) -> bool 
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
         KeyCode::Char('q') | KeyCode::Esc => return true,
         KeyCode::Char(digit @ '1'..='4') => {
-            view(choice, TopView::ALL[digit as usize - '1' as usize])
+            view(choice, TopView::ALL[digit as usize - '1' as usize]);
         }
         KeyCode::Tab | KeyCode::Right => view(choice, TopView::ALL[(at + 1) % TopView::ALL.len()]),
         KeyCode::BackTab | KeyCode::Left => {

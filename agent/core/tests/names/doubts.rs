@@ -36,9 +36,9 @@ fn a_doubt_lasts_for_half_a_minute_at_any_time() {
             let tables = NodeTables { policy: &net.world.tables, flows: &net.flows };
             net.flows.now.store(now, Ordering::Release);
             if all {
-                tables.doubt_endpoint(1)
+                tables.doubt_endpoint(1);
             } else {
-                doubt_port(&tables, asker(1, PORT))
+                doubt_port(&tables, asker(1, PORT));
             }
             // A host's clock has 32 bits.
             for (seconds, is_doubted) in [(0, true), (29, true), (46, false), (3600, false)] {

@@ -11,7 +11,7 @@ const ADDRESSES: u32 = 100_000;
 const EACH: u32 = 50;
 
 fn address(number: u32) -> IpAddr {
-    if number % 2 == 0 {
+    if number.is_multiple_of(2) {
         Ipv4Addr::from_bits(0xc612_0000 + number / 2).into()
     } else {
         Ipv6Addr::from_bits((0x2001_0db8 << 96) + u128::from(number)).into()

@@ -72,7 +72,7 @@ pub(super) struct RawStatus {
     #[serde(rename = "hostIPs")]
     host_ips: Option<Vec<RawHostIp>>,
     #[serde(rename = "nodeInfo")]
-    node_info: RawNodeInfo,
+    node_info: Option<RawNodeInfo>,
 }
 
 /// `status.nodeInfo` of a Node.
@@ -91,7 +91,8 @@ struct RawHostIp {
 impl RawStatus {
     /// Returns the version of a Node's kubelet, as `v1.31.1+k3s1`.
     pub(super) fn kubelet_version(&self) -> &str {
-        self.node_info.kubelet_version.as_ref().and_then(Text::as_str).unwrap_or_default()
+        let info = self.node_info.as_ref();
+        info.and_then(|it| it.kubelet_version.as_ref()).and_then(Text::as_str).unwrap_or_default()
     }
 
     /// Returns the addresses of a pod's node: `hostIP` and `hostIPs`.

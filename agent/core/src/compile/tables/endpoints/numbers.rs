@@ -92,8 +92,7 @@ mod tests {
         let known_endpoints = BTreeMap::from([((1, 7), 20)]);
         let mut numbers = Numbers::new(&Options { known_endpoints, ..Options::default() });
         let of = |uid_hash| Identity { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
-        let mut take =
-            |numbers: &mut Numbers, ifindex| numbers.take(ifindex, &of(7), [].into_iter());
+        let take = |numbers: &mut Numbers, ifindex| numbers.take(ifindex, &of(7), [].into_iter());
         assert_eq!(take(&mut numbers, 1), 20, "as the earlier agent gave it");
         assert_eq!(take(&mut numbers, 1), 21, "once");
         numbers.keep(1, of(7), 21);
