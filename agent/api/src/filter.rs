@@ -64,7 +64,7 @@ pub struct EventFilter {
 #[serde(try_from = "String", into = "String")]
 pub struct NamePattern(String);
 
-/// Remote side: a block of addresses, or a [`Name`]: of a pod, of a Service as `svc/namespace/name`, of a node as
+/// Remote side: a block of addresses, or a [`NamePattern`]: of a pod, of a Service as `svc/namespace/name`, of a node as
 /// `node/name`, or `outside`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

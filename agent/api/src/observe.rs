@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::events::{LostEvents, TrafficVerdict};
 use crate::workload::WorkloadName;
 
-/// Path of a [`Request`](crate::filter::Request) for events.
+/// Path of a [`ObserveRequest`](crate::filter::ObserveRequest) for events.
 pub const OBSERVE_REQUEST: &str = "/observe";
 
 /// Line of the stream.

@@ -1,8 +1,8 @@
 //! Migration from flow tables of another layout version, or of another size, without losing a flow.
 //!
 //! The former programs go on judging by their own tables, while the new ones run in front of them, record flows and
-//! pass every packet on. Then the older flows are copied, the new programs start to judge as well, and the former
-//! endpoints are set to pass every packet, each by one word. If instead programs were replaced hook by hook, the
+//! pass every packet on. Then the older flows are copied, the new programs start to judge as well, and the former ones
+//! stand aside, all by one word; those at exits go on. If instead programs were replaced hook by hook, the
 //! remaining former ones would lack the flows that began at other hooks. Finally the former links are removed, and the
 //! links in front take their pins. These are pinned from the start, so that packets are judged even if the agent ends
 //! suddenly; the former tables are pinned too, so that the next agent copies their flows.
@@ -22,6 +22,7 @@ use super::other_layout::OtherLayout;
 use super::quiescence::grace_period;
 use super::role::{Program, Role, Roles};
 use super::settings::ActiveSettings;
+use super::tc_hooks::TcHooks;
 
 /// Migration of flows from other tables.
 #[derive(Debug)]
@@ -91,32 +92,41 @@ impl FlowMigration {
     pub(super) fn begin(
         &self,
         wanted: &Roles,
-        attacher: &mut Attacher,
+        hooks: &mut TcHooks,
         settings: &ActiveSettings,
         generation: &Generation,
     ) {
         if !self.is_pending() {
             return;
         }
-        let watched = watch(wanted, attacher, generation);
+        let watched = watch(wanted, hooks.attacher(), generation);
         // Packets that passed before the watchers were attached have their flows in the other tables by now.
         grace_period();
         self.carry_over(settings, generation);
-        if self.shares_names() {
-            self.layouts.iter().for_each(OtherLayout::share_names);
-        }
         if let Err(error) = generation.watch(0) {
             tracing::error!(%error, "cannot switch the new programs to judging");
             return;
         }
+        if watched && self.shares_names() {
+            self.layouts.iter().for_each(OtherLayout::share_names);
+        }
         // The former programs judge and read the packets that the new ones have only watched.
         grace_period();
-        for layout in self.layouts.iter().filter(|_| watched) {
-            if let Err(error) = layout.stand_aside() {
-                tracing::warn!(%error, "flows that begin during the migration may be lost");
-            }
+        // The other programs first: the former ones at exits judge by tables that are about to be emptied, and an interface
+        // about to be closed has no program in front. Failures are repeated and reported with all others.
+        let others = wanted.iter().filter(|(_, role)| !matches!(role, Role::Pod(_)));
+        hooks.attach(others, generation);
+        let mut left = Vec::new();
+        if watched {
+            left.extend(self.layouts.iter().filter(|layout| !layout.stand_aside()));
         }
+        let attacher = hooks.attacher();
         for &ifindex in wanted.keys() {
+            for layout in &left {
+                if let Err(error) = layout.pass_all(ifindex) {
+                    tracing::warn!(%error, "flows that begin during the migration may be lost");
+                }
+            }
             for direction in Direction::BOTH {
                 if let Err(error) = attacher.promote(Hook { ifindex, direction }) {
                     tracing::warn!(%error, "cannot detach the former program; it stays");

@@ -304,10 +304,10 @@ impl Dataplane {
     pub fn attach(&mut self, wanted: &Roles) -> InterfaceProblems {
         let Self { active, hooks, migration, .. } = self;
         let Some((generation, settings)) = active.parts() else { return InterfaceProblems::new() };
-        migration.begin(wanted, hooks.attacher(), settings, generation);
         hooks.bridges_lose_ports(wanted);
         settings.demand_no_more(hooks.bridges(), generation);
         settings.write_devices(generation);
+        migration.begin(wanted, hooks, settings, generation);
         let mut problems = attach_roles(wanted, hooks, settings, generation);
         if let Err(error) = generation.end_streams_attached(problems.is_empty()) {
             problems.insert(0, error.to_string());

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::maps::{MapData, MapError};
-use netpold_ebpf::layout::{Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint, SHARES_NAMES, Settings};
+use netpold_ebpf::layout::{
+    Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint, SHARES_NAMES, STANDS_ASIDE, Settings,
+};
 use std::os::fd::AsFd;
 
 pub(super) use description::Description;
@@ -77,7 +79,9 @@ impl OtherLayout {
             endpoints: words("ENDPOINTS")?,
             four: words("CT4")?,
             six: words("CT6")?,
-            settings: described("settings.hash_seed").then(|| words("SETTINGS")).transpose()?,
+            settings: (described("settings.hash_seed") || described("settings.watch"))
+                .then(|| words("SETTINGS"))
+                .transpose()?,
             resolved: description.has_own_resolved().then(|| words(LEARNED)).transpose()?,
             description,
         })
@@ -101,13 +105,26 @@ impl OtherLayout {
         Ok(records.map(read).filter(|endpoint| endpoint.ifindex != 0).collect())
     }
 
-    /// Makes the other version's programs pass every packet: both directions of each endpoint in one store. Only for
-    /// use while other programs judge in front of them.
-    pub(super) fn stand_aside(&self) -> Result<(), OtherLayoutError> {
-        let rows = self.description.place("endpoint.rows")?;
+    /// Has the other version's programs at pods' hooks leave every packet as it is ([`STANDS_ASIDE`]), while other programs
+    /// judge in front of them. False if the version has no such flag.
+    pub(super) fn stand_aside(&self) -> bool {
+        let word = self.settings.as_ref().zip(self.description.find("settings.watch"));
+        let Some((words, place)) = word else { return false };
+        words.all().get(place.at / 8).is_some_and(|word| {
+            word.fetch_or(u64::from(STANDS_ASIDE) << (place.at % 8 * 8), Ordering::AcqRel);
+            true
+        })
+    }
+
+    /// Makes the programs of a version without the flag of [`OtherLayout::stand_aside`] pass every packet of an interface:
+    /// both directions in one store. They also erase the marks of the programs in front, so they must go at once.
+    pub(super) fn pass_all(&self, ifindex: u32) -> Result<(), OtherLayoutError> {
+        let (rows, index) =
+            (self.description.place("endpoint.rows")?, self.description.place("endpoint.ifindex")?);
         let stride = self.description.place("endpoint")?.stride();
         let words = self.endpoints.all();
-        for at in (0..words.len() * 8).step_by(stride) {
+        let records = (0..words.len() * 8).step_by(stride);
+        for at in records.filter(|at| number(words, *at, index) as u32 == ifindex) {
             if let Some(word) = words.get((at + rows.at) / 8) {
                 word.store(0, Ordering::Release);
             }

@@ -16,7 +16,7 @@ const OVERHEAD: usize = 64;
 struct QueuedRecord {
     records: VecDeque<Bytes>,
     bytes: usize,
-    /// Result of the last [`ExportQueue::take`], until it is [done](Queue::done).
+    /// Result of the last [`ExportQueue::take`], until it is [done](ExportQueue::done).
     in_hand: (Vec<Bytes>, u64),
     /// Records lost since the last [`ExportQueue::take`].
     lost: u64,

@@ -50,8 +50,9 @@ fn every_custom_resource_definition_is_listed() {
     }
     let definitions =
         render("base").into_iter().filter(|it| it["kind"] == "CustomResourceDefinition");
-    let names: Vec<_> =
+    let mut names: Vec<_> =
         definitions.map(|it| it["metadata"]["name"].as_str().unwrap().to_owned()).collect();
+    names.sort();
     assert_eq!(names.len(), 3);
     let command = format!("kubectl delete crd {}", names.join(" "));
     for page in ["README.md", "chart/README.md"] {
@@ -59,8 +60,9 @@ fn every_custom_resource_definition_is_listed() {
     }
     let metadata = &parse(&text("chart/Chart.yaml"))[0]["annotations"]["artifacthub.io/crds"];
     let listed = parse(metadata.as_str().unwrap()).remove(0);
-    let listed: Vec<_> =
+    let mut listed: Vec<_> =
         listed.as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    listed.sort_unstable();
     assert_eq!(listed, names);
 }
 

@@ -100,6 +100,16 @@ fn older(mut object: Value) -> Value {
         // Version 1.20 lacks maxSurge (added in 1.25), without which maxUnavailable must not be 0.
         object["spec"]["updateStrategy"]["rollingUpdate"] = json!({ "maxUnavailable": "10%" });
     }
+    // Added in 1.30. Server-side apply refuses unknown fields.
+    for kind in ["initContainers", "containers"] {
+        let containers = object["spec"]["template"]["spec"].get_mut(kind);
+        for container in containers.and_then(Value::as_array_mut).into_iter().flatten() {
+            container
+                .get_mut("securityContext")
+                .and_then(Value::as_object_mut)
+                .map(|context| context.remove("appArmorProfile"));
+        }
+    }
     object
 }
 

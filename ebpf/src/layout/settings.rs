@@ -26,7 +26,8 @@ pub struct Settings {
     /// Root word of the IPv6 block tree, see [`Blocks6Node`](crate::layout::Blocks6Node). The agent changes it while
     /// packets are judged.
     pub ipv6_blocks_root: u32,
-    /// Flags while two generations' programs run at the pods' hooks, to migrate flows: [`WATCH_ONLY`], [`SHARES_NAMES`].
+    /// Flags while two generations' programs run at the pods' hooks, to migrate flows: [`WATCH_ONLY`], [`SHARES_NAMES`],
+    /// [`STANDS_ASIDE`]. Agents of later layouts write it, by the description of the layout.
     pub watch: u32,
     /// Number of the policy in force. A cached verdict holds for the revision that was read before policy: the agent
     /// changes the revision after the last word of an update, and each generation uses its own numbers.
@@ -98,6 +99,9 @@ pub const WATCH_ONLY: u32 = 1 << 0;
 /// Flag in [`Settings::watch`]: both programs have the same tables of domain names. With [`WATCH_ONLY`], those behind read
 /// DNS messages. Without it, these are behind, and those in front have read most packets.
 pub const SHARES_NAMES: u32 = 1 << 1;
+/// Flag in [`Settings::watch`]: those in front judge alone. These programs at pods' hooks leave every packet and its marks
+/// as they are; those at other devices go on.
+pub const STANDS_ASIDE: u32 = 1 << 2;
 
 /// Flag in [`Settings::any_endpoint`]: policy isolates an endpoint for egress.
 pub const ANY_ISOLATES_EGRESS: u32 = 1 << 0;

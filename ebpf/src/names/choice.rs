@@ -49,11 +49,8 @@ pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
 #[inline(always)]
 pub fn groups_in<T: NameTables>(tables: &T, work: Work, lookup: Lookup, choice: u32) -> u32 {
     let Lookup { list, goes_on, allowed } = lookup;
-    let bucket = bucket(tables, work, Store::Learned, choice);
-    let Some((bucket, settings)) = bucket.zip(tables.settings()) else { return 0 };
+    let Some(bucket) = bucket(tables, work, Store::Learned, choice) else { return 0 };
     let (address, id) = (*work.address(), work.entry().name[1] >> 32);
-    let now = tables.jiffies();
-    let prolonged = in_seconds(tables, settings, LEAST.into());
     let mut groups = 0;
     for index in 0..NAME_WAYS {
         // SAFETY: a whole bucket.
@@ -63,7 +60,11 @@ pub fn groups_in<T: NameTables>(tables: &T, work: Work, lookup: Lookup, choice: 
         let differs = (way.word(tables, 0) ^ address[0])
             | (way.word(tables, 1) ^ address[1])
             | ((holder >> 32) ^ id);
-        if until == 0 || until == NAME_BUSY || differs != 0 || !(goes_on || until >= now) {
+        if until == 0 || until == NAME_BUSY || differs != 0 {
+            continue;
+        }
+        // Times are read here and not kept, since stack frames add up along a call.
+        if !goes_on && until < tables.jiffies() {
             continue;
         }
         let first = way.word(tables, 2);
@@ -73,8 +74,14 @@ pub fn groups_in<T: NameTables>(tables: &T, work: Work, lookup: Lookup, choice: 
         let hash = [first as u32, (first >> 32) as u32, holder as u32];
         let of_name = tables.groups(work.key(list, hash));
         groups |= of_name;
-        if goes_on && of_name & allowed != 0 && until < prolonged {
-            way.set_until(tables, until, prolonged);
+        if goes_on
+            && of_name & allowed != 0
+            && let Some(settings) = tables.settings()
+        {
+            let prolonged = in_seconds(tables, settings, LEAST.into());
+            if until < prolonged {
+                way.set_until(tables, until, prolonged);
+            }
         }
     }
     groups

@@ -97,6 +97,15 @@ impl Compiled {
         uses >= capacity as usize / 2 && self.rules.limits.leave_out(table, closing)
     }
 
+    /// Records the use of tables that were full, by namespace, after a compilation of everything.
+    pub(super) fn compare_later(&mut self) {
+        for table in self.rules.limits.compared() {
+            let all = (&self.rules, &self.sets, &self.tables);
+            let uses = consumption::choose(all, table, 0).before;
+            self.rules.limits.compiled(table, &uses);
+        }
+    }
+
     fn used(&self, table: Table) -> u32 {
         self.tables.elements(table, &self.sets.classes).0
     }

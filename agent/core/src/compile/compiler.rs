@@ -19,6 +19,7 @@ use crate::options::Options;
 pub struct News {
     objects: Vec<Object>,
     given: Given,
+    barred: BTreeMap<String, Table>,
 }
 
 /// The cluster's state, its compiled form, and the state of the installation.
@@ -212,12 +213,18 @@ impl Compiler {
     }
 
     /// Takes the namespaces to charge for compilations of everything since the last call, with their shares. A namespace
-    /// in debt ([`Compiler::defer`]) whose edits alone caused one has all its policies closed from the next update on,
+    /// in debt ([`Compiler::defer`]) whose edits of an eighth of the table caused one has all its policies closed from the next update on,
     /// until another compiler starts after its debt. `full`: the table that refused the update.
     pub fn take_causes(&mut self, full: Option<Table>) -> BTreeMap<String, u64> {
+        let full = full.map(|table| (table, self.options.capacity.of(table)));
         let (shares, barred) = self.compiled.rules.limits.take_causes(full);
         self.dirty.policies.extend(barred);
         shares
+    }
+
+    /// Ends a compilation of everything that has room: later growth is compared with the use of the tables now.
+    pub fn compare_later(&mut self) {
+        self.compiled.compare_later();
     }
 
     /// An empty compiler with the same options. The policies of a namespace that filled a table again while in debt are
@@ -235,6 +242,7 @@ impl Compiler {
         News {
             objects: Object::all(&self.cluster).collect(),
             given: self.compiled.tables.endpoints.given(),
+            barred: BTreeMap::new(),
         }
     }
 
@@ -242,7 +250,8 @@ impl Compiler {
     #[must_use]
     pub fn news(&self, of: impl IntoIterator<Item = ObjectKey>) -> News {
         let objects = of.into_iter().map(|key| Object::now(key, &self.cluster)).collect();
-        News { objects, given: self.compiled.tables.endpoints.given() }
+        let barred = self.compiled.rules.limits.barred();
+        News { objects, given: self.compiled.tables.endpoints.given(), barred }
     }
 
     /// Takes over objects and endpoint numbers of another compiler.
@@ -253,6 +262,7 @@ impl Compiler {
             self.cluster.policies.weigh_exactly();
         }
         self.compiled.tables.endpoints.take_over(news.given);
+        self.dirty.policies.extend(self.compiled.rules.limits.bar(news.barred));
     }
 
     /// Frees retired numbers. To be called when the operations of the last update are applied and every packet judged

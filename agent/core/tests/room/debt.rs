@@ -93,16 +93,57 @@ fn overflow(world: &mut World, capacity: Capacity, changes: Vec<Change>) -> Vec<
 fn who_grows_pays_for_what_a_full_table_costs() {
     const CAPACITY: Capacity = Capacity { bitmaps: 300, ..ROOM };
     let mut world = rivals(CAPACITY);
-    let shares = world.compiler.take_causes(None);
-    let both = BTreeSet::from(["rival", "tenant"]);
-    assert_eq!(shares.keys().map(String::as_str).collect::<BTreeSet<_>>(), both);
-    assert_eq!(namespaces(&closed(&world)), both);
+    // Nobody has changed anything yet.
+    assert!(world.compiler.take_causes(None).is_empty());
+    assert_eq!(namespaces(&closed(&world)), BTreeSet::from(["rival", "tenant"]));
     // Those that had policies closed before do not pay for another one's growth, and it pays although it had, too.
     for round in 0..3 {
         let more = (0..5).flat_map(|n| with_sets("tenant", 20 + 5 * round + n, 10)).collect();
         assert_eq!(overflow(&mut world, CAPACITY, more), ["tenant"]);
     }
     assert!(world.egress(VICTIM, "198.51.100.7", 443));
+}
+
+/// A tenant that fills a table, makes room, and fills it again, beside a larger one that never changes.
+#[test]
+fn who_fills_a_table_by_turns_pays_each_time() {
+    const CAPACITY: Capacity = Capacity { bitmaps: 300, ..ROOM };
+    let mut world = World::new([]);
+    let steady = (0..20).flat_map(|n| with_sets("steady", 100 + n, 9));
+    bystanders().into_iter().chain(steady).for_each(|change| world.compiler.ingest(change));
+    assert_eq!(install(&mut world, CAPACITY), []);
+    for _ in 0..3 {
+        // The larger one is in debt, for large policies of its own.
+        world.compiler.defer(held(&["steady"]));
+        let turn = (0..14).flat_map(|n| with_sets("tenant", n, 10)).collect();
+        assert_eq!(overflow(&mut world, CAPACITY, turn), ["tenant"]);
+        let problems = world.compiler.problems();
+        assert!(namespaces(&closed(&world)).contains("steady"), "it uses most");
+        assert!(!problems.iter().any(|it| it.to_string().contains("again and again")));
+        world.apply((0..14).map(|n| Change::PolicyGone(Key::new("tenant", format!("app{n}")))));
+        assert!(world.compiler.has_room_again());
+        world = successor(&world, CAPACITY);
+        assert!(closed(&world).is_empty());
+    }
+}
+
+/// What the others had closed opens as soon as a barred namespace has made room.
+#[test]
+fn a_barred_namespace_makes_room_for_the_others() {
+    const CAPACITY: Capacity = Capacity { bitmaps: 300, ..ROOM };
+    let mut world = rivals(CAPACITY);
+    world.compiler.defer(held(&["tenant"]));
+    let more = (0..5).flat_map(|n| with_sets("tenant", 20 + n, 10)).collect();
+    assert_eq!(overflow(&mut world, CAPACITY, more), ["tenant"]);
+    assert!(world.compiler.has_room_again());
+    let world = successor(&world, CAPACITY);
+    assert_eq!(namespaces(&closed(&world)), BTreeSet::from(["tenant"]));
+    assert!(!world.compiler.has_room_again(), "until the debt ends");
+    // A compiler that was at work meanwhile learns of it.
+    let mut other = rivals(CAPACITY);
+    other.compiler.follow(world.compiler.news([]));
+    other.apply([]);
+    assert!(namespaces(&closed(&other)).contains("tenant"));
 }
 
 #[test]

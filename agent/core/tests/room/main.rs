@@ -103,6 +103,7 @@ fn install(world: &mut World, capacity: Capacity) -> Vec<Table> {
     world.tables = MemoryTables::new();
     world.tables.fill(&ops);
     world.compiler.grace_passed();
+    world.compiler.compare_later();
     full
 }
 

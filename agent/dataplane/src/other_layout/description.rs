@@ -77,7 +77,7 @@ impl Description {
             ("endpoint.id", offset_of!(Endpoint, id), 4),
             ("endpoint.uid_hash", offset_of!(Endpoint, uid_hash), 8),
             ("endpoint.station", offset_of!(Endpoint, flags) + 2, 6),
-            // All zero: the programs pass every packet of the endpoint.
+            // All zero: the programs pass every packet of the endpoint. For versions before 14, which lack `settings.watch`.
             ("endpoint.rows", offset_of!(Endpoint, rows), 8),
             ("way4", offset_of!(Ct4Way, control), size_of::<Ct4Way>()),
             ("way4.endpoint", offset_of!(Ct4Way, key.endpoint), 4),
@@ -93,6 +93,8 @@ impl Description {
             ("way6.protocol", offset_of!(Ct6Way, key.protocol), 4),
             ("control.seen", 32, 32),
             ("settings.hash_seed", offset_of!(Settings, hash_seed), 8),
+            // Bit 2 (`STANDS_ASIDE`): the programs at pods' hooks leave every packet as it is.
+            ("settings.watch", offset_of!(Settings, watch), 4),
         ];
         let fields = fields.into_iter().chain(RESOLVED);
         let [valid, busy] = VALID_FLAGS;

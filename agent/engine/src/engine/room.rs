@@ -41,6 +41,7 @@ pub fn install(
             Ok(ops) => {
                 compiler.enlarge(roomy(compiler.capacity(), &compiler.fill()));
                 let Some(table) = full.iter().copied().find(|it| compiler.keep_reserve(*it)) else {
+                    compiler.compare_later();
                     return Ok(ops);
                 };
                 tracing::error!(%table, "closing policies of the namespaces that use most, to keep room for edits");

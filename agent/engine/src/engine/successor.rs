@@ -309,7 +309,11 @@ impl Reconciler {
         });
         let took = made.took;
         let written = match made.catch_up(news) {
-            Ok(operations) => self.replace(made, operations.max(1))?,
+            Ok(operations) => {
+                let replaced = self.replace(made, operations.max(1));
+                // The former compiler lacks the changes that the successor took.
+                replaced.inspect_err(|_| self.pace.put_back())?
+            }
             Err(EngineError::Compile(error)) => self.take_over(made, error)?,
             Err(error) => {
                 self.abandon(&error);

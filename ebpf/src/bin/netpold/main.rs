@@ -43,7 +43,7 @@ use netpold_ebpf::{
         hook::Hook,
         proof::UNKNOWN_INTERFACE,
     },
-    layout::WATCH_ONLY,
+    layout::{STANDS_ASIDE, WATCH_ONLY},
     packet::{
         family::{V4, V6},
         parsed::ParsedPacket,
@@ -83,7 +83,7 @@ fn netpold_ingress(context: TcContext) -> i32 {
         groups6: names::netpold_ingress_groups6,
     };
     let skb = context.as_ptr().cast();
-    if reject::is_answer(skb) {
+    if stands_aside() || reject::is_answer(skb) {
         return NEXT;
     }
     trace::begin::<Ingress>(skb);
@@ -117,6 +117,9 @@ fn netpold_egress(context: TcContext) -> i32 {
         groups6: names::netpold_egress_groups6,
     };
     let skb = context.as_ptr().cast();
+    if stands_aside() {
+        return NEXT;
+    }
     if reject::is_answer(skb) {
         // While the programs of another layout judge behind these, the answer may be theirs.
         if !watches_only() {
@@ -250,6 +253,12 @@ fn act<D: Direction>(skb: *mut __sk_buff, reason: u32, reject: Global) -> i32 {
 #[inline(always)]
 fn watches_only() -> bool {
     watch() & WATCH_ONLY != 0
+}
+
+/// Whether the programs in front of these judge alone.
+#[inline(always)]
+fn stands_aside() -> bool {
+    watch() & STANDS_ASIDE != 0
 }
 
 /// [`Settings::watch`](netpold_ebpf::layout::Settings)

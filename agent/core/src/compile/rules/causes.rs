@@ -1,8 +1,8 @@
 //! Namespaces to charge for a compilation of everything that a full table made necessary.
 //!
-//! The cause is growth: of the namespaces that use most of the table, those that use more of it than after the last
-//! closing. Where nothing was closed, because the table was full only between two states, the cause is the edits of the
-//! refused update.
+//! The cause is growth: of a table that was full before, the namespaces that use more of it than at that time, or after
+//! the last compilation of everything that had room. Combinations that such a compilation opens again are no growth. Where
+//! nothing is known of the table, or nobody grew, the cause is the edits of the refused update.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,11 +21,20 @@ pub(crate) struct Closing {
     pub(crate) after: BTreeMap<String, usize>,
 }
 
+/// Elements of a table that a namespace uses.
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    /// With the combinations closed for the table.
+    open: usize,
+    /// Without them.
+    kept: usize,
+}
+
 /// Causes of compilations of everything.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Causes {
-    /// Elements of each table that was full, by namespace, after its last closing.
-    uses: BTreeMap<Table, BTreeMap<String, usize>>,
+    /// Use of each table that was full, by namespace, to compare with.
+    known: BTreeMap<Table, BTreeMap<String, Use>>,
     /// Units compiled in this update, by namespace.
     edited: BTreeMap<String, u64>,
     /// Units compiled in the update that a table refused.
@@ -58,39 +67,75 @@ impl Causes {
         self.refused.clear();
     }
 
-    /// Records combinations closed for a full table. Returns the namespace that grew most, if any did.
-    pub(super) fn close(&mut self, table: Table, closing: &Closing) -> Option<String> {
-        let Closing { combinations, large, before, after } = closing;
-        let known = self.uses.insert(table, after.clone()).unwrap_or_default();
-        let grown = large.iter().filter_map(|namespace| {
-            let before = before.get(namespace).copied().unwrap_or(0);
-            let grown = before.saturating_sub(known.get(namespace).copied().unwrap_or(0));
-            (grown > 0).then(|| (namespace.clone(), grown as u64))
+    /// Records combinations closed for a full table. `starts_over`: none was closed before in this compilation. Returns the
+    /// namespace that grew most, if it is among those that use most.
+    pub(super) fn close(
+        &mut self,
+        table: Table,
+        closing: &Closing,
+        starts_over: bool,
+    ) -> Option<String> {
+        let Closing { large, before, after, .. } = closing;
+        let of = |uses: &BTreeMap<String, usize>, name: &str| uses.get(name).copied().unwrap_or(0);
+        let uses = before
+            .iter()
+            .map(|(name, open)| (name.clone(), Use { open: *open, kept: of(after, name) }));
+        // Nothing is known of a table that is full for the first time.
+        let known = self.known.insert(table, uses.collect())?;
+        let grown = before.iter().filter_map(|(name, before)| {
+            let known = known.get(name).copied().unwrap_or_default();
+            let grown = before.saturating_sub(if starts_over { known.open } else { known.kept });
+            (grown > 0).then(|| (name.clone(), grown as u64))
         });
         let grown: BTreeMap<String, u64> = grown.collect();
-        let most = most(&grown);
-        if grown.is_empty() && self.grown.is_empty() {
-            // Others filled the rest of the table: the namespaces that use most of it pay.
-            let closed: BTreeSet<&str> = combinations.iter().map(Combination::namespace).collect();
-            self.grown.extend(closed.into_iter().map(|namespace| (namespace.to_owned(), 1)));
-        }
+        let most = most(&grown).filter(|most| large.contains(most));
         self.grown.extend(grown);
         most
     }
 
-    /// Takes the namespaces to charge, with their shares, and the one whose edits alone had everything compiled.
-    pub(super) fn take(&mut self) -> (BTreeMap<String, u64>, Option<String>) {
-        let (grown, refused) = (std::mem::take(&mut self.grown), std::mem::take(&mut self.refused));
-        if grown.is_empty() {
-            let editor = most(&refused);
-            return (refused, editor);
-        }
-        (grown, None)
+    /// Tables that were full.
+    pub(super) fn tables(&self) -> Vec<Table> {
+        self.known.keys().copied().collect()
     }
 
-    /// The uses after the last closings, for another compiler.
+    /// Records the use of a table after a compilation of everything that had room. Closed combinations of a namespace
+    /// count as much as they did when they were closed.
+    pub(super) fn compiled(
+        &mut self,
+        table: Table,
+        uses: &BTreeMap<String, usize>,
+        is_closed: impl Fn(&str) -> bool,
+    ) {
+        let Some(known) = self.known.get_mut(&table) else { return };
+        let before = std::mem::take(known);
+        *known = uses
+            .iter()
+            .map(|(name, kept)| {
+                let closed = before.get(name).map_or(0, |it| it.open.saturating_sub(it.kept));
+                let open = kept + if is_closed(name) { closed } else { 0 };
+                (name.clone(), Use { open, kept: *kept })
+            })
+            .collect();
+    }
+
+    /// Takes the namespaces to charge, with their shares. If these are edits, also the namespace of nearly all of them, with
+    /// its units.
+    pub(super) fn take(&mut self) -> (BTreeMap<String, u64>, Option<(String, u64)>) {
+        let (grown, refused) = (std::mem::take(&mut self.grown), std::mem::take(&mut self.refused));
+        if !grown.is_empty() {
+            return (grown, None);
+        }
+        let all: u64 = refused.values().sum();
+        let editor = most(&refused).and_then(|name| {
+            let units = refused.get(&name).copied()?;
+            (units >= all - all / 8).then_some((name, units))
+        });
+        (refused, editor)
+    }
+
+    /// The uses to compare with, for another compiler.
     pub(super) fn passed_on(&self) -> Self {
-        Self { uses: self.uses.clone(), ..Self::default() }
+        Self { known: self.known.clone(), ..Self::default() }
     }
 }
 

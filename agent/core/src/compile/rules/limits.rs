@@ -25,6 +25,10 @@ use crate::compile::rules::causes::{Causes, Closing};
 use crate::model::{Direction, Labels, NamedPort, Pod};
 use crate::ops::Table;
 
+/// Combinations up to which those of barred namespaces are recorded, for reports. Each change of a pod's labels may make
+/// another one.
+const BARRED_COMBINATIONS: usize = 1024;
+
 /// A combination of policies that is not in force as last edited, because it is large and left to another compiler.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Late {
@@ -70,7 +74,10 @@ impl Limits {
     /// Whether a combination is closed. Records the combinations of barred namespaces.
     pub(crate) fn is_closed(&mut self, combination: &Combination) -> bool {
         if let Some(table) = self.barred.get(combination.namespace()) {
-            self.left_out.insert(combination.clone(), *table);
+            if self.left_out.len() < BARRED_COMBINATIONS {
+                self.left_out.insert(combination.clone(), *table);
+            }
+            return true;
         }
         self.left_out.contains_key(combination)
             || self.over.values().any(|closed| closed.contains(combination))
@@ -158,23 +165,25 @@ impl Limits {
         self.causes.forgive();
     }
 
-    /// Takes the namespaces to charge for compilations of everything since the last call, with their shares. Bars the
-    /// namespace whose edits alone caused one while in debt, and returns it too.
+    /// Takes the namespaces to charge for compilations of everything since the last call, with their shares. Bars a
+    /// namespace that caused one while in debt by edits of an eighth of the table, and returns it too. `full`: the table
+    /// that refused the update, and its size.
     pub(crate) fn take_causes(
         &mut self,
-        full: Option<Table>,
+        full: Option<(Table, u32)>,
     ) -> (BTreeMap<String, u64>, Option<String>) {
         let (shares, editor) = self.causes.take();
-        let barred = editor.filter(|namespace| self.is_held(namespace)).zip(full);
-        self.barred.extend(barred.clone());
-        (shares, barred.map(|(namespace, _)| namespace))
+        let Some((table, capacity)) = full else { return (shares, None) };
+        // Small edits only fill what others left free.
+        let editor = editor.filter(|(_, units)| *units >= u64::from(capacity / 8));
+        let barred = editor.map(|(namespace, _)| namespace).filter(|it| self.is_held(it));
+        self.barred.extend(barred.iter().map(|namespace| (namespace.clone(), table)));
+        (shares, barred)
     }
 
     /// The limits that another compiler starts with: barred namespaces that are still in debt stay barred.
     pub(crate) fn passed_on(&self) -> Self {
-        let barred = self.barred.iter().filter(|(namespace, _)| self.is_held(namespace));
-        let barred = barred.map(|(namespace, table)| (namespace.clone(), *table)).collect();
-        Self { barred, causes: self.causes.passed_on(), ..Self::default() }
+        Self { barred: self.barred(), causes: self.causes.passed_on(), ..Self::default() }
     }
 
     /// Whether a combination of this weight may be compiled in this update.
@@ -245,17 +254,54 @@ impl Limits {
             return false;
         }
         self.is_new = true;
-        let most = self.causes.close(table, &closing).filter(|most| self.is_held(most));
-        self.barred.extend(most.map(|most| (most, table)));
-        let closed = closing.combinations.into_iter();
-        self.left_out.extend(closed.map(|combination| (combination, table)));
+        let most = self.causes.close(table, &closing, self.left_out.is_empty());
+        let barred = most.filter(|most| self.is_held(most) && !self.barred.contains_key(most));
+        let mut closed = closing.combinations;
+        if let Some(barred) = barred {
+            // Without it, the others may have room.
+            closed.retain(|of| of.namespace() == barred);
+            self.barred.insert(barred, table);
+        }
+        self.left_out.extend(closed.into_iter().map(|combination| (combination, table)));
         true
+    }
+
+    /// Namespaces that are barred and still in debt.
+    pub(crate) fn barred(&self) -> BTreeMap<String, Table> {
+        let barred = self.barred.iter().filter(|(namespace, _)| self.is_held(namespace));
+        barred.map(|(namespace, table)| (namespace.clone(), *table)).collect()
+    }
+
+    /// Takes over barred namespaces of another compiler; returns the new ones.
+    pub(crate) fn bar(&mut self, barred: BTreeMap<String, Table>) -> BTreeSet<String> {
+        let new = barred
+            .into_iter()
+            .filter(|(name, table)| self.barred.insert(name.clone(), *table).is_none());
+        new.map(|(name, _)| name).collect()
+    }
+
+    /// Tables whose use is compared, see [`Limits::compiled`].
+    pub(crate) fn compared(&self) -> Vec<Table> {
+        self.causes.tables()
+    }
+
+    /// Records the elements of a table in use by namespace, after a compilation of everything.
+    pub(crate) fn compiled(&mut self, table: Table, uses: &BTreeMap<String, usize>) {
+        let Self { causes, left_out, .. } = self;
+        causes.compiled(table, uses, |name| left_out.keys().any(|of| of.namespace() == name));
     }
 
     /// Ends an update that fits. `used`: elements in use, by table.
     pub(crate) fn settled(&mut self, used: impl Fn(Table) -> u32) {
         if std::mem::take(&mut self.is_new) {
-            self.filled = self.full_tables().map(|table| (table, used(table))).collect();
+            let former = std::mem::take(&mut self.filled);
+            // A barred namespace made room for what was closed before it.
+            let is_barred = |table: &Table| self.barred.values().any(|of| of == table);
+            let filled = |table| {
+                let former = former.get(&table).filter(|_| is_barred(&table)).copied();
+                (table, former.unwrap_or_else(|| used(table)))
+            };
+            self.filled = self.full_tables().map(filled).collect();
         }
     }
 
