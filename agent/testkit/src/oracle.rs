@@ -148,6 +148,17 @@ impl Oracle {
         Asked { oracle: self, probe }.verdict()
     }
 
+    /// Answer to a probe between ends at given addresses, each with its pod, also where the address does not count for
+    /// this pod. The probe's own sides are not read.
+    #[must_use]
+    pub fn verdict_at(
+        &self,
+        probe: &Probe,
+        [from, to]: [(Option<&Pod>, IpAddr); 2],
+    ) -> OracleVerdict {
+        Asked { oracle: self, probe }.judge_pair(from, to)
+    }
+
     /// The pod that owns an address: neither a hostNetwork pod (which is its node) nor a finished one. Of several
     /// claimants, the one that is not terminating, then the younger, then the one with the greater key.
     #[must_use]

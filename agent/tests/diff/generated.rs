@@ -22,6 +22,8 @@ struct Member {
     pods: Option<[Key; 2]>,
     nodes: [String; 2],
     addresses: [IpAddr; 2],
+    /// Whether the addresses are on a secondary network.
+    is_second: bool,
 }
 
 struct World {
@@ -92,7 +94,11 @@ impl World {
         match party {
             DiffParty::Workload(workload) => {
                 let pairs = workload.counterparts();
-                pairs.into_iter().flat_map(|(b, a)| self.pod([b.clone(), a.clone()])).collect()
+                let of_pods = |(before, after): (&Key, &Key)| {
+                    let pods = [before.clone(), after.clone()];
+                    [self.pod(pods.clone()), self.second(pods)].concat()
+                };
+                pairs.into_iter().flat_map(of_pods).collect()
             }
             // `meetings` pairs a pod with its own node, see `own_nodes`; generated policies have no names.
             DiffParty::OwnNode | DiffParty::Name(_) | DiffParty::Service(_) => Vec::new(),
@@ -117,33 +123,75 @@ impl World {
                     pods: None,
                     nodes: [const { String::new() }; 2],
                     addresses: [*address; 2],
+                    is_second: false,
                 };
                 outside.iter().filter(longest).map(member).collect()
             }
         }
     }
 
+    fn of_family(of: [Vec<IpAddr>; 2], v6: bool) -> [Vec<IpAddr>; 2] {
+        of.map(|all| all.into_iter().filter(|address| address.is_ipv6() == v6).collect())
+    }
+
     fn paired(of: [Vec<IpAddr>; 2]) -> Vec<[IpAddr; 2]> {
-        let family = |v6: bool| {
-            let [b, a] = of.clone().map(|all| all.into_iter().filter(move |a| a.is_ipv6() == v6));
-            b.zip(a).map(|(b, a)| [b, a])
+        let family = |v6| {
+            let [before, after] = Self::of_family(of.clone(), v6);
+            before.into_iter().zip(after).map(|(before, after)| [before, after])
         };
         family(false).chain(family(true)).collect()
     }
 
+    fn pod_of(&self, i: usize, key: &Key) -> &Pod {
+        self.oracles[i].pods.iter().find(|pod| pod.key == *key).unwrap()
+    }
+
+    fn member(&self, pods: &[Key; 2], addresses: [IpAddr; 2], is_second: bool) -> Member {
+        let nodes = [0, 1].map(|i| self.pod_of(i, &pods[i]).node.as_str().to_owned());
+        Member { pods: Some(pods.clone()), nodes, addresses, is_second }
+    }
+
     fn pod(&self, pods: [Key; 2]) -> Vec<Member> {
-        let pod = |i: usize| {
-            let oracle: &Oracle = &self.oracles[i];
-            oracle.pods.iter().find(|pod| pod.key == pods[i]).unwrap()
-        };
         let owned = [0, 1].map(|i| {
             let owns = |a: &IpAddr| self.oracles[i].pod_at(*a).is_some_and(|p| p.key == pods[i]);
-            pod(i).addresses.iter().copied().filter(owns).collect()
+            self.pod_of(i, &pods[i]).addresses.iter().copied().filter(owns).collect()
         });
-        let nodes = [0, 1].map(|i| pod(i).node.as_str().to_owned());
-        let member =
-            |addresses| Member { pods: Some(pods.clone()), nodes: nodes.clone(), addresses };
-        Self::paired(owned).into_iter().map(member).collect()
+        let members = Self::paired(owned).into_iter();
+        members.map(|addresses| self.member(&pods, addresses, false)).collect()
+    }
+
+    /// Returns the addresses that a pod claims on its secondary networks, which have no names here: those of a family if
+    /// their number is as before, without those of other objects.
+    fn second(&self, pods: [Key; 2]) -> Vec<Member> {
+        let claims = [0, 1].map(|i| {
+            let pod = self.pod_of(i, &pods[i]);
+            let claims = pod.second_addresses().filter(|it| !pod.addresses.contains(it));
+            claims.filter(|_| !pod.host_network && !pod.finished).collect::<Vec<_>>()
+        });
+        let families = [false, true].map(|v6| Self::of_family(claims.clone(), v6));
+        let paired = families.into_iter().filter(|[before, after]| before.len() == after.len());
+        let pairs = paired.flat_map(|[before, after]| before.into_iter().zip(after));
+        let pairs = pairs.map(|(before, after)| [before, after]).filter(|addresses| {
+            [0, 1].into_iter().all(|i| !self.is_of_others(i, &pods[i], addresses[i]))
+        });
+        pairs.map(|addresses| self.member(&pods, addresses, true)).collect()
+    }
+
+    /// Returns whether another object has an address that a pod claims. A terminating pod gives way to other claimants.
+    fn is_of_others(&self, i: usize, key: &Key, address: IpAddr) -> bool {
+        let Oracle { pods, nodes, services, .. } = &self.oracles[i];
+        if let Some(owner) = self.oracles[i].pod_at(address) {
+            return owner.key != *key;
+        }
+        let gives_way = self.pod_of(i, key).terminating;
+        nodes.iter().any(|node| node.addresses.contains(&address))
+            || services.iter().any(|it| !it.unserved && it.addresses.contains(&address))
+            || pods.iter().filter(|pod| !pod.finished).any(|pod| match pod.host_network {
+                true => pod.addresses.contains(&address),
+                false => {
+                    gives_way && !pod.terminating && pod.second_addresses().any(|it| it == address)
+                }
+            })
     }
 
     fn node(&self, names: [&String; 2]) -> Vec<Member> {
@@ -154,7 +202,8 @@ impl World {
             node.addresses.iter().copied().filter(free).collect()
         });
         let nodes = names.map(Clone::clone);
-        let member = |addresses| Member { pods: None, nodes: nodes.clone(), addresses };
+        let member =
+            |addresses| Member { pods: None, nodes: nodes.clone(), addresses, is_second: false };
         Self::paired(addresses).into_iter().map(member).collect()
     }
 
@@ -163,7 +212,11 @@ impl World {
         [0, 1].map(|i| {
             let side = |member: &Member| Side::Address(member.addresses[i]);
             let probe = Probe { from: side(from), to: side(to), protocol, port };
-            self.oracles[i].verdict(&probe).allowed().unwrap()
+            let ends = [from, to].map(|member| {
+                let pod = member.pods.as_ref().map(|pods| self.pod_of(i, &pods[i]));
+                (pod, member.addresses[i])
+            });
+            self.oracles[i].verdict_at(&probe, ends).allowed().unwrap()
         })
     }
 
@@ -202,7 +255,9 @@ impl World {
                 meetings.push((from, to, a, b));
             }
         }
-        for (party, pod) in all().filter(|(_, member)| member.pods.is_some()) {
+        // Addresses on secondary networks are not compared with the own node: policies treat the pod's first ones alike.
+        let first = all().filter(|(_, member)| member.pods.is_some() && !member.is_second);
+        for (party, pod) in first {
             for node in &self.own_nodes {
                 let same_family = node.addresses[0].is_ipv6() == pod.addresses[0].is_ipv6();
                 if same_family && node.nodes == pod.nodes {

@@ -283,12 +283,17 @@ impl<'c> PartyEndsBuilder<'c> {
             other.iter().map(|of| end(i)(&of.address)).collect()
         };
         match pods.map(is_unaddressed) {
-            _ if self.places.is_empty() => ends,
+            _ if !self.judges_unaddressed() => ends,
             [true, true] => [0, 1].map(|i| self.places.iter().map(end(i)).collect()),
             [true, false] => [at(0, &ends[1]), ends[1].clone()],
             [false, true] => [ends[0].clone(), at(1, &ends[0])],
             [false, false] => ends,
         }
+    }
+
+    /// Returns whether pods without an address are judged.
+    pub(super) fn judges_unaddressed(&self) -> bool {
+        !self.places.is_empty()
     }
 
     /// Returns whether another object has the address at which a pod is judged.

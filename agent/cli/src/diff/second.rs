@@ -16,17 +16,20 @@ type Claims<'c> = BTreeMap<(&'c str, bool), Vec<IpAddr>>;
 
 impl<'c> PartyEndsBuilder<'c> {
     /// Pairs the claimed addresses of a pod before with those of its counterpart after, by network; and describes the
-    /// networks on which their numbers differ. A pod without any address stands for one with the counterpart's addresses.
-    pub(super) fn of_second(&self, pods: [&'c Pod; 2]) -> (Vec<SecondPair<'c>>, Vec<String>) {
-        let (mut pairs, mut gaps) = (Vec::new(), Vec::new());
+    /// networks on which their numbers differ, or on which other objects have the addresses. Where pods without an
+    /// address are judged, one without any stands for one with the counterpart's addresses.
+    pub(super) fn of_second(&self, pods: [&'c Pod; 2]) -> (Vec<SecondPair<'c>>, BTreeSet<String>) {
+        let (mut pairs, mut gaps) = (Vec::new(), BTreeSet::new());
         if !pods.into_iter().all(is_subject) || pods.iter().all(|pod| pod.second.is_empty()) {
             return (pairs, gaps);
         }
         let [mut before, mut after] = pods.map(claims);
-        if is_unaddressed(pods[0]) && pods[0].second.is_empty() {
-            before.clone_from(&after);
-        } else if is_unaddressed(pods[1]) && pods[1].second.is_empty() {
-            after.clone_from(&before);
+        let lacks = pods.map(|pod| is_unaddressed(pod) && pod.second.is_empty());
+        match lacks {
+            [false, false] => {}
+            _ if !self.judges_unaddressed() => return (pairs, gaps),
+            [true, _] => before.clone_from(&after),
+            [false, true] => after.clone_from(&before),
         }
         let networks: BTreeSet<_> = before.keys().chain(after.keys()).copied().collect();
         for network in networks {
@@ -34,7 +37,7 @@ impl<'c> PartyEndsBuilder<'c> {
                 [&before, &after].map(|it| it.get(&network).map_or(&[][..], Vec::as_slice));
             if before.len() != after.len() {
                 let family = if network.1 { "IPv6" } else { "IPv4" };
-                gaps.push(format!(
+                gaps.insert(format!(
                     "its {family} addresses on the secondary network {} are {} before and {} after",
                     network.0,
                     before.len(),
@@ -44,30 +47,44 @@ impl<'c> PartyEndsBuilder<'c> {
             }
             for addresses in before.iter().zip(after) {
                 let addresses = [*addresses.0, *addresses.1];
-                let end = |i: usize| PartyEnd {
+                let pair = [0, 1].map(|i| PartyEnd {
                     pod: Some(pods[i]),
                     node: &pods[i].node,
                     address: addresses[i],
-                };
-                let pair = [end(0), end(1)];
-                pairs.push((pair, [0, 1].map(|i| self.is_refused(i, pair[i]))));
+                });
+                match [0, 1].map(|i| self.counts(i, pods[i], addresses[i])) {
+                    [Some(before), Some(after)] => pairs.push((pair, [!before, !after])),
+                    [None, _] | [_, None] => {
+                        gaps.insert(format!(
+                            "other objects have addresses that it claims on the secondary network {}",
+                            network.0
+                        ));
+                    }
+                }
             }
         }
         (pairs, gaps)
     }
 
-    /// Returns whether a claimed address does not count for its pod.
-    fn is_refused(&self, cluster: usize, end: PartyEnd<'c>) -> bool {
-        end.pod.is_some_and(|pod| {
-            !is_unaddressed(pod) && self.clusters[cluster].refused(pod, end.address).is_some()
-        })
+    /// Returns whether an address counts for a pod; `None` if the pod claims an address that another object has.
+    fn counts(&self, cluster: usize, pod: &Pod, address: IpAddr) -> Option<bool> {
+        let cluster = self.clusters[cluster];
+        // An address that the pod does not claim is its counterpart's.
+        let is_claimed = pod.second_with(address).next().is_some();
+        if !is_claimed || cluster.refused(pod, address).is_none() {
+            return Some(true);
+        }
+        let claimants = cluster.refused_claimants(address);
+        claimants.iter().any(|claimant| claimant.key == pod.key).then_some(false)
     }
 }
 
+/// Returns the claimed addresses of a pod without those of its status.
 fn claims(pod: &Pod) -> Claims<'_> {
     let mut claims = Claims::new();
     for interface in &pod.second {
-        for address in &interface.addresses {
+        let addresses = interface.addresses.iter().filter(|it| !pod.addresses.contains(*it));
+        for address in addresses {
             let of_network = claims.entry((interface.network.as_str(), address.is_ipv6()));
             of_network.or_default().push(*address);
         }

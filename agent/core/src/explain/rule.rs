@@ -78,10 +78,16 @@ impl<'a> Traffic<'a> {
     }
 }
 
+/// Returns whether an address is only a candidate for a pod, which has none by which it could be found. An address that
+/// the pod claims on a secondary network is found, or counts for no pod.
+fn is_candidate(pod: &Pod, address: IpAddr) -> bool {
+    is_unaddressed(pod) && pod.second_with(address).next().is_none()
+}
+
 impl<'a> Traffic<'a> {
-    /// Sets the pod of the other side if that pod has no address by which it could be found.
+    /// Sets the pod of the other side if the remote address is only a candidate for it.
     pub(super) fn of_unaddressed(&mut self, pod: Option<&'a Pod>) {
-        if let Some(pod) = pod.filter(|pod| is_unaddressed(pod)) {
+        if let Some(pod) = pod.filter(|pod| is_candidate(pod, self.remote)) {
             self.of_remote(Some(pod));
         }
     }
@@ -90,7 +96,8 @@ impl<'a> Traffic<'a> {
 impl Traffic<'_> {
     /// Returns the other side's address; unspecified if the address is only a candidate for a pod without one.
     pub(super) fn known_remote(&self) -> IpAddr {
-        match (self.remote_pod.is_some_and(is_unaddressed), self.remote) {
+        let is_candidate = self.remote_pod.is_some_and(|pod| is_candidate(pod, self.remote));
+        match (is_candidate, self.remote) {
             (false, known) => known,
             (true, IpAddr::V4(_)) => Ipv4Addr::UNSPECIFIED.into(),
             (true, IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),

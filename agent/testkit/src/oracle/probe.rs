@@ -78,7 +78,7 @@ impl<'a> Asked<'a> {
                 if source.is_ipv4() != destination.is_ipv4() {
                     continue;
                 }
-                let this = self.judge_pair((&from, source), (&to, destination));
+                let this = self.judge_pair((from.pod, source), (to.pod, destination));
                 if answer != OracleVerdict::CannotTell && answer.allowed() != this.allowed() {
                     return OracleVerdict::DependsOnAddress;
                 }
@@ -90,32 +90,32 @@ impl<'a> Asked<'a> {
         answer
     }
 
-    fn judge_pair(
+    /// Answer for one pair of addresses.
+    pub(super) fn judge_pair(
         self,
-        (from, source): (&Side<'_>, IpAddr),
-        (to, destination): (&Side<'_>, IpAddr),
+        (from, source): End<'_>,
+        (to, destination): End<'_>,
     ) -> OracleVerdict {
         let (protocol, port) = (self.probe.protocol.0, self.probe.port);
         let frontend = Frontend { oracle: self.oracle, address: destination, protocol, port };
-        let itself = from.pod.is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key));
+        let itself = from.is_some_and(|a| to.is_some_and(|b| a.key == b.key));
         let of_service = frontend.is_port(Of::Service);
         if !itself && (of_service || frontend.is_port(Of::Node)) {
             let of = if of_service { Of::Service } else { Of::Node };
             let judge =
                 |pod| self.oracle.judge(pod, Direction::Egress, destination, protocol, port);
-            let sends = from.pod.is_none_or(judge);
+            let sends = from.is_none_or(judge);
             // Another node chooses the backend; the sender's egress was judged for all of them where the packet leaves.
             let elsewhere = |pod| !of_service && !self.oracle.is_own_node(pod, destination);
-            let elsewhere = from.pod.is_some_and(elsewhere);
+            let elsewhere = from.is_some_and(elsewhere);
             let reached = frontend.backends(of, true).into_iter().any(|(backend, port)| {
                 let to = (self.oracle.pod_at(backend), backend);
-                let (egress, ingress) = self.judge_both((from.pod, source), to, port);
+                let (egress, ingress) = self.judge_both((from, source), to, port);
                 ingress && (egress || elsewhere)
             });
             return OracleVerdict::Translated { allowed: sends && reached };
         }
-        let (from, to) = ((from.pod, source), (to.pod, destination));
-        let (egress, ingress) = self.judge_both(from, to, port);
+        let (egress, ingress) = self.judge_both((from, source), (to, destination), port);
         OracleVerdict::Judged { egress, ingress }
     }
 
