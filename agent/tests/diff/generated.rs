@@ -379,6 +379,7 @@ fn outside<'r>(oracles: &[Oracle; 2], rules: impl Iterator<Item = &'r Rule>) -> 
 #[test]
 fn the_difference_is_that_of_the_oracles_matrices() {
     let (mut changes, mut pairs, mut some, mut nodes) = (0, 0, 0, 0);
+    let (mut second, mut refused) = (0, 0);
     for seed in 0..CLUSTERS {
         let mut choices = Choices::from_seed(seed);
         let before = generate::Cluster::generate(&mut choices);
@@ -393,10 +394,20 @@ fn the_difference_is_that_of_the_oracles_matrices() {
             matches!(difference.parties[i], DiffParty::OwnNode | DiffParty::Nodes { .. })
         };
         nodes += difference.changes.iter().filter(|c| is_node(c.from) || is_node(c.to)).count();
+        let on_second = world.members.iter().flatten().filter(|member| member.is_second);
+        second += on_second.clone().count();
+        let is_refused = |it: &&Member| {
+            [0, 1].iter().any(|i| world.oracles[*i].pod_at(it.addresses[*i]).is_none())
+        };
+        refused += on_second.filter(is_refused).count();
     }
     // The samples must contain enough changes.
     assert!(changes > 50_000 && pairs > 5_000, "{changes} ends of ranges of {pairs} pairs");
     assert!(some > 100 && nodes > 500, "{some} in part, {nodes} with nodes");
+    assert!(
+        second > 1000 && refused > 200,
+        "{second} on secondary networks, {refused} not counted"
+    );
 }
 
 #[test]

@@ -365,12 +365,16 @@ fn members_that_meet<'a, 'c>(
 /// Picks representatives of all pairs of members: sender and receiver, before and after.
 fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<EndPair<'c>> {
     let mut pairs = members_that_meet(from, to);
-    if !from.is_by_node(to, node_ports) {
+    let (by_node, by_address) = (from.is_by_node(to, node_ports), from.is_by_address(to));
+    if !by_node && !by_address {
         return pairs.next().into_iter().collect();
     }
     let mut found = BTreeMap::new();
     for sides in pairs {
-        found.entry(sides.map(|side| side.map(|end| end.node))).or_insert(sides);
+        let [from, to] = &sides;
+        let nodes = by_node.then(|| sides.map(|side| side.map(|end| end.node)));
+        let lists = [0, 1].map(|i| [from[i].lists(&to[i]), to[i].lists(&from[i])]);
+        found.entry((nodes, lists)).or_insert(sides);
     }
     found.into_values().collect()
 }

@@ -28,6 +28,14 @@ pub(super) struct PartyEnd<'c> {
     pub(super) address: IpAddr,
 }
 
+impl PartyEnd<'_> {
+    /// Returns whether the status of the end's pod lists the other end's address: policies treat that address as the pod's
+    /// own, even if another pod has it.
+    pub(super) fn lists(&self, other: &Self) -> bool {
+        self.pod.is_some_and(|pod| pod.addresses.contains(&other.address))
+    }
+}
+
 /// Kind of a class's party.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClassKind {
@@ -48,6 +56,8 @@ pub(super) struct Class<'c> {
     pub(super) special: bool,
     /// Whether another object has an address of some member's pod: traffic to that object may count as the pod's own.
     pub(super) is_contested: bool,
+    /// Whether another pod has an address of some member's status, see [`Class::is_by_address`].
+    pub(super) lacks_address: bool,
     /// Whether nothing relevant to the class as a sender changed.
     pub(super) sends_as_before: bool,
     /// Whether nothing relevant to the class as a receiver changed.
@@ -73,6 +83,12 @@ impl Class<'_> {
     /// them, perhaps to a pod's own node.
     pub(super) fn is_by_node(&self, to: &Self, node_ports: bool) -> bool {
         self.special || to.special || node_ports && [self.kind, to.kind].contains(&ClassKind::Nodes)
+    }
+
+    /// Returns whether the verdict on connections to another class may depend on the members' addresses, see
+    /// [`PartyEnd::lists`].
+    pub(super) fn is_by_address(&self, to: &Self) -> bool {
+        self.lacks_address || to.lacks_address
     }
 }
 
@@ -349,6 +365,7 @@ impl<'c> PartyEndsBuilder<'c> {
                     || self.is_taken(0, pair[0])
                     || self.is_taken(1, pair[1]);
                 self.classes[class].is_contested |= is_contested;
+                self.classes[class].lacks_address |= lacks_address;
                 if is_second {
                     if refused[0] != refused[1] {
                         self.recounted.extend(recounted(pair));
@@ -422,6 +439,7 @@ impl<'c> PartyEndsBuilder<'c> {
             members: Vec::new(),
             special,
             is_contested: false,
+            lacks_address: false,
             sends_as_before: egress && alike,
             receives_as_before: ingress && alike,
             sends,
@@ -457,6 +475,7 @@ impl<'c> PartyEndsBuilder<'c> {
                 members: vec![[end; 2]],
                 special: false,
                 is_contested: false,
+                lacks_address: false,
                 sends_as_before: true,
                 receives_as_before: true,
                 sends: RangeStarts::default(),

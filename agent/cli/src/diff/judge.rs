@@ -40,7 +40,7 @@ impl<'a, 'c> PairJudge<'a, 'c> {
         Self { ends, explainer, with_trials: any.then(|| explainer.with_trials()) }
     }
 
-    /// Evaluates a pair; with several results if these may depend on the nodes of pods.
+    /// Evaluates a pair; with several results if these may depend on the nodes or the addresses of pods.
     pub(super) fn pair(&self, (from, to): ClassPair) -> Vec<PairVerdict> {
         let from = &self.ends.classes[from];
         match to {
@@ -117,7 +117,7 @@ impl<'a, 'c> PairJudge<'a, 'c> {
 }
 
 /// Returns members of two classes that are two ends: not one pod twice, and if possible not a pod and its own node. One
-/// pair, or one of each pair of nodes if these may matter.
+/// pair, or one of each pair of nodes if these may matter, and of each exemption by address.
 fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<[PartyEnd<'c>; 2]> {
     let key = |end: &PartyEnd<'c>| end.pod.map(|pod| &pod.key);
     let is_template = |end: &PartyEnd<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
@@ -129,12 +129,15 @@ fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<[Part
     let with_nodes = [from.kind, to.kind].contains(&ClassKind::Nodes);
     let is_elsewhere = |[a, b]: &[PartyEnd<'c>; 2]| !with_nodes || a.node != b.node;
     let mut found = BTreeMap::new();
-    if from.is_by_node(to, node_ports) {
+    let (by_node, by_address) = (from.is_by_node(to, node_ports), from.is_by_address(to));
+    if by_node || by_address {
         for sides in all().filter(is_elsewhere) {
-            found.entry(sides.map(|end| end.node)).or_insert(sides);
+            let [a, b] = &sides;
+            let nodes = if by_node { sides.map(|end| end.node) } else { [""; 2] };
+            found.entry((nodes, [a.lists(b), b.lists(a)])).or_insert(sides);
         }
     } else if let Some(sides) = all().find(is_elsewhere) {
-        found.insert(["", ""], sides);
+        found.insert(([""; 2], [false; 2]), sides);
     }
     if found.is_empty() {
         return all().next().into_iter().collect();

@@ -89,6 +89,7 @@ impl<'c> PartyEndsBuilder<'c> {
                                 members: Vec::new(),
                                 special,
                                 is_contested: false,
+                                lacks_address: false,
                                 sends_as_before: same,
                                 receives_as_before: same && !self.node_ports,
                                 sends: RangeStarts::default(),
