@@ -259,6 +259,11 @@ fn a_change_of_the_addresses_that_count_is_compared() {
     compared(&before, &unknown, CANNOT_TELL, &[gap]);
     let gone = world(&[], &[], BY_LABEL);
     compared(&before, &gone, CANNOT_TELL, &[gap]);
+    // An address of another object is no address of the pod.
+    let of_node = world(&storage("192.168.5.11"), &storage("172.30.5.3"), BY_LABEL);
+    compared(&of_node, &of_node, NOTHING, &[]);
+    let held = "other objects have, before or after, addresses that it claims on the secondary network shop/storage";
+    compared(&before, &of_node, CANNOT_TELL, &[held]);
     // Addresses that change within a block are as before.
     let moved = world(&storage("172.30.5.7"), &storage("172.30.5.8"), BY_LABEL);
     compared(&before, &moved, NOTHING, &[]);

@@ -16,8 +16,8 @@ type Claims<'c> = BTreeMap<(&'c str, bool), Vec<IpAddr>>;
 
 impl<'c> PartyEndsBuilder<'c> {
     /// Pairs the claimed addresses of a pod before with those of its counterpart after, by network; and describes the
-    /// networks on which their numbers differ, or on which other objects have the addresses. Where pods without an
-    /// address are judged, one without any stands for one with the counterpart's addresses.
+    /// networks on which their numbers differ, or on which other objects have an address before or after. Where pods
+    /// without an address are judged, one without any stands for one with the counterpart's addresses.
     pub(super) fn of_second(&self, pods: [&'c Pod; 2]) -> (Vec<SecondPair<'c>>, BTreeSet<String>) {
         let (mut pairs, mut gaps) = (Vec::new(), BTreeSet::new());
         if !pods.into_iter().all(is_subject) || pods.iter().all(|pod| pod.second.is_empty()) {
@@ -54,9 +54,11 @@ impl<'c> PartyEndsBuilder<'c> {
                 });
                 match [0, 1].map(|i| self.counts(i, pods[i], addresses[i])) {
                     [Some(before), Some(after)] => pairs.push((pair, [!before, !after])),
-                    [None, _] | [_, None] => {
+                    // On neither side is the address the pod's.
+                    [None, None] => {}
+                    [None, Some(_)] | [Some(_), None] => {
                         gaps.insert(format!(
-                            "other objects have addresses that it claims on the secondary network {}",
+                            "other objects have, before or after, addresses that it claims on the secondary network {}",
                             network.0
                         ));
                     }
