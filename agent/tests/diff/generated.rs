@@ -404,10 +404,7 @@ fn the_difference_is_that_of_the_oracles_matrices() {
     // The samples must contain enough changes.
     assert!(changes > 50_000 && pairs > 5_000, "{changes} ends of ranges of {pairs} pairs");
     assert!(some > 100 && nodes > 500, "{some} in part, {nodes} with nodes");
-    assert!(
-        second > 1000 && refused > 200,
-        "{second} on secondary networks, {refused} not counted"
-    );
+    assert!(second > 500 && refused > 60, "{second} on secondary networks, {refused} not counted");
 }
 
 #[test]
