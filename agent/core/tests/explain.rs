@@ -24,11 +24,8 @@ fn disagreement(cluster: &Cluster, probes: &[Probe]) -> Option<Probe> {
                 OracleVerdict::DependsOnAddress | OracleVerdict::CannotTell => (None, None),
             };
             let answer = explainer.explain(probe);
-            // The oracle knows policy, and not whether the sender's node takes its address for a foreign one.
-            let of_source =
-                answer.reason.as_ref().is_some_and(|it| it.starts_with("policy allows it, but"));
             let side = |judgement: &Option<netpold_core::explain::Judgement>| {
-                if answer.verdict == Verdict::Unknown && !of_source {
+                if answer.verdict == Verdict::Unknown {
                     None
                 } else {
                     Some(judgement.as_ref().is_none_or(|j| j.verdict == Verdict::Allow))

@@ -226,12 +226,9 @@ impl Cluster {
     }
 
     /// Returns the reason why a pod's claim to an address on a secondary network is not accepted; `None`: it is
-    /// accepted, or the address is the pod's own by its status.
+    /// accepted.
     #[must_use]
     pub fn refused(&self, pod: &Pod, address: IpAddr) -> Option<ClaimRefusal> {
-        if pod.addresses.contains(&address) {
-            return None;
-        }
         if let Some(refusal) = self.refusal(address) {
             return Some(refusal);
         }
