@@ -56,9 +56,12 @@ impl Pod {
         self.addresses.iter().copied().chain(self.second_addresses())
     }
 
-    /// Returns the interfaces on secondary networks that claim an address.
+    /// Returns the interfaces on secondary networks that claim an address; none for an address of the pod's status, which
+    /// is the first interface's.
     pub fn second_with(&self, address: IpAddr) -> impl Iterator<Item = &SecondInterface> {
-        self.second.iter().filter(move |interface| interface.addresses.contains(&address))
+        let is_first = self.addresses.contains(&address);
+        let interfaces = self.second.iter().filter(move |_| !is_first);
+        interfaces.filter(move |interface| interface.addresses.contains(&address))
     }
 
     /// Returns the claimed addresses on secondary networks.
