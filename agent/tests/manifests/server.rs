@@ -73,6 +73,9 @@ fn the_objects_do_what_they_are_for() {
     for object in render("base") {
         create(&server, &if old { older(object) } else { object }).unwrap();
     }
+    let tenant =
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "tenant" } });
+    create(&server, &tenant).unwrap();
     every_value_is_accepted(&server);
     for object in option("readiness-gate-webhook") {
         create(&server, &object).unwrap();
@@ -102,12 +105,10 @@ fn older(mut object: Value) -> Value {
     }
     // Added in 1.30. Server-side apply refuses unknown fields.
     for kind in ["initContainers", "containers"] {
-        let containers = object["spec"]["template"]["spec"].get_mut(kind);
+        let containers = object.pointer_mut(&format!("/spec/template/spec/{kind}"));
         for container in containers.and_then(Value::as_array_mut).into_iter().flatten() {
-            container
-                .get_mut("securityContext")
-                .and_then(Value::as_object_mut)
-                .map(|context| context.remove("appArmorProfile"));
+            let context = container.get_mut("securityContext").and_then(Value::as_object_mut);
+            context.map(|context| context.remove("appArmorProfile"));
         }
     }
     object
@@ -216,9 +217,6 @@ fn only_agents_run_in_their_namespace(server: &ApiServer, set: &Value) {
 }
 
 fn tenants_policies_are_bounded(server: &ApiServer) {
-    let tenant =
-        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "tenant" } });
-    create(server, &tenant).unwrap();
     let mut quota = option("tenant-quota").remove(0);
     let hard = &mut quota["spec"]["hard"]["count/networkpolicies.networking.k8s.io"];
     assert_eq!(*hard, "100");
