@@ -100,7 +100,7 @@ pub const WATCH_ONLY: u32 = 1 << 0;
 /// DNS messages. Without it, these are behind, and those in front have read most packets.
 pub const SHARES_NAMES: u32 = 1 << 1;
 /// Flag in [`Settings::watch`]: those in front judge alone. These programs at pods' hooks leave every packet and its marks
-/// as they are; those at other devices go on.
+/// as they are, XDP programs drop none, and those at other devices go on.
 pub const STANDS_ASIDE: u32 = 1 << 2;
 
 /// Flag in [`Settings::any_endpoint`]: policy isolates an endpoint for egress.

@@ -7,11 +7,12 @@ use netpold_ebpf::{
     direction::Direction,
     endpoint::EndpointRef,
     event,
+    layout::{STANDS_ASIDE, WATCH_ONLY},
     packet::{bytes::Bytes, parse},
     reason::Reason,
 };
 
-use crate::{drops, packet::InPlace, tables::hide, watches_only};
+use crate::{drops, packet::InPlace, tables::hide, watch};
 
 /// Type of the payload behind the link header, and its offset.
 pub(crate) type Link = Result<(u16, u32), Reason>;
@@ -22,7 +23,7 @@ pub(crate) struct Frame {
     end: usize,
 }
 
-/// Drops a frame for the reason found at an endpoint; passes it on if none was found.
+/// Drops a frame for the reason found at an endpoint; passes it on if none was found, or if other programs judge.
 #[inline(always)]
 pub(crate) fn settle<D: Direction>(
     frame: &Frame,
@@ -30,7 +31,7 @@ pub(crate) fn settle<D: Direction>(
     found: Option<(EndpointRef, Reason)>,
 ) -> u32 {
     match found {
-        Some((endpoint, reason)) if !watches_only() => {
+        Some((endpoint, reason)) if watch() & (WATCH_ONLY | STANDS_ASIDE) == 0 => {
             report::<D>(frame, link, endpoint, reason as u32);
             xdp_action::XDP_DROP
         }
