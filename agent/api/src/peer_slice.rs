@@ -92,6 +92,9 @@ pub struct PeerVocabulary {
     pub label_keys: BTreeSet<String>,
     /// Names of ports in egress rules, sorted.
     pub port_names: BTreeSet<String>,
+    /// Namespaces whose policies have names that wait, since the namespace's former names take up its room, sorted.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub crowded_namespaces: BTreeSet<String>,
 }
 
 /// Sign of life of the controller, while every change of a pod is in the slices a bounded time after it.

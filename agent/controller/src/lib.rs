@@ -19,6 +19,7 @@ mod health;
 mod index;
 mod lease;
 pub mod listen;
+mod peer_charges;
 mod peer_doubts;
 mod peer_input;
 mod peer_names;

@@ -8,11 +8,14 @@
 //! A series of names that come is complete before the next one begins, so no policy delays another's names. Slices keep a
 //! name for [`FADING`] after its end in the index: an agent that knows a newer policy has that time to learn of the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use netpold_api::peer_slice::PeerVocabulary;
 use netpold_core::cluster::ObjectKey;
 use netpold_slices::{MAX_NAMES, REDUCED_AFTER, Vocabulary};
+
+use crate::peer_charges::{Name, PeerCharges, PolicyNames, owned};
 
 /// Time for which a name stays in the index after the last policy with it.
 const KEPT: Duration = Duration::from_mins(10);
@@ -20,27 +23,28 @@ const KEPT: Duration = Duration::from_mins(10);
 const FADING: Duration = REDUCED_AFTER.saturating_add(Duration::from_mins(1));
 /// Shortest time between the beginnings of two series of names.
 const PACE: Duration = Duration::from_secs(1);
-/// Most names in slices: as many fading ones as the index has.
-const MAX_ALL: usize = 2 * MAX_NAMES;
-
-/// Name, with whether it is a port's.
-type Name = (bool, String);
+/// Shortest time between two ends of names: each has all slices with them written anew.
+const ENDS: Duration = Duration::from_mins(1);
 
 /// Names in slices, and in the index.
 #[derive(Debug, Default)]
 pub(super) struct PeerNames {
-    /// Names of each policy, with its namespace.
-    policies: BTreeMap<ObjectKey, (String, Vocabulary)>,
+    policies: PolicyNames,
     are_policies_new: bool,
+    charges: PeerCharges,
     needed: Vocabulary,
     index: Vocabulary,
     /// Names beside the index's that slices get.
     coming: Vocabulary,
     began: Option<Instant>,
+    /// Time of the last end of names whose time had come.
+    ended: Option<Instant>,
     /// Names of the index that no policy has, with the time of the last policy's end.
     unused: BTreeMap<Name, Instant>,
     /// Names that slices have and the index lacks, with the time of their end in the index.
     fading: BTreeMap<Name, Instant>,
+    /// Namespaces with names that their other names leave no room.
+    crowded: BTreeSet<String>,
 }
 
 impl PeerNames {
@@ -54,19 +58,23 @@ impl PeerNames {
     }
 
     /// Continues with the index of the last writer, and with the names in its slices.
-    pub(super) fn take_over(&mut self, index: Vocabulary, found: &Vocabulary, now: Instant) {
-        self.fading = found.without(&index).all().map(|name| (owned(name), now)).collect();
-        self.index = index;
+    pub(super) fn take_over(&mut self, index: &PeerVocabulary, found: &Vocabulary, now: Instant) {
+        self.index = Vocabulary::from(index);
+        self.crowded.clone_from(&index.crowded_namespaces);
+        let fading = found.without(&self.index);
+        self.fading = fading.all().map(|name| (owned(name), now)).collect();
         self.coming = Vocabulary::default();
+        self.charges = PeerCharges::default();
         self.unused.clear();
-        self.began = None;
+        (self.began, self.ended) = (None, None);
         self.are_policies_new = true;
         self.look(false, now);
     }
 
-    /// Returns the names that the index should have.
-    pub(super) const fn index(&self) -> &Vocabulary {
-        &self.index
+    /// Returns the content of the index.
+    pub(super) fn index(&self) -> PeerVocabulary {
+        let index = PeerVocabulary::from(&self.index);
+        PeerVocabulary { crowded_namespaces: self.crowded.clone(), ..index }
     }
 
     /// Returns the names that slices should have.
@@ -81,8 +89,11 @@ impl PeerNames {
     /// Decides about the names. `are_written`: all slices have those of [`PeerNames::of_slices`].
     pub(super) fn look(&mut self, are_written: bool, now: Instant) {
         if std::mem::take(&mut self.are_policies_new) {
-            let all = self.policies.values().map(|(namespace, names)| (namespace.as_str(), names));
-            self.needed = Vocabulary::of_all(all);
+            self.charges.set_needed(&self.policies);
+            let needed = self.charges.needed().iter();
+            let needed = needed.map(|(is_port, name)| (*is_port, name.as_str()));
+            self.needed = Vocabulary::default();
+            self.needed.add_within(needed, MAX_NAMES);
         }
         if are_written {
             self.index.extend(std::mem::take(&mut self.coming));
@@ -94,45 +105,91 @@ impl PeerNames {
         }
     }
 
+    /// Begins the series of all missing names for which their namespaces have room.
     fn begin_names(&mut self, now: Instant) {
         self.began = Some(now);
-        let missing = self.needed.without(&self.index);
-        // Slices have the fading ones.
-        let limit = MAX_ALL.saturating_sub(self.index.len() + self.fading.len());
-        let limit = limit.min(MAX_NAMES.saturating_sub(self.index.len()));
-        self.coming.add_within(missing.all(), limit);
-        for name in self.coming.all() {
-            self.fading.remove(&owned(name));
+        let in_index: Vec<Name> = self.index.all().map(owned).collect();
+        let (index, fading) = (&self.index, &self.fading);
+        self.charges.retain(|name| fading.contains_key(name) || has(index, name));
+        let mut room = self.charges.room(in_index.into_iter().chain(fading.keys().cloned()));
+        let mut comes = Vec::new();
+        for name in self.charges.needed().iter().filter(|name| !has(index, name)) {
+            if index.len() + comes.len() >= MAX_NAMES {
+                break;
+            }
+            let namespace = self.charges.namespace(name).unwrap_or_default();
+            // Slices have the fading ones.
+            if fading.contains_key(name) {
+                comes.push(name.clone());
+            } else if room.has_room(namespace) {
+                room.add(Some(namespace));
+                comes.push(name.clone());
+            } else {
+                self.crowded.insert(namespace.to_owned());
+            }
+        }
+        for name in comes {
+            self.fading.remove(&name);
+            self.coming.add_within([(name.0, name.1.as_str())], usize::MAX);
         }
     }
 
     /// Ends the names in the index that no policy has had for a time, or that leave others no room, and those in slices.
     fn end_names(&mut self, now: Instant) {
         let unused = self.index.without(&self.needed);
-        self.unused.retain(|(is_port, name), _| has(&unused, (*is_port, name)));
+        self.unused.retain(|name, _| has(&unused, name));
         for name in unused.all() {
             self.unused.entry(owned(name)).or_insert(now);
         }
-        let lacks_room = self.needed.without(&self.index).len() + self.index.len() > MAX_NAMES;
-        let ends = |since: &Instant| lacks_room || now.duration_since(*since) >= KEPT;
-        let ended: Vec<Name> =
-            self.unused.extract_if(.., |_, since| ends(since)).map(|it| it.0).collect();
-        for name in ended {
-            let names =
-                if name.0 { &mut self.index.port_names } else { &mut self.index.label_keys };
-            names.remove(&name.1);
-            self.fading.insert(name, now);
+        self.displace_names(now);
+        if self.ended.is_some_and(|ended| now.duration_since(ended) < ENDS) {
+            return;
         }
-        self.fading.retain(|_, since| now.duration_since(*since) < FADING);
+        let is_old = |_: &Name, since: &mut Instant| now.duration_since(*since) >= KEPT;
+        let ended: Vec<Name> = self.unused.extract_if(.., is_old).map(|it| it.0).collect();
+        let is_gone = |_: &Name, since: &mut Instant| now.duration_since(*since) >= FADING;
+        let gone = self.fading.extract_if(.., is_gone).count();
+        let missing: BTreeSet<&str> = self.missing().collect();
+        let is_missing = |namespace: &&String| missing.contains(namespace.as_str());
+        let crowded: BTreeSet<String> = self.crowded.iter().filter(is_missing).cloned().collect();
+        if !ended.is_empty() || gone > 0 || crowded != self.crowded {
+            (self.ended, self.crowded) = (Some(now), crowded);
+        }
+        ended.into_iter().for_each(|name| self.fade(name, now));
+    }
+
+    /// Ends unused names before their time, if they leave others no room.
+    fn displace_names(&mut self, now: Instant) {
+        let charges = &self.charges;
+        let lacks_room = self.missing().count() + self.index.len() > MAX_NAMES;
+        let cluster_wide = self.unused.keys().filter(|name| charges.is_cluster_wide(name)).count();
+        let lacks_cluster_wide = charges.cluster_wide() + cluster_wide > MAX_NAMES;
+        let is_displaced = |name: &Name, _: &mut Instant| match charges.namespace(name) {
+            // Tenants displace no name of ClusterNetworkPolicies.
+            Some("") => lacks_cluster_wide,
+            namespace => lacks_room || namespace.is_some_and(|it| self.crowded.contains(it)),
+        };
+        let displaced: Vec<Name> =
+            self.unused.extract_if(.., is_displaced).map(|it| it.0).collect();
+        displaced.into_iter().for_each(|name| self.fade(name, now));
+    }
+
+    /// Ends a name in the index.
+    fn fade(&mut self, name: Name, now: Instant) {
+        let names = if name.0 { &mut self.index.port_names } else { &mut self.index.label_keys };
+        names.remove(&name.1);
+        self.fading.insert(name, now);
+    }
+
+    /// Returns the namespaces of the names that the index lacks.
+    fn missing(&self) -> impl Iterator<Item = &str> {
+        let missing = self.charges.needed().iter().filter(|name| !has(&self.index, name));
+        missing.map(|name| self.charges.namespace(name).unwrap_or_default())
     }
 }
 
-fn owned((is_port, name): netpold_slices::Name<'_>) -> Name {
-    (is_port, name.to_owned())
-}
-
-fn has(names: &Vocabulary, (is_port, name): netpold_slices::Name<'_>) -> bool {
-    if is_port { names.port_names.contains(name) } else { names.label_keys.contains(name) }
+fn has(names: &Vocabulary, (is_port, name): &Name) -> bool {
+    if *is_port { names.port_names.contains(name) } else { names.label_keys.contains(name) }
 }
 
 #[cfg(test)]
@@ -140,6 +197,7 @@ mod tests {
     use netpold_core::model::{Change, Key};
 
     use super::*;
+    use crate::peer_charges::MAX_ALL;
 
     fn names(labels: &[&str]) -> Vocabulary {
         let label_keys = labels.iter().map(|&label| label.to_owned()).collect();
@@ -156,7 +214,7 @@ mod tests {
         let (mut all, now) = (PeerNames::default(), Instant::now());
         set(&mut all, "x", "p", Some(&["a"]));
         all.look(false, now);
-        assert_eq!((all.of_slices(), all.index().len()), (names(&["a"]), 0));
+        assert_eq!((all.of_slices(), all.index.len()), (names(&["a"]), 0));
         // Somebody adds a name again and again.
         for number in 0..5 {
             set(&mut all, "x", &format!("q{number}"), Some(&[&format!("b{number}")]));
@@ -164,7 +222,7 @@ mod tests {
             assert_eq!(all.of_slices(), names(&["a"]), "slices lack the first one");
         }
         all.look(true, now + PACE * 2);
-        assert_eq!((all.index(), all.of_slices().len()), (&names(&["a"]), 6));
+        assert_eq!((&all.index, all.of_slices().len()), (&names(&["a"]), 6));
     }
 
     #[test]
@@ -178,17 +236,17 @@ mod tests {
         all.look(false, now);
         set(&mut all, "x", "q", None);
         all.look(false, now + KEPT / 2);
-        assert_eq!(all.index().len(), 2);
+        assert_eq!(all.index.len(), 2);
         all.look(false, now + KEPT);
-        assert_eq!((all.index(), all.of_slices()), (&names(&["b"]), names(&["a", "b"])));
+        assert_eq!((&all.index, all.of_slices()), (&names(&["b"]), names(&["a", "b"])));
         set(&mut all, "x", "q", Some(&["b"]));
         let later = now + KEPT + FADING;
         all.look(false, later);
-        assert_eq!((all.index(), all.of_slices()), (&names(&["b"]), names(&["b"])));
+        assert_eq!((&all.index, all.of_slices()), (&names(&["b"]), names(&["b"])));
         set(&mut all, "x", "q", None);
         all.look(false, later);
         all.look(false, later + KEPT);
-        assert_eq!((all.index().len(), all.of_slices()), (0, names(&["b"])));
+        assert_eq!((all.index.len(), all.of_slices()), (0, names(&["b"])));
         set(&mut all, "x", "q", Some(&["b"]));
         all.look(false, later + KEPT);
         all.look(false, later + KEPT + FADING * 2);
@@ -209,14 +267,14 @@ mod tests {
                 now += PACE;
                 all.look(true, now);
             }
-            assert!(all.index().len() <= MAX_NAMES && all.of_slices().len() <= MAX_ALL);
+            assert!(all.index.len() <= MAX_NAMES && all.of_slices().len() <= MAX_ALL);
         }
         // Each namespace has an equal share, and gets it once the others' former names have gone.
         now += FADING;
         (0..3).for_each(|step| all.look(true, now + PACE * step));
         let share = |namespace: usize| {
             let begins = format!("4-{namespace}-");
-            all.index().label_keys.iter().filter(|name| name.starts_with(&begins)).count()
+            all.index.label_keys.iter().filter(|name| name.starts_with(&begins)).count()
         };
         assert!((0..40).all(|namespace| share(namespace) == MAX_NAMES / 40));
     }
@@ -225,9 +283,100 @@ mod tests {
     fn a_new_leader_keeps_names_that_slices_have() {
         let (mut all, now) = (PeerNames::default(), Instant::now());
         set(&mut all, "x", "p", Some(&["a"]));
-        all.take_over(names(&["a"]), &names(&["a", "b"]), now);
-        assert_eq!((all.index(), all.of_slices()), (&names(&["a"]), names(&["a", "b"])));
+        all.take_over(&(&names(&["a"])).into(), &names(&["a", "b"]), now);
+        assert_eq!((&all.index, all.of_slices()), (&names(&["a"]), names(&["a", "b"])));
         all.look(true, now + FADING);
         assert_eq!(all.of_slices(), names(&["a"]));
+    }
+
+    /// A tenant's policy with 100 labels that no policy had before.
+    fn turn_over(all: &mut PeerNames, namespace: &str, turn: usize) {
+        let labels: Vec<String> = (0..100).map(|n| format!("{namespace}-{turn}-{n}")).collect();
+        let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+        set(all, namespace, "p", Some(&labels));
+    }
+
+    #[test]
+    fn tenants_that_turn_over_names_delay_only_their_own() {
+        for tenants in [1, 60] {
+            let (mut all, mut now) = (PeerNames::default(), Instant::now());
+            set(&mut all, "", "cluster", Some(&["admin", "former"]));
+            set(&mut all, "", "cluster", Some(&["admin"]));
+            for turn in 0..100 {
+                (0..tenants).for_each(|n| turn_over(&mut all, &format!("t{n:02}"), turn));
+                now += PACE;
+                all.look(true, now);
+            }
+            let labels: Vec<String> = (0..20).map(|n| format!("label-{n}")).collect();
+            let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+            set(&mut all, "z", "p", Some(&labels));
+            set(&mut all, "", "second", Some(&["another"]));
+            for _ in 0..2 {
+                now += PACE;
+                all.look(true, now);
+            }
+            let keys = &all.index.label_keys;
+            let lacking =
+                labels.iter().chain(&["admin", "another"]).find(|&&it| !keys.contains(it));
+            assert_eq!(lacking, None, "{tenants} tenants");
+            // Agents with the tenant's pods do not follow all pods for these.
+            assert!(all.index().crowded_namespaces.contains("t00"));
+            assert!(!all.index().crowded_namespaces.contains("z"));
+            let of_tenant = all.of_slices().label_keys;
+            let of_tenant = of_tenant.iter().filter(|name| name.starts_with("t00-")).count();
+            assert!((1..=200).contains(&of_tenant), "{of_tenant}");
+        }
+    }
+
+    #[test]
+    fn tenants_displace_no_name_of_cluster_policies() {
+        let (mut all, mut now) = (PeerNames::default(), Instant::now());
+        set(&mut all, "", "cluster", Some(&["admin"]));
+        (0..2).for_each(|step| all.look(true, now + PACE * step));
+        set(&mut all, "", "cluster", None);
+        (0..30).for_each(|n| turn_over(&mut all, &format!("t{n:02}"), 0));
+        for _ in 0..3 {
+            now += PACE;
+            all.look(true, now);
+        }
+        assert_eq!(all.index.len(), MAX_NAMES);
+        assert!(all.index.label_keys.contains("admin"), "the policy may come back");
+        let many: Vec<String> = (0..MAX_NAMES).map(|n| format!("admin-{n}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        set(&mut all, "", "many", Some(&many));
+        for _ in 0..3 {
+            now += PACE;
+            all.look(true, now);
+        }
+        assert_eq!(all.index, names(&many), "they come first");
+    }
+
+    #[test]
+    fn names_end_together_at_most_once_a_minute() {
+        let (mut all, mut now) = (PeerNames::default(), Instant::now());
+        // A policy a second, for two minutes.
+        let labels: Vec<String> = (0..90).map(|n| format!("l{n}")).collect();
+        let policy = |all: &mut PeerNames, n: usize, there: bool| {
+            set(all, "x", &format!("p{n}"), there.then_some(&[labels[n].as_str()]));
+        };
+        (0..90).for_each(|n| policy(&mut all, n, true));
+        for _ in 0..2 {
+            now += PACE;
+            all.look(true, now);
+        }
+        let (mut index, mut slices, mut steps) = (0, 0, 0);
+        while !all.of_slices().is_empty() {
+            if steps < 90 {
+                policy(&mut all, steps, false);
+            }
+            let before = (all.index.clone(), all.of_slices());
+            now += PACE;
+            all.look(true, now);
+            index += usize::from(all.index != before.0);
+            slices += usize::from(all.of_slices() != before.1);
+            steps += 1;
+        }
+        // The first name and the others of 90 s.
+        assert!(index <= 3 && slices <= 3, "{index} changes of the index, {slices} of slices");
     }
 }

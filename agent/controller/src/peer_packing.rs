@@ -158,7 +158,7 @@ impl PeerPacking {
     pub(super) fn take_over(
         &mut self,
         found: Vec<(SliceNumber, Vec<Pod>)>,
-        index: Option<&PeerVocabulary>,
+        index: &PeerVocabulary,
         now: Instant,
     ) {
         let mut names = Vocabulary::default();
@@ -172,7 +172,7 @@ impl PeerPacking {
         self.in_flight.clear();
         changed.into_iter().for_each(|number| self.mark_due(number, now));
         moved.into_iter().for_each(|moved| self.set_due(moved, now));
-        self.names.take_over(index.map(Vocabulary::from).unwrap_or_default(), &names, now);
+        self.names.take_over(index, &names, now);
         self.reduced = self.names.of_slices();
         let (pods, reduced) = (&self.pods, &self.reduced);
         let is_there = |key: &Key| pods.get(key).is_some_and(|pod| reduced.reduce(pod).is_some());
@@ -276,7 +276,7 @@ impl PeerPacking {
 
     /// Returns the content of the index.
     pub(super) fn index(&self) -> PeerVocabulary {
-        self.names.index().into()
+        self.names.index()
     }
 }
 
@@ -370,7 +370,7 @@ mod tests {
         for (pods, written) in [(slices(3), vec![]), (slices(3) - 1, vec![2])] {
             let mut next = packing(pods, now);
             next.take(policy("p", "a"), now);
-            next.take_over(found.clone(), Some(&first.index()), now);
+            next.take_over(found.clone(), &first.index(), now);
             assert_eq!(write(&mut next, now), written);
             assert_eq!(next.index(), first.index());
         }

@@ -197,7 +197,7 @@ impl PeerSlices {
         let found = found.into_iter().map(|(number, _, pods)| (number, pods)).collect();
         let index = written.get(INDEX).and_then(|written| written.spec.vocabulary.clone());
         let now = Instant::now();
-        self.packing.take_over(found, index.as_ref(), now);
+        self.packing.take_over(found, &index.unwrap_or_default(), now);
         self.written = Some(written);
         self.writes.clear();
         self.doubts = PeerDoubts::default();

@@ -13,6 +13,7 @@
 //! of any length changes nothing: the known objects stay, and the next list reveals missed changes, including
 //! deletions. `outage.rs` lets all kinds return together.
 
+mod all_pods;
 mod answer;
 mod availability;
 pub mod connection;
@@ -25,9 +26,11 @@ mod kind;
 mod list;
 mod node_use;
 mod outage;
+mod own_entries;
 mod peers;
 mod slice_follower;
 mod slice_health;
+mod slice_set;
 mod split;
 mod store;
 
@@ -39,6 +42,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use netpold_api::source::KindStatus;
 use tokio::sync::{mpsc, watch as watch_channel};
 
+use self::all_pods::StartPods;
 pub use self::answer::is_quiet;
 use self::connection::Connection;
 pub use self::connection::{Access, ConnectError, client, default_namespace, is_configured};
@@ -49,8 +53,8 @@ use self::hub::{Hub, KindVersion, NodeScope, Update};
 use self::kind::{ClusterNetworkPolicy, Kind};
 pub use self::list::{Listed, Lister};
 use self::node_use::NodeUse;
-use self::outage::Outage;
-use self::peers::{PeerChannels, PeerKinds, Peers, StartPods};
+use self::outage::{Following, Outage};
+use self::peers::{AskServer, PeerChannels, PeerKinds, Peers};
 pub use self::slice_health::PeerTimes;
 use crate::Source;
 
@@ -188,19 +192,23 @@ impl Starter {
         let (out, merged) = mpsc::channel(IN_FLIGHT);
         let (events, slices) = mpsc::channel(IN_FLIGHT);
         let kinds = PeerKinds { pods, slices: self.kinds.len() };
-        self.kinds.push(peers::slice_status());
+        self.kinds.push(slice_set::slice_status());
         let connection = Arc::clone(&self.connection);
         tokio::spawn(slice_follower::follow(connection, self.outage.member(), events));
         let (connection, outage) = (Arc::clone(&self.connection), Arc::clone(&self.outage));
         let sender = self.updates.clone();
         let start_pods: StartPods = Box::new(move |number| {
-            let (connection, member) = (Arc::clone(&connection), outage.member());
-            let updates = sender.clone();
+            let member = outage.member_in(Following::Rests);
+            let (connection, updates) = (Arc::clone(&connection), sender.clone());
             tokio::spawn(Follower::<Pod>::new(connection, member, updates, number, None).run())
+        });
+        let (connection, outage) = (Arc::clone(&self.connection), Arc::clone(&self.outage));
+        let ask: AskServer = Box::new(move || {
+            tokio::spawn(slice_follower::ask(Arc::clone(&connection), Arc::clone(&outage)))
         });
         let channels = PeerChannels { updates, out, slices };
         let outage = Arc::clone(&self.outage);
-        tokio::spawn(Peers::new(channels, kinds, of_node, outage, start_pods).run());
+        tokio::spawn(Peers::new(channels, kinds, of_node, outage, (start_pods, ask)).run());
         merged
     }
 

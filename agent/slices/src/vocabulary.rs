@@ -1,6 +1,6 @@
 //! Names by which policies tell pods of other nodes apart.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use netpold_api::peer_slice::PeerVocabulary;
@@ -59,28 +59,6 @@ impl Vocabulary {
         names.add_peers(rule);
         names.add_ports(rule);
         names
-    }
-
-    /// Returns the names of policies, at most [`MAX_NAMES`]. The names of ClusterNetworkPolicies, which have no namespace,
-    /// come first; then each namespace gets its first name, its second, and so on up to [`NAMESPACE_NAMES`], so that a
-    /// namespace with many names leaves room for the others.
-    pub fn of_all<'a>(policies: impl IntoIterator<Item = (&'a str, &'a Self)>) -> Self {
-        let mut by_namespace: BTreeMap<&str, BTreeSet<Name<'_>>> = BTreeMap::new();
-        for (namespace, names) in policies {
-            by_namespace.entry(namespace).or_default().extend(names.all());
-        }
-        let mut all = Self::default();
-        all.add_within(by_namespace.remove("").into_iter().flatten(), MAX_NAMES);
-        let lists = by_namespace.values().map(|names| names.iter().take(NAMESPACE_NAMES).copied());
-        let mut lists: Vec<_> = lists.collect();
-        while !lists.is_empty() {
-            lists.retain_mut(|names| {
-                let name = names.next();
-                all.add_within(name, MAX_NAMES);
-                name.is_some()
-            });
-        }
-        all
     }
 
     /// Adds names as long as there are at most `limit`.
@@ -202,14 +180,15 @@ impl Vocabulary {
 }
 
 impl From<&PeerVocabulary> for Vocabulary {
-    fn from(PeerVocabulary { label_keys, port_names }: &PeerVocabulary) -> Self {
+    fn from(PeerVocabulary { label_keys, port_names, .. }: &PeerVocabulary) -> Self {
         Self { label_keys: label_keys.clone(), port_names: port_names.clone() }
     }
 }
 
 impl From<&Vocabulary> for PeerVocabulary {
     fn from(Vocabulary { label_keys, port_names }: &Vocabulary) -> Self {
-        Self { label_keys: label_keys.clone(), port_names: port_names.clone() }
+        let (label_keys, port_names) = (label_keys.clone(), port_names.clone());
+        Self { label_keys, port_names, crowded_namespaces: BTreeSet::new() }
     }
 }
 

@@ -4,11 +4,11 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use netpold_core::lock::lock;
 use tokio::sync::{Mutex, watch};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{sleep, sleep_until};
 
 /// Shortest pause between two requests of the kind that keeps asking; up to as much is added.
 const ASKING: Duration = Duration::from_secs(1);
@@ -35,24 +35,43 @@ pub(super) struct Outage {
     ended: watch::Sender<u64>,
     /// Held by the kind that keeps asking, while it pauses.
     asking: Mutex<()>,
+    /// Time of the last answer to any kind. A server that hangs fails no request for a time.
+    answered: StdMutex<Instant>,
 }
 
 impl Outage {
     pub(super) fn new() -> Arc<Self> {
         let (ended, _) = watch::channel(0);
-        Arc::new(Self { kinds: StdMutex::default(), ended, asking: Mutex::default() })
+        let answered = StdMutex::new(Instant::now());
+        Arc::new(Self { kinds: StdMutex::default(), ended, asking: Mutex::default(), answered })
     }
 
     /// Adds a kind in the state [`Following::Works`].
     pub(super) fn member(self: &Arc<Self>) -> Member {
+        self.member_in(Following::Works)
+    }
+
+    /// Adds a kind in a state. One that begins late begins with [`Following::Rests`], so that it hides no outage.
+    pub(super) fn member_in(self: &Arc<Self>, state: Following) -> Member {
         let mut kinds = self.kinds();
-        kinds.push(Following::Works);
+        kinds.push(state);
         Member { outage: Arc::clone(self), number: kinds.len() - 1 }
     }
 
     /// Returns whether no kind works, and at least one fails.
     pub(super) fn is_on(&self) -> bool {
         is_outage(&self.kinds())
+    }
+
+    /// Returns the time of the server's last answer.
+    pub(super) fn answered(&self) -> Instant {
+        *lock(&self.answered)
+    }
+
+    /// Takes in an answer of the server.
+    pub(super) fn set_answered(&self, at: Instant) {
+        let mut answered = lock(&self.answered);
+        *answered = at.max(*answered);
     }
 
     fn kinds(&self) -> MutexGuard<'_, Vec<Following>> {
@@ -75,6 +94,9 @@ pub(super) struct Member {
 impl Member {
     /// Sets the state of following the kind. The first kind that works again ends the outage.
     pub(super) fn set(&self, now: Following) {
+        if now == Following::Works {
+            self.outage.set_answered(Instant::now());
+        }
         let mut kinds = self.outage.kinds();
         let was_outage = is_outage(&kinds);
         if let Some(kind) = kinds.get_mut(self.number) {
@@ -88,10 +110,10 @@ impl Member {
     /// Waits before the next request: for `backoff`, or less in an outage.
     pub(super) async fn pause(&self, backoff: Duration) {
         let mut ended = self.outage.ended.subscribe();
-        let until = Instant::now() + backoff;
+        let until = tokio::time::Instant::now() + backoff;
         let outage = self.outage.is_on();
         if let Some(_asking) = outage.then(|| self.outage.asking.try_lock().ok()).flatten() {
-            let soon = Instant::now() + ASKING + random_part(ASKING);
+            let soon = tokio::time::Instant::now() + ASKING + random_part(ASKING);
             return sleep_until(until.min(soon)).await;
         }
         tokio::select! {
@@ -174,5 +196,19 @@ mod tests {
         assert!(timeout(PATIENCE, kind.pause(BACKOFF)).await.is_ok());
         kind.set(Following::Rests);
         assert!(!is_outage(&outage.kinds()));
+    }
+
+    #[test]
+    fn a_kind_that_begins_in_an_outage_does_not_hide_it() {
+        let outage = Outage::new();
+        let kind = outage.member();
+        kind.set(Following::Fails);
+        let late = outage.member_in(Following::Rests);
+        assert!(outage.is_on());
+        let before = outage.answered();
+        late.set(Following::Fails);
+        assert!(outage.is_on() && outage.answered() == before);
+        late.set(Following::Works);
+        assert!(!outage.is_on() && outage.answered() > before);
     }
 }

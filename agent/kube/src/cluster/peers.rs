@@ -14,36 +14,35 @@
 //! renewed. One update of the hub contains each exchange, so no packet is judged by a mixture. Before slices replace the
 //! watch of all pods, its changes wait until the slices have those before, so that no pod's state is followed by an older one.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use netpold_api::peer_slice::{HEARTBEAT, INDEX, PeerSlice};
+use netpold_api::peer_slice::PeerHeartbeat;
 use netpold_api::source::KindStatus;
-use netpold_core::model::{Change, Key};
-use netpold_slices::{
-    HeldPolicies, KnownNames, PeerOrigin, PeerView, Vocabulary, decode, slice_name, slice_number,
-};
+use netpold_core::model::Change;
+use netpold_slices::{HeldPolicies, KnownNames, PeerOrigin, PeerView};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
+use super::all_pods::{AllPods, StartPods};
 use super::hub::{Problems, Update};
 use super::outage::{Outage, random_part};
+use super::own_entries::OwnEntries;
 use super::slice_follower::SliceEvent;
 use super::slice_health::{PeerTimes, SliceHealth};
-use crate::gathered::Gathered;
+use super::slice_set::{SliceChange, SliceSet};
 
 /// Interval of the look at times.
 const LOOK: Duration = Duration::from_millis(500);
-/// Most slices: more than a million pods.
-const MAX_SLICES: usize = 100_000;
+/// Shortest time between two questions whether the API server answers.
+const ASK: Duration = Duration::from_secs(2);
 /// Shortest time over which the agents of a cluster begin to follow all pods; a millisecond more for each pod.
 const SPREAD: Duration = Duration::from_secs(5);
 
-/// Starts a follower of all pods with this number.
-pub(super) type StartPods = Box<dyn Fn(usize) -> JoinHandle<()> + Send>;
+/// Asks whether the API server answers.
+pub(super) type AskServer = Box<dyn Fn() -> JoinHandle<()> + Send>;
 
 /// Channels of [`Peers`].
 pub(super) struct PeerChannels {
@@ -64,41 +63,19 @@ pub(super) struct PeerKinds {
     pub(super) slices: usize,
 }
 
-/// Follower of all pods.
-struct AllPods {
-    number: usize,
-    task: JoinHandle<()>,
-    version: u64,
-    status: KindStatus,
-    problems: Problems,
-    /// Changes that wait until slices replace this watch, or until that fails, with their version; `None`: none wait.
-    waiting: Option<(Gathered, u64)>,
-}
-
-impl Drop for AllPods {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 /// Merges the followers' updates with slices.
 pub(super) struct Peers {
     channels: PeerChannels,
     kinds: PeerKinds,
     start_pods: StartPods,
+    ask_server: AskServer,
+    /// Last question whether the API server answers, with its time.
+    asked: Option<(JoinHandle<()>, Instant)>,
     view: PeerView,
     held: HeldPolicies,
     health: SliceHealth,
     outage: Arc<Outage>,
-    /// Names in the slices, by the index; unknown before it.
-    names: Option<Vocabulary>,
-    /// Whether there is an index.
-    has_index: bool,
-    /// Slices that cannot be decoded, with the reason.
-    broken: BTreeMap<String, String>,
-    /// Number of slices by the last list and the events after it.
-    known: BTreeMap<String, usize>,
-    is_listed: bool,
+    set: SliceSet,
     /// Whether the slices have the names of all policies that count; `None`: to be looked at.
     is_covered: Option<bool>,
     /// Whether pods of other nodes were complete at some time.
@@ -109,10 +86,7 @@ pub(super) struct Peers {
     own_status: KindStatus,
     own_synced: bool,
     own_problems: Problems,
-    slice_status: KindStatus,
-    /// Own pods with another state in slices, by the last heartbeat and by the last two.
-    differing: BTreeMap<Key, u64>,
-    forged: Vec<Key>,
+    own_entries: OwnEntries,
     /// Problems that were sent last.
     problems: Vec<String>,
 }
@@ -123,21 +97,19 @@ impl Peers {
         kinds: PeerKinds,
         (node, times): (&str, PeerTimes),
         outage: Arc<Outage>,
-        start_pods: StartPods,
+        (start_pods, ask_server): (StartPods, AskServer),
     ) -> Self {
         Self {
             channels,
             kinds,
             start_pods,
+            ask_server,
+            asked: None,
             view: PeerView::new(node.to_owned()),
             held: HeldPolicies::default(),
             health: SliceHealth::new(times, Instant::now()),
             outage,
-            names: None,
-            has_index: false,
-            broken: BTreeMap::new(),
-            known: BTreeMap::new(),
-            is_listed: false,
+            set: SliceSet::new(),
             is_covered: None,
             is_ready: false,
             all_pods: None,
@@ -145,9 +117,7 @@ impl Peers {
             own_status: KindStatus::default(),
             own_synced: false,
             own_problems: Problems::default(),
-            slice_status: slice_status(),
-            differing: BTreeMap::new(),
-            forged: Vec::new(),
+            own_entries: OwnEntries::default(),
             problems: Vec::new(),
         }
     }
@@ -166,7 +136,8 @@ impl Peers {
                 }
                 _ = look.tick() => {
                     self.is_covered = None;
-                    let changes = self.held.look(self.health.served(Instant::now()));
+                    self.ask(Instant::now());
+                    let changes = self.held.look(self.health.served());
                     self.send(changes).await
                 }
             };
@@ -196,7 +167,7 @@ impl Peers {
         if !all.is_empty() {
             self.is_covered = None;
         }
-        let served = self.health.served(Instant::now());
+        let served = self.health.served();
         let comes = all.into_iter().flat_map(|change| self.held.take(change, served));
         update.changes = comes.collect();
         let at = update.at;
@@ -206,22 +177,12 @@ impl Peers {
 
     /// Takes in an update of a follower of all pods; returns the changes that follow.
     fn take_pods(&mut self, update: Update) -> Vec<Change> {
-        // A follower that has been ended may have sent updates before.
-        let Some(pods) = self.all_pods.as_mut().filter(|pods| pods.number == update.kind) else {
-            return Vec::new();
-        };
-        pods.status = update.status;
-        if let Some(problems) = update.problems {
-            pods.problems = problems;
-        }
-        if let Some((waiting, version)) = &mut pods.waiting {
-            waiting.add(update.changes);
-            *version = update.version.max(*version);
-            return Vec::new();
-        }
-        pods.version = pods.version.max(update.version);
-        let mut changes = self.take_watched(update.changes);
-        if update.synced && self.view.origin() == PeerOrigin::Slices {
+        let is_synced = update.synced;
+        let pods = self.all_pods.as_mut().filter(|pods| pods.has_number(update.kind));
+        let Some(pods) = pods else { return Vec::new() };
+        let (is_held, changes) = (pods.is_held(), pods.take(update));
+        let mut changes = self.take_watched(changes);
+        if is_synced && !is_held && self.view.origin() == PeerOrigin::Slices {
             changes.extend(self.follow_pods());
         }
         changes
@@ -233,118 +194,57 @@ impl Peers {
 
     /// Takes in an event of slices; returns the changes that follow.
     fn take_event(&mut self, event: SliceEvent, now: Instant) -> Vec<Change> {
-        let status = &mut self.slice_status;
-        if let SliceEvent::Failed { text, is_unreachable } = event {
-            status.error = Some(format!("cannot follow peer slices: {text}"));
-            status.restarts += 1;
-            status.unreachable = is_unreachable;
-            return Vec::new();
-        }
-        (status.error, status.unreachable, status.served) = (None, false, true);
-        match event {
-            SliceEvent::Set(slice) => self.take_slice(*slice, false, now),
-            SliceEvent::Gone(name) => {
-                self.broken.remove(&name);
-                self.known.remove(&name);
-                self.has_index &= name != INDEX;
-                let number = slice_number(&name);
-                number.map_or_else(Vec::new, |number| self.view.take_slice(number, 0, Vec::new()))
-            }
-            SliceEvent::Listed(slices) => {
-                self.slice_status.lists += 1;
-                (self.is_listed, self.slice_status.in_sync) = (true, true);
-                let names = slices.iter().filter_map(|slice| slice.metadata.name.clone());
-                let known: BTreeMap<String, usize> =
-                    names.take(MAX_SLICES).map(|name| (name, 0)).collect();
-                self.broken.retain(|name, _| known.contains_key(name));
-                let is_there = |number| known.contains_key(&slice_name(number));
-                let mut changes = self.view.retain_slices(is_there);
-                self.has_index = known.contains_key(INDEX);
-                self.known = known;
-                let taken = slices.into_iter().flat_map(|slice| self.take_slice(slice, true, now));
-                changes.extend(taken);
-                changes
-            }
-            SliceEvent::Failed { .. } => Vec::new(),
-        }
+        let changes = self.set.take(event).into_iter();
+        changes.flat_map(|change| self.take_slices(change, now)).collect()
     }
 
-    /// Takes in a slice, of a list or of a watch; returns the changes that follow.
-    fn take_slice(&mut self, slice: PeerSlice, is_listed: bool, now: Instant) -> Vec<Change> {
-        let name = slice.metadata.name.unwrap_or_default();
-        if name == INDEX {
-            let vocabulary = Vocabulary::from(&slice.spec.vocabulary.unwrap_or_default());
-            return self.take_index(vocabulary, is_listed, now);
-        }
-        if name == HEARTBEAT {
-            let heartbeat = slice.spec.heartbeat.unwrap_or_default();
-            if self.health.beat(heartbeat.number, heartbeat.pods_version, now) {
-                self.compare_own();
+    fn take_slices(&mut self, change: SliceChange, now: Instant) -> Vec<Change> {
+        match change {
+            SliceChange::Pods(number, version, pods) => self.view.take_slice(number, version, pods),
+            SliceChange::Only(numbers) => {
+                self.view.retain_slices(|number| numbers.contains(&number))
             }
-            return Vec::new();
-        }
-        let has_room = self.known.contains_key(&name) || self.known.len() < MAX_SLICES;
-        let pods = match slice_number(&name).filter(|_| has_room) {
-            Some(number) => {
-                decode(&slice.spec).map(|pods| (number, pods)).map_err(|error| error.to_string())
-            }
-            None => Err("no name of the controller's slices".to_owned()),
-        };
-        match pods {
-            Ok((number, pods)) => {
-                self.broken.remove(&name);
-                self.known.insert(name, pods.len());
-                let version = slice.metadata.resource_version.and_then(|text| text.parse().ok());
-                self.view.take_slice(number, version.unwrap_or_default(), pods)
-            }
-            // Its last state stays, until all pods are followed.
-            Err(error) => {
-                if self.broken.len() < MAX_SLICES {
-                    self.broken.insert(name, error);
+            SliceChange::Names { is_listed } => self.take_names(is_listed),
+            SliceChange::Heartbeat { heartbeat, is_listed } => {
+                let PeerHeartbeat { number, pods_version } = heartbeat;
+                if self.health.beat(number, pods_version, is_listed, now)
+                    && let Some(names) = self.set.names()
+                {
+                    self.own_entries.compare(&self.view, names);
                 }
                 Vec::new()
             }
         }
     }
 
-    fn take_index(&mut self, names: Vocabulary, is_listed: bool, now: Instant) -> Vec<Change> {
-        self.names = Some(names.clone());
-        (self.has_index, self.is_covered) = (true, None);
-        let served = self.health.served(now);
+    fn take_names(&mut self, is_listed: bool) -> Vec<Change> {
+        self.is_covered = None;
         let is_in_use = self.is_ready && self.view.origin() == PeerOrigin::Slices;
-        match (is_in_use, is_listed) {
-            (false, _) => Vec::new(),
-            (true, false) => self.held.set_names(KnownNames::Of(names), served),
+        let Some(names) = self.set.names().filter(|_| is_in_use) else { return Vec::new() };
+        let (names, served) = (KnownNames::Of(names.clone()), self.health.served());
+        if is_listed {
             // Names may have ended while nobody watched.
-            (true, true) => self.held.set_other_names(KnownNames::Of(names), served),
+            self.held.set_other_names(names, served)
+        } else {
+            self.held.set_names(names, served)
         }
-    }
-
-    /// Compares the own pods with their entries in slices: what differs at two heartbeats does not come from a slice that
-    /// lags.
-    fn compare_own(&mut self) {
-        let Some(vocabulary) = &self.names else { return };
-        let differing = self.view.own_differences(vocabulary);
-        let again = differing.iter().filter(|(key, hash)| self.differing.get(key) == Some(hash));
-        self.forged = again.map(|(key, _)| key.clone()).collect();
-        self.differing = differing;
     }
 
     /// Returns whether agents can judge by the slices.
     fn is_usable(&mut self, now: Instant) -> bool {
-        self.is_listed
-            && self.has_index
-            && self.broken.is_empty()
-            && self.forged.is_empty()
+        self.set.is_complete()
+            && self.own_entries.are_right()
             && self.health.is_renewed(now)
-            && self.is_covered(now)
+            && self.is_covered()
     }
 
-    fn is_covered(&mut self, now: Instant) -> bool {
-        let Some(names) = &self.names else { return false };
+    fn is_covered(&mut self) -> bool {
+        let Some(names) = self.set.names() else { return false };
         let look = || {
-            let matters = |namespace: &str| self.view.has_own_in(namespace);
-            self.held.are_covered_by(names, self.health.served(now), matters)
+            let matters = |namespace: &str| {
+                self.view.has_own_in(namespace) && !self.set.is_crowded(namespace)
+            };
+            self.held.are_covered_by(names, self.health.served(), matters)
         };
         let is_covered = self.is_covered.unwrap_or_else(look);
         self.is_covered = Some(is_covered);
@@ -353,9 +253,13 @@ impl Peers {
 
     /// Decides about the origin of pods; returns the changes that follow.
     fn decide(&mut self, now: Instant) -> Vec<Change> {
-        self.health.set_outage(self.outage.is_on(), now);
+        let is_failing = self.outage.is_on();
+        // A watch of all pods may be silent for a minute.
+        let is_quiet = self.view.origin() == PeerOrigin::Pods && !is_failing;
+        let answered = if is_quiet { now } else { self.outage.answered() };
+        self.health.set_answered(answered, is_failing, now);
         let is_usable = self.is_usable(now);
-        self.health.set_usable(is_usable, now);
+        self.health.set_usable(is_usable);
         match self.view.origin() {
             PeerOrigin::Slices if is_usable => {
                 if self.end_all_pods() {
@@ -368,7 +272,7 @@ impl Peers {
                 // The random time depends on the number of pods.
                 let mut changes = self.view.start();
                 self.use_slices();
-                changes.extend(self.set_names(now));
+                changes.extend(self.set_names());
                 changes
             }
             PeerOrigin::Slices => {
@@ -380,8 +284,19 @@ impl Peers {
                 }
                 Vec::new()
             }
-            PeerOrigin::Pods if is_usable && self.health.is_steady(now) => self.leave_pods(now),
+            PeerOrigin::Pods if is_usable && self.health.is_steady(now) => self.leave_pods(),
             PeerOrigin::Pods => self.return_to_pods(),
+        }
+    }
+
+    /// Asks whether the API server answers, if that matters and no request shows it.
+    fn ask(&mut self, now: Instant) {
+        let matters = self.view.origin() == PeerOrigin::Slices && !self.outage.is_on();
+        let is_due = self.asked.as_ref().is_none_or(|(asked, at)| {
+            asked.is_finished() && now.saturating_duration_since(*at) >= ASK
+        });
+        if matters && is_due && self.health.wants_answer(now) {
+            self.asked = Some(((self.ask_server)(), now));
         }
     }
 
@@ -395,43 +310,28 @@ impl Peers {
         warn!("peer slices are not usable; following all pods");
         self.starts += 1;
         let number = self.kinds.slices + self.starts;
-        self.all_pods = Some(AllPods {
-            number,
-            task: (self.start_pods)(number),
-            version: 0,
-            status: KindStatus::default(),
-            problems: Problems::default(),
-            waiting: None,
-        });
+        self.all_pods = Some(AllPods::start(number, &self.start_pods));
     }
 
     /// Has slices replace the watch of all pods, once they have all of its changes.
-    fn leave_pods(&mut self, now: Instant) -> Vec<Change> {
-        if let Some(pods) = &mut self.all_pods {
-            pods.waiting.get_or_insert_default();
-            if !self.health.contain(pods.version) {
-                return Vec::new();
-            }
+    fn leave_pods(&mut self) -> Vec<Change> {
+        if let Some(pods) = &mut self.all_pods
+            && !self.health.contain(pods.hold_changes())
+        {
+            return Vec::new();
         }
         info!("peer slices are renewed again, and in use instead of a watch of all pods");
         self.all_pods = None;
         let mut changes = self.view.follow_slices();
-        changes.extend(self.set_names(now));
+        changes.extend(self.set_names());
         self.use_slices();
         changes
     }
 
     /// Takes in the changes of the watch of all pods that waited for slices.
     fn return_to_pods(&mut self) -> Vec<Change> {
-        let pods = self.all_pods.as_mut();
-        let Some((pods, (changes, version))) = pods.and_then(|pods| {
-            let waiting = pods.waiting.take()?;
-            Some((pods, waiting))
-        }) else {
-            return Vec::new();
-        };
-        pods.version = pods.version.max(version);
-        self.take_watched(changes.changes())
+        let changes = self.all_pods.as_mut().map(AllPods::release_changes);
+        self.take_watched(changes.into_iter().flatten())
     }
 
     /// Judges by the watch of all pods, whose list is complete.
@@ -439,15 +339,15 @@ impl Peers {
         info!("all pods are known by their own watch; peer slices are not in use");
         self.is_ready = true;
         let mut changes = self.view.follow_pods();
-        let served = self.health.served(Instant::now());
+        let served = self.health.served();
         changes.extend(self.held.set_names(KnownNames::All, served));
         changes
     }
 
     /// Puts policies into force as far as slices have their names.
-    fn set_names(&mut self, now: Instant) -> Vec<Change> {
-        let Some(names) = self.names.clone() else { return Vec::new() };
-        self.held.set_other_names(KnownNames::Of(names), self.health.served(now))
+    fn set_names(&mut self) -> Vec<Change> {
+        let Some(names) = self.set.names().cloned() else { return Vec::new() };
+        self.held.set_other_names(KnownNames::Of(names), self.health.served())
     }
 
     fn use_slices(&mut self) {
@@ -467,10 +367,7 @@ impl Peers {
         let mut problems = self.own_problems.clone();
         status.objects = self.view.len();
         if let Some(pods) = &self.all_pods {
-            status.error = status.error.or_else(|| pods.status.error.clone());
-            status.undecoded += pods.status.undecoded;
-            problems.texts.extend(pods.problems.texts.iter().cloned());
-            problems.more += pods.problems.more;
+            pods.report(&mut status, &mut problems);
         }
         let is_whole = self.own_synced && self.is_ready;
         let kind = self.kinds.pods;
@@ -484,16 +381,14 @@ impl Peers {
 
     /// Sends the state of slices, if it changed.
     async fn send_slices(&mut self, now: Instant) -> Option<()> {
-        let problems = self.slice_problems(now);
-        self.slice_status.objects = self.known.len();
-        self.slice_status.undecoded = self.broken.len();
+        let problems = self.slice_problems();
         let is_news = problems != self.problems;
         self.problems.clone_from(&problems);
         let update = Update {
             kind: self.kinds.slices,
             changes: Vec::new(),
             at: now,
-            status: self.slice_status.clone(),
+            status: self.set.status(),
             // Without slices all pods are followed, so that nothing waits for slices.
             synced: true,
             is_whole: true,
@@ -503,9 +398,9 @@ impl Peers {
         self.channels.out.send(update).await.ok()
     }
 
-    fn slice_problems(&self, now: Instant) -> Vec<String> {
+    fn slice_problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        if self.health.silence(now).is_some() {
+        if self.health.silence().is_some() {
             let outcome = match (self.view.origin(), self.is_ready) {
                 (PeerOrigin::Pods, _) => "all pods are followed instead",
                 (PeerOrigin::Slices, true) => {
@@ -515,26 +410,13 @@ impl Peers {
             };
             problems.push(format!("peer slices: the controller does not renew them; {outcome}"));
         }
-        let broken = self.broken.iter().take(10);
-        problems.extend(broken.map(|(name, error)| {
-            format!("PeerSlice {name}: {error}; its last state stays until all pods are followed")
-        }));
-        problems.extend(
-            self.forged
-                .iter()
-                .take(10)
-                .map(|key| format!("Pod {key} of this node differs from its entry in peer slices")),
-        );
+        problems.extend(self.set.problems().take(10));
+        problems.extend(self.own_entries.problems());
         if self.view.origin() == PeerOrigin::Slices {
             problems.extend(self.held.problems().take(100));
         }
         problems
     }
-}
-
-/// Returns the status of slices before any answer.
-pub(super) fn slice_status() -> KindStatus {
-    KindStatus { kind: "peerslices.netpold.io".into(), ..KindStatus::default() }
 }
 
 #[cfg(test)]

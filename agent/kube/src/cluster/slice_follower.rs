@@ -3,22 +3,27 @@
 //! Only the controller writes them, so kube's own watcher serves: an object that cannot be decoded is no tenant's.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::Api;
+use kube::api::ListParams;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, DefaultBackoff, Event, ListSemantic};
-use netpold_api::peer_slice::PeerSlice;
+use netpold_api::peer_slice::{HEARTBEAT, PeerSlice};
 use tokio::sync::mpsc;
 
 use super::answer::is_quiet;
 use super::connection::Connection;
-use super::failure::Failure;
-use super::outage::{Following, Member};
+use super::failure::{Failure, is_outage};
+use super::outage::{Following, Member, Outage, random_part};
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;
+/// Time over which the agents of a cluster ask whether the server answers.
+const ASKED: Duration = Duration::from_secs(1);
+/// Timeout of that request.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest pause after a failure.
 const LONGEST: Duration = Duration::from_secs(30);
 
@@ -88,6 +93,23 @@ pub(super) async fn follow(
                 return;
             }
         }
+    }
+}
+
+/// Asks for the heartbeat, and records an answer, refusals included. It comes from the store and not from a cache of the
+/// server, so it shows that the controller could write.
+pub(super) async fn ask(connection: Arc<Connection>, outage: Arc<Outage>) {
+    tokio::time::sleep(random_part(ASKED)).await;
+    let api = Api::<PeerSlice>::all(connection.client());
+    let params = ListParams::default().fields(&format!("metadata.name={HEARTBEAT}"));
+    let answer = tokio::time::timeout(PATIENCE, api.list(&params)).await;
+    let is_answer = match answer {
+        Ok(Ok(_)) => true,
+        Ok(Err(kube::Error::Api(status))) => !is_outage(Some(status.code)),
+        Ok(Err(_)) | Err(_) => false,
+    };
+    if is_answer {
+        outage.set_answered(Instant::now());
     }
 }
 

@@ -1,9 +1,11 @@
 //! Origins of pods over time. A moment is a number of seconds.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use netpold_api::peer_slice::{PeerHeartbeat, PeerSliceSpec};
-use netpold_core::model::{Pod, Requirement, Selector};
-use netpold_slices::encode;
+use netpold_api::peer_slice::{HEARTBEAT, INDEX, PeerSlice, PeerSliceSpec};
+use netpold_core::model::{Key, Pod, Requirement, Selector};
+use netpold_slices::{Vocabulary, encode};
 use netpold_testkit::objects;
 
 use super::*;
@@ -19,6 +21,8 @@ struct World {
     start: Instant,
     /// Versions of slices, and numbers of heartbeats.
     number: u64,
+    /// Whether the API server answers.
+    answers: bool,
     outage: Arc<Outage>,
     /// The other kinds.
     others: Member,
@@ -56,12 +60,14 @@ impl World {
         let outage = Outage::new();
         let (others, member) = (outage.member(), outage.member());
         let start_pods: StartPods = Box::new(|_| tokio::spawn(std::future::pending()));
+        let ask: AskServer = Box::new(|| tokio::spawn(std::future::pending()));
         let of_node = ("own", PeerTimes::default());
-        let peers = Peers::new(channels, kinds, of_node, Arc::clone(&outage), start_pods);
+        let peers = Peers::new(channels, kinds, of_node, Arc::clone(&outage), (start_pods, ask));
         Self {
             peers,
             start: Instant::now(),
             number: 0,
+            answers: true,
             outage,
             others,
             member,
@@ -92,6 +98,13 @@ impl World {
     fn decide(&mut self, second: u64) {
         self.peers.is_covered = None;
         let now = self.at(second);
+        let mut answered = self.outage.answered();
+        // An answer every second, unless it hangs.
+        while self.answers && !self.outage.is_on() && answered < now {
+            answered = now.min(answered + Duration::from_secs(1));
+            self.peers.health.set_answered(answered, false, answered);
+            self.outage.set_answered(answered);
+        }
         let changes = self.peers.decide(now);
         self.report(changes);
     }
@@ -219,7 +232,7 @@ async fn an_outage_of_slices_alone_is_none() {
 async fn no_agent_follows_all_pods_because_of_an_outage_of_the_api_server() {
     let mut world = World::by_slices();
     world.decide(31);
-    assert!(world.follows_pods(), "the server does not answer; nobody knows yet");
+    assert!(world.follows_pods(), "the controller is silent");
     world.member.set(Following::Fails);
     world.others.set(Following::Fails);
     world.decide(40);
@@ -227,8 +240,73 @@ async fn no_agent_follows_all_pods_because_of_an_outage_of_the_api_server() {
     world.decide(1000);
     assert!(!world.follows_pods());
     world.others.set(Following::Works);
+    world.outage.set_answered(world.at(1000));
     world.decide(1001);
     assert!(world.follows_pods(), "the controller was silent before");
+}
+
+#[tokio::test]
+async fn no_agent_follows_all_pods_because_of_an_api_server_that_hangs() {
+    let mut world = World::by_slices();
+    world.decide(5);
+    // No request fails before its timeout.
+    world.answers = false;
+    (6..300).for_each(|second| world.decide(second));
+    assert!(!world.follows_pods() && !world.outage.is_on());
+    assert_eq!(world.app("p"), Some("a"));
+    world.outage.set_answered(world.at(300));
+    world.answers = true;
+    world.decide(300);
+    world.decide(324);
+    assert!(!world.follows_pods(), "the controller was silent for 4 and for 24 s");
+    world.decide(326);
+    assert!(world.follows_pods(), "the server answers, and the controller is silent");
+}
+
+#[tokio::test]
+async fn the_server_is_asked_before_the_controller_counts_as_silent() {
+    let mut world = World::by_slices();
+    let ask = |world: &mut World, second: u64| {
+        world.peers.asked = None;
+        world.peers.ask(world.at(second));
+        world.peers.asked.is_some()
+    };
+    world.answers = false;
+    assert!(!ask(&mut world, 10) && ask(&mut world, 11));
+    world.others.set(Following::Fails);
+    world.member.set(Following::Fails);
+    assert!(!ask(&mut world, 11), "requests fail already");
+}
+
+#[tokio::test]
+async fn a_heartbeat_of_a_list_does_not_show_that_the_controller_lives() {
+    let mut world = World::by_slices();
+    world.decide(25);
+    let heartbeat = Some(PeerHeartbeat { number: 1000, pods_version: 30 });
+    let heartbeat = PeerSliceSpec { heartbeat, ..PeerSliceSpec::default() };
+    let listed = vec![slice(INDEX, 1, index(&["app"])), slice(HEARTBEAT, 9, heartbeat)];
+    world.event(SliceEvent::Listed(listed), 25);
+    world.decide(31);
+    assert!(world.follows_pods(), "it may have ended after that heartbeat");
+}
+
+#[tokio::test]
+async fn names_that_wait_behind_a_namespaces_own_make_no_agent_follow_all_pods() {
+    for is_crowded in [true, false] {
+        let mut world = World::by_slices();
+        let own = Pod { node: "own".into(), ..pod("own", "a") };
+        let own = world.peers.view.take_own(Change::Pod(own));
+        world.report(own.into_iter().collect());
+        world.pods(0, &[pod("own", "a"), pod("p", "a")], 1);
+        world.policy("lacking", "team");
+        let mut index = index(&["app"]);
+        let names = index.vocabulary.as_mut().unwrap();
+        names.crowded_namespaces = is_crowded.then(|| "x".to_owned()).into_iter().collect();
+        world.set(INDEX, index, 1);
+        (2..60).for_each(|second| world.beat(1, second));
+        let problems = world.peers.slice_problems();
+        assert_eq!(world.follows_pods(), !is_crowded, "{problems:?}");
+    }
 }
 
 #[tokio::test]
