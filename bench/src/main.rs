@@ -53,7 +53,7 @@ struct Arguments {
     /// Only these parts
     #[arg(long, value_enum, value_name = "PART")]
     part: Vec<Part>,
-    /// Measure only clusters of this many nodes (part `scale`)
+    /// Measure only clusters of this many nodes (parts `scale` and `slices`)
     #[arg(long, value_name = "NUMBER")]
     nodes: Option<u32>,
     /// Directory for results.json
@@ -90,8 +90,10 @@ enum Part {
     Wire,
     /// Lookups of names, and connections behind them
     Names,
-    /// Load of agents on an API server; only if named: ten minutes
+    /// Load of agents on an API server, and of peer slices; only if named: ten minutes
     Scale,
+    /// The part of scale with peer slices; only if named
+    Slices,
 }
 
 impl Part {
@@ -150,6 +152,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         wire: Vec::new(),
         names: None,
         scale: Vec::new(),
+        slices: Vec::new(),
     };
     // First, while the process has little other memory.
     if wanted(Part::Control) {
@@ -186,10 +189,13 @@ fn run(arguments: &Arguments) -> Result<()> {
         let (pairs, time) = if arguments.quick { (10_000, 4) } else { (100_000, 24) };
         results.names = Some(names::measure(pairs, Duration::from_secs(time), &tell)?);
     }
-    if arguments.part.contains(&Part::Scale) {
-        let wanted = |(nodes, _): &(u32, u32)| arguments.nodes.is_none_or(|only| only == *nodes);
-        for (nodes, agents) in NODES.into_iter().filter(wanted) {
-            results.scale.push(scale::measure(nodes, agents, &tell)?);
+    let only = |part: Part| arguments.part.contains(&part);
+    if only(Part::Scale) || only(Part::Slices) {
+        for (nodes, agents) in clusters(arguments.nodes) {
+            if only(Part::Scale) {
+                results.scale.push(scale::measure(nodes, agents, &tell)?);
+            }
+            results.slices.push(scale::measure_slices(nodes, agents, &tell)?);
         }
     }
     results.print();
@@ -209,6 +215,13 @@ fn draw(baseline: &Baseline, file: &Path) -> Result<()> {
         host::write(&file.with_file_name(name), &text)?;
     }
     Ok(())
+}
+
+/// Returns the clusters to measure, with the number of agents of either kind.
+fn clusters(nodes: Option<u32>) -> Vec<(u32, u32)> {
+    let Some(nodes) = nodes else { return NODES.to_vec() };
+    let known = NODES.into_iter().find(|(known, _)| *known == nodes);
+    vec![known.unwrap_or((nodes, 1))]
 }
 
 fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {

@@ -17,7 +17,7 @@ use crate::observe::{self, Observed};
 use crate::packet::{self, PacketFigure};
 use crate::questions::{self, Questioned};
 use crate::regression::{Figure, Figures};
-use crate::scale::{self, ApiLoad};
+use crate::scale::{self, ApiLoad, SliceLoad};
 use crate::wire::{self, Wire};
 
 /// Statistics of a loaded program.
@@ -59,6 +59,8 @@ pub(crate) struct Results {
     pub(crate) names: Option<Names>,
     /// Load on the API server per agent, by size of the cluster.
     pub(crate) scale: Vec<ApiLoad>,
+    /// Peer slices, by size of the cluster.
+    pub(crate) slices: Vec<SliceLoad>,
 }
 
 impl Results {
@@ -91,6 +93,7 @@ impl Results {
         wire::print(&self.wire);
         self.names.iter().for_each(names::print);
         self.scale.iter().for_each(scale::print);
+        self.slices.iter().for_each(scale::print_slices);
         for refused in &self.refused {
             say(&format!("NOT MEASURED: {refused}"));
         }

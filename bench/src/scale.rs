@@ -4,8 +4,10 @@
 //! within a minute, and changes come at the requested rate, while the traffic to the agents stays realistic. It is
 //! counted between agents and server.
 
+mod follower;
 mod objects;
 mod report;
+mod slices;
 mod trimmed;
 
 use std::path::Path;
@@ -26,6 +28,7 @@ use crate::host;
 use objects::{Cluster, Entry, Phase, node, node_name};
 use report::Stage;
 pub(crate) use report::{ApiLoad, print};
+pub(crate) use slices::{SliceLoad, measure as measure_slices, print as print_slices};
 use trimmed::Form;
 
 /// User of the agents at the API server.
@@ -294,37 +297,7 @@ impl World {
 
     /// Replaces pods, with six events each; returns the number of events.
     fn rollout(&mut self) -> Result<u32> {
-        let begin = Instant::now();
-        let (pods, time) = ROLLOUT;
-        let steps = pods / STEP;
-        /// Steps from a pod's creation to each phase, and to the end of the pod that it replaces.
-        const LIFE: [(u32, Phase); 4] = [
-            (0, Phase::Created),
-            (1, Phase::Scheduled),
-            (2, Phase::Starting),
-            (10, Phase::Running),
-        ];
-        const GOING: u32 = 12;
-        const GONE: u32 = 30;
-        let mut events = 0;
-        for step in 0..steps + GONE {
-            let cluster = &self.cluster;
-            // Pods that are at this age now.
-            let pods_at = |age: u32| {
-                let first = step.checked_sub(age).filter(|step| *step < steps);
-                first.into_iter().flat_map(|step| step * STEP..(step + 1) * STEP)
-            };
-            let new = LIFE.iter().flat_map(|(age, phase)| {
-                pods_at(*age).map(|number| cluster.pod(number, *phase, 1))
-            });
-            let going = pods_at(GOING).map(|number| cluster.pod(number, Phase::Terminating, 0));
-            let gone = pods_at(GONE).map(|number| (cluster.pod_key(number, 0), None));
-            let entries: Vec<Entry> = new.chain(going).chain(gone).collect();
-            events += entries.len() as u32;
-            self.write(&entries)?;
-            let due = begin + time * (step + 1) / steps;
-            std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        }
+        let events = rollout(&mut self.server, &self.cluster, |number| number)?;
         std::thread::sleep(SILENCE);
         self.wait_silent()?;
         Ok(events)
@@ -353,4 +326,36 @@ impl World {
         self.wait_silent()?;
         self.wait_in_sync()
     }
+}
+
+/// Replaces pods in [`ROLLOUT`], with six events each; returns the number of events. `pod` returns the numbers of these pods.
+fn rollout(server: &mut ApiServer, cluster: &Cluster, pod: impl Fn(u32) -> u32) -> Result<u32> {
+    /// Steps from a pod's creation to each phase, and to the end of the pod that it replaces.
+    const LIFE: [(u32, Phase); 4] =
+        [(0, Phase::Created), (1, Phase::Scheduled), (2, Phase::Starting), (10, Phase::Running)];
+    const GOING: u32 = 12;
+    const GONE: u32 = 30;
+    let begin = Instant::now();
+    let (pods, time) = ROLLOUT;
+    let steps = pods / STEP;
+    let mut events = 0;
+    for step in 0..steps + GONE {
+        // Pods that are at this age now.
+        let pods_at = |age: u32| {
+            let first = step.checked_sub(age).filter(|step| *step < steps);
+            let numbers = first.into_iter().flat_map(|step| step * STEP..(step + 1) * STEP);
+            numbers.map(&pod).collect::<Vec<u32>>()
+        };
+        let new = LIFE.iter().flat_map(|(age, phase)| {
+            pods_at(*age).into_iter().map(|number| cluster.pod(number, *phase, 1))
+        });
+        let going = pods_at(GOING).into_iter().map(|n| cluster.pod(n, Phase::Terminating, 0));
+        let gone = pods_at(GONE).into_iter().map(|number| (cluster.pod_key(number, 0), None));
+        let entries: Vec<Entry> = new.chain(going).chain(gone).collect();
+        events += entries.len() as u32;
+        server.etcd().write(&entries)?;
+        let due = begin + time * (step + 1) / steps;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+    }
+    Ok(events)
 }

@@ -43,6 +43,8 @@ impl Etcd {
             format!("--listen-peer-urls={peer}"),
             format!("--initial-advertise-peer-urls={peer}"),
             format!("--initial-cluster=default={peer}"),
+            // 158,000 pods are more than the 2 GB of its default.
+            "--quota-backend-bytes=8589934592".into(),
             "--logger=zap".into(),
             "--log-level=error".into(),
         ];
