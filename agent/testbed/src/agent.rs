@@ -214,14 +214,14 @@ impl Agent {
         command
     }
 
-    /// Output of `netpold status -o json`, from the control socket if there is one: a run of the command takes a hundredth of
-    /// a second of processor time, in every round of every wait.
+    /// Answer of the control socket, the output of `netpold status -o json`. A run of that command would take a hundredth
+    /// of a second of processor time, in every round of every wait.
     ///
     /// # Errors
     /// When the agent does not answer, as during its start.
     pub fn status(&self) -> Result<Value> {
-        let Ok(stream) = UnixStream::connect(self.socket()) else { return self.asked_status() };
         let answer = || -> Result<Value> {
+            let stream = UnixStream::connect(self.socket())?;
             stream.set_read_timeout(Some(ANSWERED))?;
             let (code, answer) =
                 exchange(stream, ("POST", "/status"), ("application/json", "null"))?;
@@ -229,16 +229,6 @@ impl Agent {
             Ok(serde_json::from_str(&answer)?)
         };
         answer().with_context(|| format!("no status of {}", self.node))
-    }
-
-    fn asked_status(&self) -> Result<Value> {
-        let output = self
-            .command(&["status", "-o", "json"])
-            .output()
-            .with_context(|| format!("cannot run {}", self.options.binary.display()))?;
-        serde_json::from_slice(&output.stdout).with_context(|| {
-            format!("no status of {}: {}", self.node, String::from_utf8_lossy(&output.stderr))
-        })
     }
 
     /// Waits until the agent's status fulfils a condition, and returns that status.

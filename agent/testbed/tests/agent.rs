@@ -1,9 +1,11 @@
-//! The testbed's agents as processes, with a shell script in place of netpold.
+//! The testbed's agents as processes, with a shell script in place of netpold, and a thread that answers for it.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot know")]
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,18 +16,31 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
-const SCRIPT: &str = r#"#!/bin/sh
+const SCRIPT: &str = r"#!/bin/sh
 case $1 in
   run) readlink /proc/self/ns/net; exec sleep 60;;
-  status) echo '{"in_sync":true,"revision":{"desired":3,"enforced":3},"endpoints":[]}';;
 esac
-"#;
+";
+const STATUS: &str = r#"{"in_sync":true,"revision":{"desired":3,"enforced":3},"endpoints":[]}"#;
 
 fn script(directory: &Path) -> PathBuf {
     let path = directory.join("netpold");
     fs::write(&path, SCRIPT).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     path
+}
+
+/// Answers requests at the agent's control socket with [`STATUS`].
+fn answer_for(agent: &Agent) {
+    let listener = UnixListener::bind(agent.socket()).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let read = stream.read(&mut [0; 4096]).unwrap();
+            assert!(read > 0);
+            write!(stream, "HTTP/1.0 200 OK\r\n\r\n{STATUS}").unwrap();
+        }
+    });
 }
 
 #[test]
@@ -40,6 +55,7 @@ fn an_agent_runs_in_its_nodes_namespace_and_leaves_nothing() {
     let node = Node::new("node", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64").unwrap();
     let inside = node.run(|| fs::read_link("/proc/thread-self/ns/net")).unwrap().unwrap();
     let mut agent = Agent::start(&node, options).unwrap();
+    answer_for(&agent);
     let status = agent.wait_enforced(TIMEOUT).unwrap();
     assert_eq!(status["revision"]["enforced"], 3);
     agent.end(Signal::SIGKILL);
