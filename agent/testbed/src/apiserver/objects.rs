@@ -17,21 +17,17 @@ use crate::netns::Netns;
 const JSON: &str = "application/json";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
-/// `apiVersion` and plural of the kinds that tests read, by kubectl's name of the kind.
-const KINDS: [(&str, &str, &str); 9] = [
-    ("event", "events.k8s.io/v1", "events"),
-    ("pod", "v1", "pods"),
-    ("node", "v1", "nodes"),
-    ("networkpolicy", "networking.k8s.io/v1", "networkpolicies"),
-    ("networkpolicystatus", "netpold.io/v1alpha1", "networkpolicystatuses"),
-    ("nodepolicystatus", "netpold.io/v1alpha1", "nodepolicystatuses"),
-    ("clusternetworkpolicy", "policy.networking.k8s.io/v1alpha2", "clusternetworkpolicies"),
-    ("lease", "coordination.k8s.io/v1", "leases"),
-    (
-        "mutatingwebhookconfiguration",
-        "admissionregistration.k8s.io/v1",
-        "mutatingwebhookconfigurations",
-    ),
+/// `apiVersion` of the kinds that tests read, by kubectl's name of the kind.
+const KINDS: [(&str, &str); 9] = [
+    ("event", "events.k8s.io/v1"),
+    ("pod", "v1"),
+    ("node", "v1"),
+    ("networkpolicy", "networking.k8s.io/v1"),
+    ("networkpolicystatus", "netpold.io/v1alpha1"),
+    ("nodepolicystatus", "netpold.io/v1alpha1"),
+    ("clusternetworkpolicy", "policy.networking.k8s.io/v1alpha2"),
+    ("lease", "coordination.k8s.io/v1"),
+    ("mutatingwebhookconfiguration", "admissionregistration.k8s.io/v1"),
 ];
 
 /// Kinds of [`KINDS`] without a namespace.
@@ -92,9 +88,9 @@ impl ApiServer {
     /// When the server refuses or does not answer, or the kind is unknown here.
     pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Result<Option<Value>> {
         let known = KINDS.iter().find(|known| known.0 == kind);
-        let (_, version, plural) = known.with_context(|| format!("unknown kind {kind}"))?;
+        let (_, version) = known.with_context(|| format!("unknown kind {kind}"))?;
         let namespace = if CLUSTER_WIDE.contains(&kind) { "" } else { namespace };
-        self.read(&path(version, plural, namespace, name))
+        self.read(&path(version, &plural(kind), namespace, name))
     }
 
     /// Creates an object.
