@@ -211,7 +211,7 @@ const fn roomier(ways: Ways) -> u32 {
 
 /// Index of the lowest bit of a word that is not 0: without a table, which `trailing_zeros` takes in a program.
 #[inline(always)]
-const fn lowest(ways: u32) -> u32 {
+pub(crate) const fn lowest(ways: u32) -> u32 {
     (!ways & ways.wrapping_sub(1)).count_ones()
 }
 

@@ -18,7 +18,7 @@ use crate::{
     names::{
         conversation::in_seconds,
         doubt::{DOUBTED, doubt_port, is_port_doubted},
-        store::{ATTEMPTS, is_zero},
+        store::{ATTEMPTS, is_zero, lowest},
         tables::NameTables,
         work::{Victim, Work},
     },
@@ -205,13 +205,6 @@ fn matches<T: NameTables>(tables: &T, bucket: u32, work: Work) -> u64 {
     found
 }
 
-/// Place of the lowest bit: without a table, which `trailing_zeros` takes in a program.
-#[inline(always)]
-fn lowest(found: u64) -> u32 {
-    let bit = found & found.wrapping_neg();
-    (0..STREAM_WAYS as u32).fold(0, |sum, index| sum + (bit >> index & 1) as u32 * index)
-}
-
 /// Takes the entry of the segment's connection, also one past its time if `any_age`; returns until when it was valid, too.
 #[inline(always)]
 pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Held, u64) {
@@ -220,7 +213,7 @@ pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Hel
     if found == 0 {
         return (Held::Absent, 0);
     }
-    let of = |found: u64| StreamWay::at(tables, bucket + lowest(found));
+    let of = |found: u64| StreamWay::at(tables, bucket + lowest(found as u32));
     let Some(way) = of(found) else { return (Held::Absent, 0) };
     if found & (found - 1) != 0 {
         doubt(tables, work);
@@ -251,7 +244,7 @@ pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Hel
 pub(crate) fn find<T: NameTables>(tables: &T, work: Work) -> Option<StreamWay> {
     let bucket = bucket(tables, work)?;
     let found = matches(tables, bucket, work);
-    if found == 0 { None } else { StreamWay::at(tables, bucket + lowest(found)) }
+    if found == 0 { None } else { StreamWay::at(tables, bucket + lowest(found as u32)) }
 }
 
 /// Ends the reading of the segment's connection, and lets none begin at its port for [`DOUBTED`] seconds.
