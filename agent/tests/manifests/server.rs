@@ -76,7 +76,7 @@ fn the_objects_do_what_they_are_for() {
     let tenant =
         json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "tenant" } });
     create(&server, &tenant).unwrap();
-    every_value_is_accepted(&server);
+    every_value_is_accepted(&server, old);
     for object in option("readiness-gate-webhook") {
         create(&server, &object).unwrap();
     }
@@ -91,7 +91,7 @@ fn the_objects_do_what_they_are_for() {
     assert_eq!(security(&set), wanted);
     only_agents_run_in_their_namespace(&server, &set);
     tenants_policies_are_bounded(&server);
-    agents_have_a_priority_level(&server);
+    agents_have_a_priority_level(&server, old);
 }
 
 /// Returns an object of the base or of the chart as Kubernetes 1.20 takes it.
@@ -134,8 +134,7 @@ const VALUES: [&str; 15] = [
 ];
 
 /// Applies each rendering of [`VALUES`] and of the options' switches, without storing it.
-fn every_value_is_accepted(server: &ApiServer) {
-    let old = is_old(server);
+fn every_value_is_accepted(server: &ApiServer, old: bool) {
     for values in VALUES.into_iter().chain(switches()) {
         let objects = chart(values).into_iter().filter(|object| is_served(object, old));
         let items: Vec<_> =
@@ -237,7 +236,7 @@ fn tenants_policies_are_bounded(server: &ApiServer) {
 }
 
 /// Creates the kinds, on an old server as its version v1beta1, in which the shares have another name.
-fn agents_have_a_priority_level(server: &ApiServer) {
+fn agents_have_a_priority_level(server: &ApiServer, old: bool) {
     let beta = |mut object: Value| {
         object["apiVersion"] = json!("flowcontrol.apiserver.k8s.io/v1beta1");
         if let Some(limited) = object["spec"]["limited"].as_object_mut() {
@@ -247,7 +246,6 @@ fn agents_have_a_priority_level(server: &ApiServer) {
         }
         object
     };
-    let old = is_old(server);
     for object in option("api-protection") {
         create(server, &if old { beta(object) } else { object }).unwrap();
     }
