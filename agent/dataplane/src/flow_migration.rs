@@ -116,10 +116,8 @@ impl FlowMigration {
         // about to be closed has no program in front. Failures are repeated and reported with all others.
         let others = wanted.iter().filter(|(_, role)| !matches!(role, Role::Pod(_)));
         hooks.attach(others, generation);
-        let mut left = Vec::new();
-        if watched {
-            left.extend(self.layouts.iter().filter(|layout| !layout.stand_aside()));
-        }
+        let stays = |layout: &&OtherLayout| watched && !layout.stand_aside();
+        let left: Vec<&OtherLayout> = self.layouts.iter().filter(stays).collect();
         let attacher = hooks.attacher();
         for &ifindex in wanted.keys() {
             for layout in &left {

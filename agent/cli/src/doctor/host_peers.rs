@@ -28,8 +28,7 @@ pub(super) fn beside_pods<'o>(
 }
 
 /// Returns whether blocks allow every address of pods on the host's network at the ports of a rule: blocks of the rule,
-/// of the same policy, or, for a NetworkPolicy, of another policy of
-/// the same pods. Then nothing rests on the labels.
+/// of the same policy, or, for a NetworkPolicy, of another policy of the same pods. Then nothing rests on the labels.
 pub(super) fn are_in_blocks(
     objects: &GroupedObjects<'_>,
     place: &RulePlace<'_>,

@@ -287,8 +287,8 @@ impl Limits {
 
     /// Records the elements of a table in use by namespace, after a compilation of everything.
     pub(crate) fn compiled(&mut self, table: Table, uses: &BTreeMap<String, usize>) {
-        let Self { causes, left_out, .. } = self;
-        causes.compiled(table, uses, |name| left_out.keys().any(|of| of.namespace() == name));
+        let closed: BTreeSet<&str> = self.left_out.keys().map(Combination::namespace).collect();
+        self.causes.compiled(table, uses, |name| closed.contains(name));
     }
 
     /// Ends an update that fits. `used`: elements in use, by table.
