@@ -18,6 +18,7 @@ mod answer;
 mod availability;
 pub mod connection;
 mod denials;
+mod event;
 mod event_recorder;
 pub mod failure;
 mod follower;

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use super::connection::Connection;
-use super::event_recorder::{NOTE_MAX, publish};
+use super::event::{NOTE_MAX, publish};
 
 /// Period in which a pod has at most [`OF_POD`] Events, and each denial at most one.
 const PERIOD: Duration = Duration::from_mins(10);

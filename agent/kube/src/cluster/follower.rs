@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::api::{ListParams, WatchParams};
-use kube::core::{Request, Resource};
+use kube::core::Request;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
 use netpold_api::source::KindStatus;
@@ -25,7 +25,7 @@ use super::availability::{Availability, Meaning};
 use super::connection::Connection;
 use super::failure::Failure;
 use super::hub::Update;
-use super::kind::{Absence, Kind};
+use super::kind::{Absence, Kind, kind_name};
 use super::list;
 use super::outage::{Following, Member};
 use super::store::Store;
@@ -362,13 +362,5 @@ impl<K: Kind> Follower<K> {
         };
         // If the receiver is closed, the loop ends as well.
         let _ = self.updates.send(update).await;
-    }
-}
-
-/// Returns the resource with its group, as `networkpolicies.networking.k8s.io`.
-pub(super) fn kind_name<K: Resource<DynamicType = ()>>() -> String {
-    match K::group(&()) {
-        group if group.is_empty() => K::plural(&()).into_owned(),
-        group => format!("{}.{group}", K::plural(&())),
     }
 }

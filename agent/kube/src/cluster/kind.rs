@@ -156,3 +156,11 @@ impl Kind for ClusterNetworkPolicy {
         Change::ClusterPolicyGone(key.name)
     }
 }
+
+/// Returns the resource with its group, as `networkpolicies.networking.k8s.io`.
+pub(super) fn kind_name<K: Resource<DynamicType = ()>>() -> String {
+    match K::group(&()) {
+        group if group.is_empty() => K::plural(&()).into_owned(),
+        group => format!("{}.{group}", K::plural(&())),
+    }
+}

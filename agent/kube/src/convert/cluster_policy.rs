@@ -6,16 +6,19 @@
 //! traffic that the author did not intend.
 
 mod peers;
+mod values;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::model::{
-    Action, ClusterPolicy, ClusterRule, Direction, NamespacedPods, Peer, PolicyVersion, PortRule,
-    Rule, Selector, Tier,
+    Action, Change, ClusterPolicy, ClusterRule, Direction, NamespacedPods, Peer, PolicyVersion,
+    PortRule, Rule, Selector, Tier,
 };
 
 use self::peers::Egress;
-use super::selector::selector;
-use super::{Change, Converted, FieldProblem, Unknown, clipped, denial, enforcement, limited};
+use self::values::{given, inside, labels, namespaced_pods, value};
+use super::converted::Converted;
+use super::metadata::{denial, enforcement, name};
+use super::problem::{FieldProblem, Unknown, clipped, limited};
 use crate::decode::{Mismatch, typed};
 use crate::document::{DocumentNode, Value};
 
@@ -35,7 +38,7 @@ pub(super) fn cluster_network_policy(
         Some(node) => typed(node).map_err(|mismatch| inside("metadata", mismatch))?,
         None => ObjectMeta::default(),
     };
-    let name = super::name(&metadata)?;
+    let name = name(&metadata)?;
     let mut reader = ClusterPolicyReader { unknown, problems: Vec::new(), understood: true };
     for unknown in unknown.iter().filter(|u| !in_a_part(&u.problem.path)) {
         reader.problems.push(unknown.problem.clone());
@@ -78,71 +81,6 @@ pub(super) fn cluster_network_policy(
 /// Returns whether a path leads into the subject or a rule: reading that part reports the field.
 fn in_a_part(path: &str) -> bool {
     ["spec.subject.", "spec.ingress[", "spec.egress["].iter().any(|part| path.starts_with(part))
-}
-
-/// Puts a mismatch below a path.
-fn inside(path: &str, mismatch: Mismatch) -> Mismatch {
-    let dot = if mismatch.path.is_empty() || mismatch.path.starts_with('[') { "" } else { "." };
-    Mismatch { path: format!("{path}{dot}{}", mismatch.path), ..mismatch }
-}
-
-/// Returns a field, unless it is absent or null.
-fn given<'n>(node: &'n DocumentNode, field: &str) -> Option<&'n DocumentNode> {
-    node.get(field).filter(|node| node.value != Value::Null)
-}
-
-/// Decodes a value of a Rust type; reports a mismatch with its path.
-fn value<'n, T: serde::Deserialize<'n>>(
-    node: &'n DocumentNode,
-    path: &str,
-    problems: &mut Vec<FieldProblem>,
-) -> Option<T> {
-    typed(node).map_err(|mismatch| problems.push(inside(path, mismatch).into())).ok()
-}
-
-/// Returns the items of a list; an empty list is reported.
-fn items<'n>(
-    node: &'n DocumentNode,
-    path: &str,
-    problems: &mut Vec<FieldProblem>,
-) -> Option<&'n [DocumentNode]> {
-    if let Value::List(items) = &node.value {
-        if items.is_empty() {
-            problems.push(FieldProblem::new(path, "is empty; it needs at least one item"));
-        }
-        return Some(items);
-    }
-    problems.push(FieldProblem::new(path, "is not a list"));
-    None
-}
-
-/// Reads a LabelSelector.
-fn labels(node: &DocumentNode, path: &str, problems: &mut Vec<FieldProblem>) -> Option<Selector> {
-    let given: LabelSelector = value(node, path, problems)?;
-    selector(&given, path, problems)
-}
-
-/// Reads `pods`: an absent `namespaceSelector` selects every namespace; `podSelector` is required.
-fn namespaced_pods(
-    node: &DocumentNode,
-    path: &str,
-    problems: &mut Vec<FieldProblem>,
-) -> Option<NamespacedPods> {
-    if !matches!(node.value, Value::Map(_)) {
-        problems
-            .push(FieldProblem::new(path, "is not a mapping of namespaceSelector and podSelector"));
-        return None;
-    }
-    let namespaces = match given(node, "namespaceSelector") {
-        Some(node) => labels(node, &format!("{path}.namespaceSelector"), problems),
-        None => Some(Selector::default()),
-    };
-    let Some(pods) = given(node, "podSelector") else {
-        problems.push(FieldProblem::new(path, "needs podSelector; {} is every pod"));
-        return None;
-    };
-    let pods = labels(pods, &format!("{path}.podSelector"), problems);
-    Some(NamespacedPods { namespaces: namespaces?, pods: pods? })
 }
 
 struct ClusterPolicyReader<'p> {

@@ -4,8 +4,10 @@
 //! nested 200 deep), does not affect policy. Unknown fields of a policy are reported: an API server refuses them (or
 //! drops them if validation is off); silently ignored, they would turn a misspelt `from` into "everyone".
 
+use super::converted::Kind;
+use super::metadata::{DENY, ENFORCEMENT};
 use super::networks::ANNOTATIONS;
-use super::{FieldProblem, Kind, Unknown};
+use super::problem::{FieldProblem, Unknown};
 use crate::document::{DocumentNode, MappingEntry, Value};
 
 /// Shape of the fields of an object.
@@ -159,7 +161,7 @@ const READ_NAMESPACE: Shape = Used(&[(
         ("uid", &Free),
         ("resourceVersion", &Free),
         ("labels", &Free),
-        ("annotations", &Used(&[(super::DENY, &Free)])),
+        ("annotations", &Used(&[(DENY, &Free)])),
         ("creationTimestamp", &Free),
         ("deletionTimestamp", &Free),
     ]),
@@ -239,7 +241,7 @@ const READ_POLICY_METADATA: Shape = Used(&[
     ("uid", &Free),
     ("resourceVersion", &Free),
     ("generation", &Free),
-    ("annotations", &Used(&[(super::ENFORCEMENT, &Free), (super::DENY, &Free)])),
+    ("annotations", &Used(&[(ENFORCEMENT, &Free), (DENY, &Free)])),
 ]);
 const READ_POLICY: Shape = Used(&[("metadata", &READ_POLICY_METADATA), ("spec", &SPEC)]);
 const READ_CLUSTER_POLICY: Shape =

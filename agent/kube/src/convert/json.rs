@@ -11,8 +11,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use netpold_core::model::{Change, ClusterPolicy};
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::cluster_policy::cluster_network_policy;
+use super::converted::{Converted, Kind};
 use super::fields::{self, Shape};
-use super::{Converted, FieldProblem, Kind, cluster_network_policy, network_policy, object};
+use super::object::object;
+use super::policy::network_policy;
+use super::problem::FieldProblem;
 use crate::decode::typed;
 use crate::document::{DocumentNode, MappingEntry, Value};
 

@@ -11,7 +11,7 @@ use netpold_core::model::SecondInterface;
 use netpold_core::printable::cut;
 use serde::Deserialize;
 
-use super::FieldProblem;
+use super::problem::FieldProblem;
 
 /// Name of the annotation, and its name before the specification's version 1.2.
 pub(super) const ANNOTATIONS: [&str; 2] =

@@ -10,11 +10,15 @@ use k8s_openapi::api::networking::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use netpold_core::model::{
-    Direction, IpBlock, Peer, Policy, PolicyVersion, PortMatch, PortRule, Protocol, Rule, Selector,
+    Change, Direction, IpBlock, Peer, Policy, PolicyVersion, PortMatch, PortRule, Protocol, Rule,
+    Selector,
 };
 
+use super::converted::Converted;
+use super::metadata::{denial, enforcement, key};
+use super::port::{is_port_name, protocol};
+use super::problem::{FieldProblem, Unknown, limited};
 use super::selector::selector;
-use super::{Change, Converted, FieldProblem, Unknown, denial, enforcement, limited, protocol};
 
 /// Converts a policy. `unknown` are its manifest's fields beyond the API's; the parts that contain them count as not
 /// interpretable.
@@ -25,7 +29,7 @@ pub(super) fn network_policy(
     policy: &NetworkPolicy,
     unknown: &[Unknown],
 ) -> Result<Converted, FieldProblem> {
-    let key = super::key(&policy.metadata)?;
+    let key = key(&policy.metadata)?;
     let problems = unknown.iter().map(|u| u.problem.clone()).collect();
     let mut reader = PolicyReader { unknown, problems };
     let default = NetworkPolicySpec::default();
@@ -298,14 +302,4 @@ pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
         Ok(net) => Ok(net.trunc()),
         Err(_) => Err(format!("`{text}` is not a CIDR such as 10.0.0.0/8")),
     }
-}
-
-/// Returns whether a name is an IANA service name (RFC 6335 section 5.1), as the API server checks it.
-pub(super) fn is_port_name(name: &str) -> bool {
-    (1..=15).contains(&name.len())
-        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-        && name.bytes().any(|b| b.is_ascii_lowercase())
-        && !name.starts_with('-')
-        && !name.ends_with('-')
-        && !name.contains("--")
 }

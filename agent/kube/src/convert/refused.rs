@@ -3,8 +3,9 @@
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key};
 
-use super::json::closed;
-use super::{FieldProblem, Kind, ObjectIdentity};
+use super::converted::Kind;
+use super::json::{ObjectIdentity, closed};
+use super::problem::FieldProblem;
 use crate::document::{DocumentNode, ReadError};
 
 /// An object that cannot be decoded.

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use netpold_core::model::{Requirement, Selector};
 
-use super::FieldProblem;
+use super::problem::FieldProblem;
 
 /// Converts a selector; `None`, with the reasons in `problems`, if any part cannot be interpreted.
 pub(super) fn selector(

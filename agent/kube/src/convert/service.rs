@@ -12,7 +12,10 @@ use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::model::{Change, EndpointSlice, Key, Protocol, Service, ServicePort, SlicePort};
 
-use super::{Converted, FieldProblem};
+use super::converted::Converted;
+use super::metadata::key;
+use super::port;
+use super::problem::FieldProblem;
 
 /// Label of an EndpointSlice that names its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -33,7 +36,7 @@ fn is_unserved(metadata: &ObjectMeta) -> bool {
 /// # Errors
 /// The Service has no name.
 pub(super) fn service(service: &core::Service) -> Result<Converted, FieldProblem> {
-    let key = super::key(&service.metadata)?;
+    let key = key(&service.metadata)?;
     let mut problems = Vec::new();
     let default = core::ServiceSpec::default();
     let spec = service.spec.as_ref().unwrap_or(&default);
@@ -147,7 +150,7 @@ fn service_port(
 }
 
 fn protocol(name: Option<&str>, path: &str, problems: &mut Vec<FieldProblem>) -> Option<Protocol> {
-    let known = super::protocol(name);
+    let known = port::protocol(name);
     if known.is_none() {
         let text = format!("`{}` is not TCP, UDP or SCTP", name.unwrap_or_default());
         problems.push(FieldProblem::new(format!("{path}.protocol"), text));
@@ -168,7 +171,7 @@ fn number(number: i32, path: &str, problems: &mut Vec<FieldProblem>) -> Option<u
 /// # Errors
 /// The slice has no name.
 pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Converted, FieldProblem> {
-    let key: Key = super::key(&slice.metadata)?;
+    let key: Key = key(&slice.metadata)?;
     let mut problems = Vec::new();
     let labels = slice.metadata.labels.as_ref();
     let service = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL));

@@ -1,10 +1,15 @@
 //! The meaning of each absent, empty or wrong field, by manifest.
 
-use netpold_core::model::{IpBlock, Peer, Policy, PortMatch, Requirement, Rule, Selector};
+use std::net::IpAddr;
+
+use netpold_core::model::{
+    Denial, Enforcement, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
+    PortMatch, Protocol, Requirement, Rule, Selector,
+};
 use netpold_testkit::objects;
 
 use super::*;
-use crate::document::{MappingEntry, parse};
+use crate::document::{MappingEntry, Value, parse};
 
 mod cluster_policies;
 mod services;
@@ -21,7 +26,7 @@ fn convert(text: &str) -> Converted {
     converted
 }
 
-fn kind_of(node: &document::DocumentNode) -> Kind {
+fn kind_of(node: &DocumentNode) -> Kind {
     match node.text("kind").unwrap() {
         "Namespace" => Kind::Namespace,
         "Node" => Kind::Node,
@@ -35,19 +40,19 @@ fn kind_of(node: &document::DocumentNode) -> Kind {
 }
 
 /// Writes the document as JSON in the same order, on which the order of problems depends.
-fn json_of(node: &document::DocumentNode) -> String {
+fn json_of(node: &DocumentNode) -> String {
     let text = |text: &str| serde_json::Value::from(text).to_string();
     match &node.value {
-        document::Value::Null => "null".to_owned(),
-        document::Value::Bool(value) => value.to_string(),
-        document::Value::Int(value) => value.to_string(),
-        document::Value::Float(value) => value.to_string(),
-        document::Value::Text(value) => text(value),
-        document::Value::List(items) => {
+        Value::Null => "null".to_owned(),
+        Value::Bool(value) => value.to_string(),
+        Value::Int(value) => value.to_string(),
+        Value::Float(value) => value.to_string(),
+        Value::Text(value) => text(value),
+        Value::List(items) => {
             let items: Vec<String> = items.iter().map(json_of).collect();
             format!("[{}]", items.join(","))
         }
-        document::Value::Map(entries) => {
+        Value::Map(entries) => {
             let entry =
                 |entry: &MappingEntry| format!("{}:{}", text(&entry.key), json_of(&entry.node));
             let entries: Vec<String> = entries.iter().map(entry).collect();

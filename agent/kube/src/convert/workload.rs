@@ -5,7 +5,9 @@
 use netpold_core::labels::JOB_NAME;
 use netpold_core::model::{Change, Labels, WorkloadRef};
 
-use super::{Converted, FieldProblem, Kind, object};
+use super::converted::{Converted, Kind};
+use super::object::object;
+use super::problem::FieldProblem;
 use crate::document::{DocumentNode, MappingEntry, Value};
 
 /// Kinds whose pods belong to a ReplicaSet, and the label of these pods with the end of the ReplicaSet's name.

@@ -4,9 +4,10 @@ use netpold_core::model::{
     Action, DomainName, IpBlock, Peer, PortMatch, PortRule, Protocol, Selector, Tier,
 };
 
-use super::{given, items, labels, namespaced_pods, value};
-use crate::convert::policy::{cidr, is_port_name};
-use crate::convert::{FieldProblem, clipped};
+use super::values::{given, items, labels, namespaced_pods, value};
+use crate::convert::policy::cidr;
+use crate::convert::port::is_port_name;
+use crate::convert::problem::{FieldProblem, clipped};
 use crate::document::DocumentNode;
 
 /// Protocols that a named port may have.

@@ -1,6 +1,8 @@
 //! ClusterNetworkPolicy.
 
-use netpold_core::model::{Action, ClusterPolicy, ClusterRule, NamespacedPods, PortRule, Tier};
+use netpold_core::model::{
+    Action, ClusterPolicy, ClusterRule, NamespacedPods, PortRule, Protocol, Tier,
+};
 
 use super::*;
 

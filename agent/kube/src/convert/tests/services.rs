@@ -1,6 +1,8 @@
 //! Services and EndpointSlices.
 
-use netpold_core::model::{EndpointSlice, Service, ServicePort, SlicePort};
+use std::net::IpAddr;
+
+use netpold_core::model::{EndpointSlice, Key, Protocol, Service, ServicePort, SlicePort};
 
 use super::{convert, error};
 use crate::convert::*;
