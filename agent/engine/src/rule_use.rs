@@ -14,12 +14,12 @@ mod observed;
 mod opened;
 mod pods;
 mod records;
+pub mod round;
 mod trials;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use netpold_api::rules::RulesAnswer;
 use netpold_core::cluster::{AddressOwner, Cluster};
@@ -31,17 +31,14 @@ use serde::{Deserialize, Serialize};
 use crate::events::{DropLogLine, Dropped, JournalEvent, UnreportedFlows, unix_millis};
 use crate::kept;
 use crate::learn::{self, Recorder};
-pub use flows::Round;
-use flows::VisitedFlow;
+pub use flows::SweepResult;
+use flows::{RuleCache, denied_flow};
 pub use observed::ObservedRound;
 use observed::SweepRecords;
 use opened::OpenedFlows;
 use pods::SweptPods;
 use records::{PolicyRecord, RuleRecords};
 use trials::Trials;
-
-/// Time after which a policy change is certainly in force, and its time forgotten.
-const LATELY: Duration = Duration::from_mins(10);
 
 /// File of the saved use of rules.
 pub const FILE: kept::RecordKind =
@@ -68,7 +65,7 @@ pub struct RuleUse {
     changed: BTreeMap<Key, u64>,
     /// Number of flows that ended before they could be counted.
     missed: u64,
-    cache: flows::RuleCache,
+    cache: RuleCache,
     /// Addresses that pods had resolved at the last sweep.
     resolved: ResolvedNames,
     trials: Trials,
@@ -76,10 +73,6 @@ pub struct RuleUse {
     observed: SweepRecords,
     /// Recorder of flows, one record for each kind.
     recorder: Recorder,
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Default for RuleUse {
@@ -91,7 +84,7 @@ impl Default for RuleUse {
             pods: SweptPods::default(),
             changed: BTreeMap::new(),
             missed: 0,
-            cache: flows::RuleCache::default(),
+            cache: RuleCache::default(),
             resolved: ResolvedNames::default(),
             trials: Trials::default(),
             opened: OpenedFlows::default(),
@@ -158,27 +151,6 @@ impl RuleUse {
             self.trials.forget();
         }
         self.resolved = resolved;
-    }
-
-    /// Begins a sweep. `revision` is the number of the cluster's state; `restored`: the state is the last good one, not
-    /// the source's.
-    pub fn begin<'u>(
-        &'u mut self,
-        compiler: &'u Compiler,
-        revision: u64,
-        restored: bool,
-    ) -> Round<'u> {
-        let version = self.pods.read(compiler);
-        let changed = self.cache.follow((revision, version));
-        self.recorder.begin(changed, unix_millis());
-        if changed {
-            self.trials.forget();
-            let lately = unix_millis().saturating_sub(millis(LATELY));
-            self.changed.retain(|_, at| *at > lately);
-            let (cluster, pods) = (compiler.cluster(), self.pods.local());
-            self.records.follow(cluster, pods, &self.changed, (self.last.wall, restored));
-        }
-        Round::new(self, compiler.cluster())
     }
 
     /// Ends a sweep that has visited all flows.
@@ -251,7 +223,7 @@ impl RuleUse {
         for (endpoint, lines) in dropped {
             let Some(pod) = self.pods.named(*endpoint, 0) else { continue };
             for DropLogLine { dropped, times } in lines {
-                if let Some(flow) = flows::dropped(pod, dropped) {
+                if let Some(flow) = denied_flow(pod, dropped) {
                     let at = dropped.unix_millis;
                     let former = |address| self.pods.former(cluster, address, at).map(|pod| &**pod);
                     self.recorder.denied(cluster, flow, former, *times, at);
@@ -297,20 +269,6 @@ pub struct NewFlows {
     pub opened: Vec<JournalEvent>,
     /// Flows not reported one by one.
     pub untold: UnreportedFlows,
-}
-
-/// Result of a sweep, for the next one.
-#[derive(Debug, Default)]
-pub struct SweepResult {
-    /// Flows in the order of the table.
-    known: Vec<VisitedFlow>,
-    /// Number of flows that ended before they could be counted and are not reported yet.
-    missed: u64,
-    cursors: flows::Cursors,
-    /// Time of the sweep, in jiffies.
-    now: Option<u32>,
-    /// Time of the sweep by the wall clock, in milliseconds since the epoch; before the first sweep, start of counting.
-    wall: u64,
 }
 
 #[cfg(test)]

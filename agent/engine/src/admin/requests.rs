@@ -16,7 +16,7 @@ use netpold_core::lock::lock;
 use netpold_core::probe::Probe;
 use tokio::sync::watch;
 
-use super::{answer, shared, stream};
+use super::routes::{answer, shared, stream};
 use crate::engine::{Engine, flow_reader, name_remotes};
 use crate::events::DropLog;
 use crate::metrics::Metrics;

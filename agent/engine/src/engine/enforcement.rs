@@ -8,8 +8,8 @@ use netpold_core::cluster::is_subject;
 use netpold_core::compile::{Compiler, EndpointInfo};
 use netpold_core::model::{Enforcement as Enforced, Key, Pod, PolicyVersion};
 
-use super::Engine;
 use super::reconciler::Reconciler;
+use super::steps::Engine;
 
 /// Most policies examined per namespace, and most ClusterNetworkPolicies: each is matched against the local pods while the
 /// engine waits, and there may be any number.

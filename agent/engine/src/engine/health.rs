@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use netpold_dataplane::conntrack::Pass;
 
-use super::EngineError;
+use super::error::EngineError;
 
 /// Shortest and longest pause before a failed update is retried.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));

@@ -3,14 +3,14 @@
 use netpold_api::status::TableStatus;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::Direction;
-use netpold_dataplane::Dataplane;
-use netpold_dataplane::generation::Generation;
-use netpold_ebpf::reason::{self, Reason};
+use netpold_ebpf::reason::Reason;
 
+use super::counters::{drops_by_reason, evicted, rejected};
 use super::health::Health;
 use super::reconciler::Reconciler;
 use super::report::{tables, wrong_with_node};
-use super::{Engine, unsupported};
+use super::steps::Engine;
+use super::unsupported;
 use crate::metrics::{EndpointCounts, Instruments, Snapshot, TableFill};
 
 /// Kinds of repairs by [`Engine::repair`] and [`Engine::readback`].
@@ -82,44 +82,6 @@ fn endpoint_counts(reconciler: &Reconciler) -> EndpointCounts {
         counts.isolated.egress += u64::from(endpoint.egress);
     }
     counts
-}
-
-/// Returns the dropped packets, for every reason that drops.
-pub(super) fn drops_by_reason(dataplane: &Dataplane) -> Vec<(Direction, Reason, u64)> {
-    let drops = || Reason::ALL.into_iter().filter(|reason| reason.is_drop());
-    let keys = Direction::BOTH.into_iter().flat_map(|d| drops().map(move |r| (d, r)));
-    let count = counts(dataplane);
-    keys.map(|(direction, reason)| {
-        let index = reason::counter(direction == Direction::Egress, reason);
-        (direction, reason, count(index))
-    })
-    .collect()
-}
-
-/// Returns the programs' packet counters by index, without packets of probes; 0 before the first generation.
-fn counts(dataplane: &Dataplane) -> impl Fn(u32) -> u64 {
-    let counted = dataplane.active().generation().map(Generation::counters);
-    move |index| {
-        let counted = counted.map_or(0, |counted| counted[index as usize]);
-        counted.saturating_sub(dataplane.active().probed(index))
-    }
-}
-
-/// Returns the number of flows of observed pods without a record, see [`reason::unrecorded`].
-pub(super) fn unrecorded(dataplane: &Dataplane) -> u64 {
-    counts(dataplane)(reason::unrecorded())
-}
-
-fn rejected(dataplane: &Dataplane) -> Vec<(Direction, u64)> {
-    let count = counts(dataplane);
-    let count = |direction| count(reason::rejections(direction == Direction::Egress));
-    Direction::BOTH.map(|direction| (direction, count(direction))).into()
-}
-
-fn evicted(dataplane: &Dataplane) -> [[u64; 2]; 2] {
-    let count = counts(dataplane);
-    let count = |is_v6, state| count(reason::evictions(is_v6, state));
-    [false, true].map(|is_v6| [false, true].map(|established| count(is_v6, established)))
 }
 
 fn objects(cluster: &Cluster) -> Vec<(&'static str, u64)> {

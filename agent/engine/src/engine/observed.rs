@@ -13,8 +13,8 @@ use netpold_core::explain::Explainer;
 use netpold_core::model::Pod;
 use netpold_core::probe::IpProtocol;
 
-use super::Engine;
 use super::interfaces::NodeInterfaces;
+use super::steps::Engine;
 use crate::events::JournalEvent;
 use crate::observe::{
     Attributions, EventAttribution, EventNames, admits, admits_names, destination_port,

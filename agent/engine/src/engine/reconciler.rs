@@ -14,12 +14,11 @@ use netpold_dataplane::attach::Hook;
 use netpold_dataplane::audit::Repaired;
 use netpold_dataplane::import_conntrack::ImportRequest;
 use netpold_dataplane::role::Role;
-use nix::time::{ClockId, clock_gettime};
 
-use super::EngineError;
+use super::error::EngineError;
 use super::pace::Pace;
 use super::room::install;
-use super::successor::Succession;
+use super::succession::{Succession, Written, thread_time};
 use crate::metrics::Instruments;
 
 /// The compiler, the dataplane and the state between them.
@@ -39,13 +38,6 @@ pub(super) struct Reconciler {
     /// Position of the comparison with the kernel's tables.
     cursor: Cursor,
     pub(super) instruments: Instruments,
-}
-
-/// A written update.
-pub(super) struct Written {
-    pub(super) operations: usize,
-    /// Namespaces to charge, and their shares.
-    pub(super) shares: BTreeMap<String, u64>,
 }
 
 /// The endpoints of the tables in force.
@@ -309,10 +301,4 @@ impl InForce {
         self.endpoints = compiler.endpoints().map(|e| (e.ifindex, e.id)).collect();
         self.isolated = compiler.endpoints().map(|e| (e.id, e.ingress || e.egress)).collect();
     }
-}
-
-/// Returns the processor time of this thread.
-pub(super) fn thread_time() -> Duration {
-    let clock = ClockId::CLOCK_THREAD_CPUTIME_ID;
-    clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
 }

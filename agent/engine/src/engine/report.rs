@@ -16,10 +16,11 @@ use netpold_dataplane::conntrack::{FlowCounts, Pass};
 use netpold_ebpf::layout::{LEARNED_BUCKETS, NAME_WAYS};
 use netpold_ebpf::reason::Reason;
 
+use super::counters::drops_by_reason;
 use super::interfaces::{NodeInterfaces, pod_of};
-use super::measure::drops_by_reason;
 use super::reconciler::Reconciler;
-use super::{Engine, second};
+use super::second;
+use super::steps::Engine;
 use crate::events::Dropped;
 
 /// Most distinct drops explained per status: each explanation walks over policies.

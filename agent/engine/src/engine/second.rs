@@ -7,7 +7,7 @@ use netpold_core::bindings::Veth;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::model::{Bound, Key, Pod, SecondInterface};
 
-use super::Engine;
+use super::steps::Engine;
 
 /// Most lines about secondary interfaces; the last line has the number of the others.
 const LINES: usize = 100;

@@ -15,20 +15,14 @@
 //! closed.
 
 use std::collections::BTreeSet;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use netpold_core::cluster::ObjectKey;
-use netpold_core::compile::{CompileError, Compiler, News};
-use netpold_core::model::Change;
-use netpold_core::ops::{Capacity, Table};
-use netpold_dataplane::generation::Generation;
-use netpold_dataplane::recipe::Recipe;
+use netpold_core::compile::CompileError;
 
-use super::EngineError;
-use super::reconciler::{Reconciler, Written, thread_time};
-use super::room::{install, roomy};
-use crate::metrics::Instruments;
+use super::error::EngineError;
+use super::reconciler::Reconciler;
+use super::room::roomy;
+use super::succession::{Behind, Job, Made, Order, Workshop, Written};
 
 /// Interval at which the engine checks whether the other thread has finished.
 const POLL: Duration = Duration::from_millis(20);
@@ -40,163 +34,11 @@ const ROUNDS: u32 = 10;
 const REST: u32 = 2;
 /// Time that unused large policies stay in the tables, unless there is another reason to begin.
 const LINGER: Duration = Duration::from_mins(1);
-/// Shortest and longest pause before a failed compilation is retried.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// Least pause after a successor before one that only looks for room for closed policies, and the pause in multiples of
 /// the processor time of the last successor.
 const SEARCH: (Duration, u32) = (Duration::from_mins(1), 20);
 /// Nice increment of the other thread.
 const NICE: libc::c_int = 5;
-
-/// State of the compilation beside the engine.
-#[derive(Default)]
-pub(super) struct Succession {
-    job: Option<Job>,
-    /// Compiled, but many objects have changed since its start.
-    behind: Option<Behind>,
-    /// Earliest start of the next successor.
-    rests_until: Option<Instant>,
-    /// Earliest start of a successor that only looks for room for closed policies.
-    searches_at: Option<Instant>,
-    /// Time since when unused large policies are in the tables.
-    lingering: Option<Instant>,
-    failure: Option<(String, Duration)>,
-}
-
-/// A compiler at work on another thread.
-struct Job {
-    thread: JoinHandle<Result<Made, EngineError>>,
-    /// Objects that changed since the job received its input.
-    changed: BTreeSet<ObjectKey>,
-    /// Namespaces with large policies or Services in this job.
-    clients: BTreeSet<String>,
-    rounds: u32,
-}
-
-/// A compiler that has to catch up with changes, on its own thread again.
-struct Behind {
-    made: Made,
-    changed: BTreeSet<ObjectKey>,
-    clients: BTreeSet<String>,
-    rounds: u32,
-}
-
-/// A compiler with the generation that holds its output.
-struct Made {
-    compiler: Compiler,
-    generation: Generation,
-    /// Processor time used.
-    took: Duration,
-    workshop: Workshop,
-}
-
-/// Input of a compilation.
-struct Order {
-    compiler: Compiler,
-    news: News,
-    /// Changes held back in the engine.
-    changes: Vec<Change>,
-    workshop: Workshop,
-}
-
-/// Inputs of a new generation and its compilation.
-#[derive(Clone)]
-struct Workshop {
-    capacity: Capacity,
-    /// Tables for which policies are closed.
-    full: BTreeSet<Table>,
-    recipe: Recipe,
-    instruments: Instruments,
-}
-
-impl Order {
-    fn make(self) -> Result<Made, EngineError> {
-        let Self { mut compiler, news, changes, workshop } = self;
-        let begin = thread_time();
-        compiler.follow(news);
-        changes.into_iter().for_each(|change| compiler.ingest(change));
-        let mut made = workshop.make(compiler)?;
-        made.took = thread_time().saturating_sub(begin);
-        Ok(made)
-    }
-}
-
-impl Workshop {
-    /// Compiles everything into a new generation.
-    fn make(self, mut compiler: Compiler) -> Result<Made, EngineError> {
-        let Self { capacity, full, recipe, instruments } = &self;
-        let ops = instruments.compiling(|| install(&mut compiler, *capacity, full))?;
-        let generation = recipe.make(&compiler.capacity(), &ops)?;
-        // The clients pay, not those for whom policies had to be closed.
-        drop(compiler.take_causes(None));
-        // No packet is judged by this generation yet.
-        compiler.grace_passed();
-        compiler.defer(Some(BTreeSet::new()));
-        Ok(Made { compiler, generation, took: Duration::ZERO, workshop: self })
-    }
-}
-
-impl Made {
-    /// Takes over the changes since the last call; returns the number of operations.
-    fn catch_up(&mut self, news: News) -> Result<usize, EngineError> {
-        self.compiler.follow(news);
-        let ops = self.compiler.update()?;
-        self.generation.fill(&ops)?;
-        self.compiler.grace_passed();
-        Ok(ops.len())
-    }
-
-    /// Takes over changes on the other thread; starts over if a table is too full for them.
-    fn catch_up_beside(mut self, news: News) -> Result<Self, EngineError> {
-        let begin = thread_time();
-        let took = self.took;
-        let mut made = match self.catch_up(news) {
-            Ok(_) => self,
-            Err(EngineError::Compile(error)) => {
-                tracing::info!(%error, "a table is too full for the latest changes: starting over");
-                let Self { mut compiler, generation, mut workshop, .. } = self;
-                // Two generations in memory are enough.
-                drop(generation);
-                workshop.full.extend(compiler.full_tables());
-                workshop.capacity = compiler.capacity();
-                compiler.defer(None);
-                workshop.make(compiler)?
-            }
-            Err(error) => return Err(error),
-        };
-        made.took = took + thread_time().saturating_sub(begin);
-        Ok(made)
-    }
-}
-
-impl Succession {
-    /// Records a changed object.
-    pub(super) fn note(&mut self, change: &Change) {
-        let job = self.job.as_mut().map(|job| &mut job.changed);
-        let changed = job.or(self.behind.as_mut().map(|behind| &mut behind.changed));
-        if let Some(changed) = changed {
-            changed.insert(ObjectKey::of(change));
-        }
-    }
-
-    /// Returns whether a compiler is at work.
-    pub(super) fn is_busy(&self) -> bool {
-        self.job.is_some() || self.behind.is_some()
-    }
-
-    /// Returns why large policies are not compiled.
-    pub(super) fn problem(&self) -> Option<String> {
-        let (reason, _) = self.failure.as_ref()?;
-        Some(format!("cannot compile large policies and Services, will retry: {reason}"))
-    }
-
-    fn failed(&mut self, error: &EngineError) {
-        let pause = self.failure.as_ref().map_or(RETRY.0, |(_, pause)| (*pause * 2).min(RETRY.1));
-        tracing::error!(%error, retry_in = ?pause, "cannot compile large policies");
-        self.failure = Some((error.to_string(), pause));
-        self.rests_until = Some(Instant::now() + pause);
-    }
-}
 
 impl Reconciler {
     /// Returns when to check or start the other compiler.

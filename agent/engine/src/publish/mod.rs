@@ -8,13 +8,14 @@
 //!
 //! Enforcement never waits for these tasks. Each of the three writes the difference to the API's state, so nothing is
 //! kept over a restart: a starting agent writes no condition before it enforces the source's state, and its
-//! predecessor's conditions stay until then. A condition is not written for a cause shorter than [`PASSING`].
+//! predecessor's conditions stay until then. A condition is not written for a cause shorter than [`published::PASSING`].
 
 mod budget;
 mod follow;
 mod node;
 mod observed_state;
 mod pods;
+mod published;
 mod report;
 mod write;
 mod write_retry;
@@ -22,8 +23,6 @@ mod write_retry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
 use netpold_kube::cluster::EventRecorder;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -31,34 +30,9 @@ use tokio::task::JoinSet;
 use self::node::NodeWriter;
 use self::observed_state::{ObservedState, StateObserver};
 use self::pods::Readiness;
+pub use self::published::{AgentState, NODE_CONDITION, READINESS_GATE, STARTUP_TAINT};
 use self::report::Reporter;
 use self::write::ObjectWriter;
-use crate::engine::Enforcement;
-
-/// Default readiness gate and condition of a pod.
-pub const READINESS_GATE: &str = "netpold.io/network-ready";
-/// Key of the taint that keeps pods off a node before its agent enforces.
-pub const STARTUP_TAINT: &str = "netpold.io/agent-not-ready";
-/// Condition of the Node.
-pub const NODE_CONDITION: &str = "netpold.io/NetworkPolicyReady";
-
-/// Longest message of a condition or report, in bytes. The CRD limits characters, which are never more.
-const MESSAGE_MAX: usize = 1024;
-/// Time for which an update may be out of force, as while it is being written, before a condition becomes False.
-const PASSING: Duration = Duration::from_secs(5);
-/// Longest interval between comparisons of conditions with the enforced state.
-const TICK: Duration = Duration::from_secs(1);
-
-/// State of the agent at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AgentState {
-    /// Enforced state.
-    pub enforcement: Enforcement,
-    /// Problems on the node, in sentences.
-    pub problems: Vec<String>,
-    /// Whether every object is known.
-    pub in_sync: bool,
-}
 
 /// Node and condition to publish.
 #[derive(Clone, Debug)]
@@ -97,10 +71,4 @@ impl Publisher {
         tasks.spawn(Reporter::new(writer, node, seen, of_node).run());
         Self { _tasks: tasks }
     }
-}
-
-/// Returns the wall clock in whole seconds, the resolution of times in the API.
-fn now() -> Time {
-    let now = Timestamp::now();
-    Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }

@@ -17,9 +17,9 @@ use tracing::{debug, info};
 
 use super::follow::{Condition, ConditionsStatus, follow};
 use super::observed_state::ObservedState;
+use super::published::{MESSAGE_MAX, NODE_CONDITION, STARTUP_TAINT, TICK, now};
 use super::write::{ObjectWriter, WriteError};
 use super::write_retry::{WriteRetry, random_part};
-use super::{MESSAGE_MAX, NODE_CONDITION, STARTUP_TAINT, TICK, now};
 
 /// Time that a starting agent may take to enforce the source's state; the predecessor's condition stays until then.
 const BEGINNING: Duration = Duration::from_mins(2);

@@ -7,7 +7,7 @@ use netpold_core::model::Key;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
-use super::{AgentState, PASSING};
+use super::published::{AgentState, PASSING};
 use crate::engine::PodEnforcement;
 
 /// Least time between two observations: each holds the engine's lock.

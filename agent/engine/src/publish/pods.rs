@@ -23,9 +23,9 @@ use tracing::{debug, warn};
 
 use super::follow::{Condition, ConditionsStatus, follow};
 use super::observed_state::ObservedState;
+use super::published::{PASSING, TICK, now};
 use super::write::{ObjectWriter, WriteError};
 use super::write_retry::{WriteRetry, random_part};
-use super::{PASSING, TICK, now};
 
 /// Most concurrent writes.
 const AT_ONCE: usize = 6;

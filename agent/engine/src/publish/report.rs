@@ -22,9 +22,9 @@ use tracing::debug;
 
 use super::budget::ReportBudget;
 use super::observed_state::ObservedState;
+use super::published::{MESSAGE_MAX, PASSING, now};
 use super::write::{ObjectWriter, WriteError};
 use super::write_retry::{WriteRetry, random_part};
-use super::{MESSAGE_MAX, PASSING, now};
 use crate::engine::PolicyEnforcement;
 
 /// Least time between two reports.

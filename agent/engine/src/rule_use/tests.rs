@@ -243,7 +243,7 @@ fn an_edit_begins_anew_with_the_rules_that_it_changes() {
     let wider = from("10.0.0.0/8");
     let edited = policy("p", vec![wider.clone(), b.clone()]);
     // The edit is later than the packets that it would allow too.
-    std::thread::sleep(Duration::from_millis(100));
+    std::thread::sleep(std::time::Duration::from_millis(100));
     world.ingest(&mut used, Change::Policy(edited));
     world.wait(1);
     world.sweep(&mut used);
