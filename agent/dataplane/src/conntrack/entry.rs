@@ -6,7 +6,8 @@ use netpold_ebpf::flow::key::{Key, choices, hash, key6_words, words4};
 use netpold_ebpf::layout::CT_WAYS;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{FlowKey, Sweeper};
+use super::key::FlowKey;
+use super::sweeper::Sweeper;
 use crate::bpf::mmap::MappedArray;
 
 /// State of a flow's two buckets.

@@ -6,19 +6,11 @@ use netpold_ebpf::flow::key::{Key, choices, hash, key6_words, words4};
 use netpold_ebpf::flow::relocate::{make_place, shift};
 use netpold_ebpf::flow::table::{Flow, Full};
 use netpold_ebpf::host::HostMemory;
-use netpold_ebpf::layout::{CT_WAYS, Ct4Key, Ct6Key};
+use netpold_ebpf::layout::CT_WAYS;
 
-use super::Sweeper;
+use super::key::FlowKey;
+use super::sweeper::Sweeper;
 use crate::bpf::mmap::MappedArray;
-
-/// Key of a flow of either family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FlowKey {
-    /// IPv4 key.
-    V4(Ct4Key),
-    /// IPv6 key.
-    V6(Ct6Key),
-}
 
 /// A flow tracked elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,16 +21,6 @@ pub struct TrackedFlow {
     pub flags: u16,
     /// Time of the last packet, in jiffies.
     pub seen: u32,
-}
-
-impl FlowKey {
-    /// Returns the IP protocol number.
-    const fn protocol(&self) -> u8 {
-        match self {
-            Self::V4(key) => key.protocol as u8,
-            Self::V6(key) => key.protocol as u8,
-        }
-    }
 }
 
 impl Sweeper {

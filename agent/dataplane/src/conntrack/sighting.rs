@@ -9,7 +9,7 @@ use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::flow::key::Key;
 use netpold_ebpf::layout::{Ct4Key, Ct6Key};
 
-use super::FlowKey;
+use super::key::FlowKey;
 
 /// A flow that a pass visits. A pass visits expired flows too, before it removes them.
 #[derive(Clone, Copy, Debug)]

@@ -1,11 +1,16 @@
+use std::io;
 use std::sync::Barrier;
+use std::time::Instant;
 
-use netpold_ebpf::flow::control::timeouts;
+use aya::maps::MapData;
+use netpold_ebpf::flow::control::{Control, timeouts};
 use netpold_ebpf::flow::key::{first, hash, words4};
 use netpold_ebpf::layout::{
-    CT_BUSY, CT_EGRESS, CT_RST, CT_VALID, Ct4Key, Ct4Way, Ct6Key, Ct6Way, TIMEOUT_TCP_OPENING,
+    CT_BUSY, CT_EGRESS, CT_REPLIED, CT_RST, CT_VALID, CT_WAYS, Ct4Bucket, Ct4Key, Ct4Way,
+    Ct6Bucket, Ct6Key, Ct6Way, Settings, TIMEOUT_TCP_OPENING,
 };
 
+use super::clock::{TICKS_PER_SECOND, nearest_hz};
 use super::*;
 use crate::bpf::test_objects;
 

@@ -8,7 +8,8 @@ use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::flow::key::Key;
 use netpold_ebpf::host::HostMemory;
 
-use super::{Sighting, Sweeper};
+use super::sighting::Sighting;
+use super::sweeper::Sweeper;
 use crate::bpf::mmap::MappedArray;
 
 impl Sweeper {
