@@ -25,6 +25,7 @@ use tracing::debug;
 use netpold_api::socket::PATIENCE;
 
 pub use requests::requests;
+pub use routes::{answer, stream};
 
 /// Suffix of the socket's name until it is ready.
 pub const NEW_SUFFIX: &str = ".new";

@@ -29,7 +29,7 @@ const JSON: [(header::HeaderName, &str); 1] = [(header::CONTENT_TYPE, "applicati
 type RequestRefusal = (StatusCode, String);
 
 /// Route to one JSON document. `answer` runs on a thread that may block, for example on the engine.
-pub(super) fn answer<Q, A>(answer: impl Fn(Q) -> A + Clone + Send + Sync + 'static) -> MethodRouter
+pub fn answer<Q, A>(answer: impl Fn(Q) -> A + Clone + Send + Sync + 'static) -> MethodRouter
 where
     Q: DeserializeOwned + Send + 'static,
     A: Serialize + 'static,
@@ -44,7 +44,7 @@ where
 
 /// Route to one JSON document about the engine, without a question in the request. All requests that wait for the
 /// engine share the next answer.
-pub(super) fn shared<A: Serialize + 'static>(
+pub fn shared<A: Serialize + 'static>(
     questions: &Arc<Questions>,
     answer: impl Fn(&Engine) -> A + Send + Sync + 'static,
 ) -> MethodRouter {
@@ -70,7 +70,7 @@ pub(super) fn shared<A: Serialize + 'static>(
 }
 
 /// Route to a stream of JSON lines. `begin` refuses, or returns the future that sends the lines.
-pub(super) fn stream<Q, B, S>(
+pub fn stream<Q, B, S>(
     begin: impl Fn(Q, LineSender) -> B + Clone + Send + Sync + 'static,
 ) -> MethodRouter
 where
