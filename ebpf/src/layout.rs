@@ -29,7 +29,7 @@ use crate::reason::COUNTERS;
 
 /// Version of this module's layouts; part of the pin path. The feature `other-layout` builds the second agent of the
 /// upgrade test, with different layouts of endpoints, flows and flow flags.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1014 } else { 14 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1015 } else { 15 };
 
 /// Event of a dropped packet in the ring buffer, rate limited per CPU.
 #[repr(C)]

@@ -6,7 +6,7 @@ use netpold_ebpf::{
     judge::hook::Hook,
     layout::{
         Endpoint, TIMEOUT_ECHO, TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED, TIMEOUT_TCP_FINISHED,
-        TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_UDP_ANSWERED, TIMEOUT_UDP_STREAM,
+        TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_UDP_ANSWERED, TIMEOUT_UDP_STREAM, endpoint_slot,
     },
     packet::protocol::ICMP,
     reason::Reason,
@@ -30,7 +30,7 @@ const HOUR: u32 = 60 * MINUTE;
 /// A pod that clients may reach and that may send nothing, and another pod.
 fn tables() -> NodeTables {
     let mut tables = with_rows(INGRESS_ROW, DENY_ROW);
-    let pod = tables.policy.slot(IFINDEX);
+    let pod = tables.policy.slot(endpoint_slot(IFINDEX, 0));
     tables.set_endpoint(Endpoint { ifindex: OTHER, id: pod.id + 1, ..pod });
     tables
 }

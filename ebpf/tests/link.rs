@@ -5,7 +5,7 @@ use netpold_ebpf::{
         post_nat,
         proof::{Exit, Origin},
     },
-    layout::{EP_CHECK_SOURCE, Endpoint, mark},
+    layout::{EP_CHECK_SOURCE, Endpoint, endpoint_slot, mark},
     packet::parse,
     reason::Reason,
 };
@@ -194,7 +194,8 @@ fn advertisements_are_of_the_pod() {
 fn neighbour_discovery_does_not_leave_the_link() {
     let tables = tables(NOBODY, true);
     let behind = |frame: &[u8]| {
-        let tc_index = mark(IFINDEX, tables.policy.slot(IFINDEX).id);
+        let tc_index =
+            mark(endpoint_slot(IFINDEX, 0), tables.policy.slot(endpoint_slot(IFINDEX, 0)).id);
         let exit = Exit {
             ifindex: 77,
             ingress_ifindex: IFINDEX,

@@ -110,4 +110,6 @@ pub struct Options {
     pub first_endpoint_id: u32,
     /// Numbers of endpoints that an earlier agent installed, by interface index and `Endpoint::uid_hash`.
     pub known_endpoints: BTreeMap<(u32, u64), u32>,
+    /// Slots of the endpoint table in which an earlier agent installed endpoints, by interface index.
+    pub known_slots: BTreeMap<u32, u32>,
 }

@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use netpold_core::cluster::ObjectKey;
 use netpold_core::compile::{CompileError, Compiler, Problem};
 use netpold_core::model::{Bound, Change, Interface, Key, Owner, Pod, Policy, Selector, Standing};
 use netpold_core::ops::Table;
 use netpold_core::ops::{Capacity, Op};
 use netpold_core::options::{CheckSource, ObserveFlows, Options, SourceExempt};
-use netpold_ebpf::layout::{EP_CHECK_SOURCE, EP_OBSERVE, ROW_NOT_ISOLATED};
+use netpold_ebpf::layout::{
+    ENDPOINT_PROBES, EP_CHECK_SOURCE, EP_OBSERVE, ROW_NOT_ISOLATED, endpoint_slot,
+};
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::objects::{
     NODE, interface, ip, namespace, pod, pods, policy, rule, select, tcp,
@@ -133,7 +136,8 @@ fn numbers_are_reused_only_after_grace() {
             }
             if let Some((table, number)) = filled(&op) {
                 assert!(seen.insert((table, number)), "{table} {number} was filled twice");
-                highest = highest.max(number);
+                // Slots follow from the interface's index.
+                highest = if table == "endpoint" { highest } else { highest.max(number) };
             }
         }
         if round == 30 {
@@ -235,18 +239,110 @@ fn too_many_addresses_deny_everything_where_isolated() {
     assert!(matches!(&world.compiler.problems()[..], [Problem::TooManyAddresses { .. }]));
 }
 
+/// Interface indexes of which the first probe is a slot, in ascending order.
+fn indexes_of(slot: u32) -> Vec<u32> {
+    (1..).filter(|ifindex| endpoint_slot(*ifindex, 0) == slot).take(6).collect()
+}
+
+fn slot(compiler: &Compiler, ifindex: u32) -> Option<u32> {
+    compiler.endpoints().find(|it| it.ifindex == ifindex).and_then(|it| it.slot)
+}
+
 #[test]
 fn interfaces_beyond_the_probed_slots_are_a_problem() {
     let mut world = World::new(pods_of_two_nodes());
-    let extra: Vec<Change> =
-        (1..=5).map(|n| Change::Interface(interface(3 + n * 8192, &["10.0.0.3"]))).collect();
-    world.apply(extra);
+    let sharing = indexes_of(100);
+    world.apply(sharing.iter().map(|n| Change::Interface(interface(*n, &["10.0.0.3"]))));
     let problems = world.compiler.problems();
     assert!(problems.iter().all(|p| matches!(p, Problem::NoSlot { .. })), "{problems:?}");
-    assert_eq!(problems.len(), 3, "slots 5 and 6 were left of 3 to 6: {problems:?}");
-    world.apply([Change::InterfaceGone(4)]);
+    assert_eq!(problems.len(), 2, "there are four slots: {problems:?}");
+    world.apply([Change::InterfaceGone(sharing[0])]);
     world.apply([]);
-    assert_eq!(world.compiler.problems().len(), 2, "a slot fell free after grace");
+    assert_eq!(world.compiler.problems().len(), 1, "a slot fell free after grace");
+}
+
+/// The kernel hands out consecutive indexes, and pods stay for a long time.
+#[test]
+fn long_lived_pods_leave_slots_for_all_later_indexes() {
+    for first in [3, 700, 8000, 65_000, 4_000_000_000] {
+        let mut taken = BTreeSet::new();
+        for ifindex in first..first + 250 {
+            let mut probes = (0..ENDPOINT_PROBES).map(|probe| endpoint_slot(ifindex, probe));
+            let free = probes.find(|slot| taken.insert(*slot));
+            assert!(free.is_some(), "{ifindex} of the block from {first}");
+        }
+        for later in first + 250..first + 100_000 {
+            let mut probes = (0..ENDPOINT_PROBES).map(|probe| endpoint_slot(later, probe));
+            assert!(probes.any(|slot| !taken.contains(&slot)), "{later} after {first}");
+        }
+    }
+}
+
+/// Five pods on indexes of one slot, each at its own address; the fifth is new when another one has gone.
+fn crowded() -> (World, [u32; 5]) {
+    let sharing: [u32; 5] = indexes_of(100)[..5].try_into().unwrap();
+    let mut world = World::new(pods_of_two_nodes());
+    let add = |ifindex| Change::Interface(interface(ifindex, &["10.0.0.3"]));
+    // Against the order of the indexes.
+    for ifindex in [sharing[3], sharing[2], sharing[1], sharing[0]] {
+        world.apply([add(ifindex)]);
+    }
+    world.apply([Change::InterfaceGone(sharing[2])]);
+    world.apply([]);
+    world.apply([add(sharing[4])]);
+    (world, sharing)
+}
+
+fn slots(compiler: &Compiler) -> BTreeMap<u32, u32> {
+    compiler.endpoints().filter_map(|it| Some((it.ifindex, it.slot?))).collect()
+}
+
+/// Programs of both generations read the marks of the other: a slot means the same pod to both.
+#[test]
+fn slots_are_inherited() {
+    let (mut world, sharing) = crowded();
+    let before = slots(&world.compiler);
+    assert_eq!(before[&sharing[4]], 101, "that of the one that has gone");
+    let objects = world.compiler.everything();
+    // An agent starts.
+    let options = Options { node: NODE.into(), known_slots: before.clone(), ..Options::default() };
+    let mut started = Compiler::new(options.clone());
+    started.follow(Compiler::new(options).everything());
+    pods_of_two_nodes().into_iter().for_each(|change| started.ingest(change));
+    for ifindex in before.keys().filter(|ifindex| **ifindex > 4) {
+        started.ingest(Change::Interface(interface(*ifindex, &["10.0.0.3"])));
+    }
+    started.update().unwrap();
+    assert_eq!(slots(&started), before);
+    // Tables become larger on another thread, while a pod leaves and another one comes.
+    let mut successor = world.compiler.blank();
+    successor.follow(objects);
+    let mut tables = MemoryTables::new();
+    let mut update = |successor: &mut Compiler| {
+        tables.fill(&successor.update().unwrap());
+        successor.grace_passed();
+    };
+    update(&mut successor);
+    assert_eq!(slots(&successor), before);
+    world.apply([Change::InterfaceGone(sharing[1])]);
+    world.apply([Change::Interface(interface(sharing[2], &["10.0.0.3"]))]);
+    // The successor reads of the new one before that is in the tables in force, and of the former one later.
+    successor.ingest(Change::Interface(interface(sharing[2], &["10.0.0.3"])));
+    update(&mut successor);
+    assert_ne!(slots(&successor), slots(&world.compiler));
+    successor.follow(world.compiler.news([sharing[1], sharing[2]].map(ObjectKey::Interface)));
+    update(&mut successor);
+    // The slot of the former one is free after grace.
+    update(&mut successor);
+    assert_eq!(slots(&successor), slots(&world.compiler));
+    for (ifindex, slot) in slots(&successor) {
+        assert_eq!(tables.slot(slot).ifindex, ifindex);
+    }
+    assert_eq!(tables.endpoints.len(), slots(&successor).len());
+    // Tables are emptied and written again.
+    let before = slots(&world.compiler);
+    world.compiler.reinstall(Capacity::default(), |_, _| None).unwrap();
+    assert_eq!(slots(&world.compiler), before);
 }
 
 /// A pod that can add interfaces to its namespace can choose their indexes.
@@ -259,15 +355,14 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
             Owner::Pod(Bound { pod, standing: Standing::Listed, second: true, station: None });
         Change::Interface(Interface { index, owner, ..Interface::default() })
     };
-    // All slots in which interface 100 can be placed.
-    world.apply((0..4).map(|n| second(8192 + 100 + n)));
-    let slot = |world: &World, index| {
-        world.compiler.endpoints().find(|it| it.ifindex == index).and_then(|it| it.slot)
-    };
-    assert!((0..4).all(|n| slot(&world, 8192 + 100 + n).is_some()));
+    let [first, further @ .., last] = <[u32; 6]>::try_from(indexes_of(100)).unwrap();
+    // All slots in which the first interface can be placed.
+    world.apply(further.map(second));
+    let slot = |world: &World, index| slot(&world.compiler, index);
+    assert!(further.iter().all(|index| slot(&world, *index).is_some()));
     let newcomer = [
         Change::Pod(pod("a", "p5", &[("app", "local")], &["10.0.0.5"])),
-        Change::Interface(interface(100, &["10.0.0.5"])),
+        Change::Interface(interface(first, &["10.0.0.5"])),
     ];
     newcomer.into_iter().for_each(|change| world.compiler.ingest(change));
     let ops = world.update();
@@ -275,11 +370,11 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
     let new = ops.iter().position(|op| matches!(op, Op::Endpoint(100, _))).unwrap();
     let waits = ops[gone..new].iter().any(|op| matches!(op, Op::Grace));
     assert!(waits, "packets that carry the number may be on their way");
-    assert_eq!(slot(&world, 100), Some(100));
-    assert_eq!(slot(&world, 8192 + 100), None, "it is closed");
+    assert_eq!(slot(&world, first), Some(100));
+    assert_eq!(slot(&world, further[0]), None, "it is closed");
     // Another secondary interface takes no slot of a primary one.
-    world.apply([second(16384 + 100)]);
-    assert_eq!((slot(&world, 100), slot(&world, 16384 + 100)), (Some(100), None));
+    world.apply([second(last)]);
+    assert_eq!((slot(&world, first), slot(&world, last)), (Some(100), None));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Pinned state of an earlier agent.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use aya::Pod;
 use aya::maps::{MapData, MapError};
@@ -24,6 +24,8 @@ pub struct PinnedState {
     pub bridges: [u32; BRIDGES],
     /// Endpoints of the earlier agent, one for each interface index.
     pub endpoints: Vec<Endpoint>,
+    /// Slots of the endpoints in tables of this layout version, by interface index.
+    pub slots: BTreeMap<u32, u32>,
     /// Numbers of the endpoints with domain names in their rules; empty if programs of another layout version have judged
     /// packets, because the table of doubted connections to resolvers is complete only for programs of this version, and
     /// after an agent that was killed while flow tables grew, since two programs may have read the same packets.
@@ -43,15 +45,16 @@ impl PinnedState {
         let hash_seed = settings.map(|s| s.hash_seed);
         let proof = settings.filter(|s| s.demands_proof != 0).map(|s| s.proof);
         let bridges = settings.map_or([0; BRIDGES], |s| s.bridges);
-        let endpoints: Vec<Endpoint> = endpoints
-            .map(|map| (0..map.elements()).filter_map(|i| map.read(i).ok()).collect::<Vec<_>>())
-            .unwrap_or_default()
-            .into_iter()
-            .filter(|e| e.ifindex != 0)
-            .collect();
+        let records = endpoints.into_iter().flat_map(|map| {
+            let read = |slot| Some((slot, map.read(slot).ok()?));
+            (0..map.elements()).filter_map(read).collect::<Vec<(u32, Endpoint)>>()
+        });
+        let records: Vec<_> = records.filter(|(_, endpoint)| endpoint.ifindex != 0).collect();
+        let slots = records.iter().map(|(slot, endpoint)| (endpoint.ifindex, *slot)).collect();
+        let endpoints: Vec<Endpoint> = records.into_iter().map(|(_, endpoint)| endpoint).collect();
         let has_names = |endpoint: &&Endpoint| Rows(endpoint.rows).has_names();
         let named = endpoints.iter().filter(has_names).map(|it| it.id).collect();
-        let mut state = Self { hash_seed, proof, bridges, endpoints, named };
+        let mut state = Self { hash_seed, proof, bridges, endpoints, slots, named };
         for directory in pins.other_tables() {
             state.named.clear();
             // The migration of flows reports unreadable tables.

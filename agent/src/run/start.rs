@@ -34,6 +34,7 @@ pub(super) fn engine(
         capacity,
         first_endpoint_id: first_endpoint_id(last, pinned.hash_seed.is_some(), random),
         known_endpoints: known,
+        known_slots: pinned.slots.clone(),
         ..config.options.clone()
     };
     let seed = pinned.hash_seed.unwrap_or(random);

@@ -56,12 +56,13 @@ impl<P: BorrowMut<MemoryTables>, F: BorrowMut<FlowTables>> NodeTables<P, F> {
         self.changed();
     }
 
-    /// The endpoint in a slot, for changes in place.
+    /// The endpoint of an interface, for changes in place.
     ///
     /// # Panics
-    /// The slot is free.
-    pub fn endpoint_mut(&mut self, slot: u32) -> &mut Endpoint {
-        self.policy.borrow_mut().endpoints.get_mut(&slot).expect("an endpoint in this slot")
+    /// There is none.
+    pub fn endpoint_mut(&mut self, ifindex: u32) -> &mut Endpoint {
+        let mut endpoints = self.policy.borrow_mut().endpoints.values_mut();
+        endpoints.find(|endpoint| endpoint.ifindex == ifindex).expect("an endpoint")
     }
 
     /// Must be called after changes of policy: invalidates the verdicts in conntrack entries.

@@ -6,7 +6,7 @@ use aya::maps::{HashMap, MapData};
 use aya::programs::{ProgramInfo, Xdp};
 use netpold_dataplane::bpf::test_run::{Attributes, call};
 use netpold_ebpf::endpoint::Rows;
-use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
+use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, endpoint_slot};
 use netpold_ebpf::packet::{parse, protocol};
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::xdp::uplink::Scope;
@@ -28,12 +28,12 @@ pub(crate) const EARLY: [Early; 3] =
     [Early::Uplink(Scope::Openings), Early::Uplink(Scope::All), Early::Sent];
 /// Slot of the pod for the uplink's programs. In `BPF_PROG_TEST_RUN`, the receiving device of XDP is loopback, which is
 /// also the pod's interface in these tests; so the uplink's programs find the pod in a slot of another interface.
-const SLOT: u32 = IFINDEX + 1;
+const SLOT: u32 = endpoint_slot(IFINDEX, 0) ^ (ENDPOINT_SLOTS / 2);
 const XDP_DROP: u32 = 1;
 
 /// Returns slot and record of the pod for the uplink's programs.
 pub(crate) fn twin(pod: Endpoint) -> (usize, Endpoint) {
-    (SLOT as usize, Endpoint { ifindex: SLOT + ENDPOINT_SLOTS, ..pod })
+    (SLOT as usize, Endpoint { ifindex: u32::MAX, ..pod })
 }
 
 impl Early {
@@ -76,7 +76,7 @@ impl World {
             let program: &mut Xdp = program.try_into().expect(name);
             program.load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
         }
-        let pod = self.host.policy.slot(IFINDEX);
+        let pod = self.host.policy.slot(endpoint_slot(IFINDEX, 0));
         let map = self.bpf.map_mut("LOCALS4").expect("LOCALS4");
         let mut four: HashMap<&mut MapData, u32, u32> = map.try_into().expect("LOCALS4");
         four.insert(pod.addr4[0], SLOT, 0).expect("LOCALS4");
@@ -118,7 +118,7 @@ impl World {
         let dropped = self.run_early(program, frame, 1).0 == XDP_DROP;
         let after = self.dropped(direction, counted);
         assert_eq!(after - before, u64::from(dropped), "{program:?}: {counted:?} counted");
-        let has_names = Rows(self.host.policy.slot(IFINDEX).rows).has_names();
+        let has_names = Rows(self.host.policy.slot(endpoint_slot(IFINDEX, 0)).rows).has_names();
         EarlyVerdict { program, dropped, expected, thorough, has_names }
     }
 

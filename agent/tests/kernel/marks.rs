@@ -185,7 +185,7 @@ fn packets_without_proof_from_a_bridge_drop_by_their_source_and_while_the_agent_
         let flag = if isolated { BRIDGE_ISOLATED | open } else { open };
         world.host.flows.settings.bridges[..3].copy_from_slice(&[7, BRIDGE_GONE, BRIDGE | flag]);
         world.host.flows.settings.agent_port = agent_port;
-        world.set_endpoint(world.host.policy.slot(IFINDEX));
+        world.set_endpoint(world.host.policy.slot(endpoint_slot(IFINDEX, 0)));
         let lives = agent_port != 0;
         for family in FAMILIES {
             for (from, local) in [(Who::Pod, true), (Who::Stranger, false)] {

@@ -1,5 +1,6 @@
 //! Packet stories: sequences of a pod's packets and their verdicts.
 
+use netpold_ebpf::layout::endpoint_slot;
 use netpold_ebpf::reason::Reason;
 
 use netpold_testkit::frames::{
@@ -435,10 +436,10 @@ fn frames_for_others_are_neither_tracked_nor_told_of() {
         let answer = segment(family, Who::Server, p, (443, 5000), SYN | ACK);
         assert_eq!(world.ingress(&answer), Reason::Reply);
         // A pod without a source check may own any address: all flooded frames count as its traffic.
-        let flags = world.host.policy.slot(IFINDEX).flags;
+        let flags = world.host.policy.slot(endpoint_slot(IFINDEX, 0)).flags;
         let free = netpold_ebpf::layout::Endpoint {
             flags: flags & !netpold_ebpf::layout::EP_CHECK_SOURCE,
-            ..world.host.policy.slot(IFINDEX)
+            ..world.host.policy.slot(endpoint_slot(IFINDEX, 0))
         };
         world.set_endpoint(free);
         assert_eq!(world.ingress(&segment(family, c, other, (4001, 81), SYN)), Reason::Policy);

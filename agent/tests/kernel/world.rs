@@ -18,7 +18,7 @@ use netpold_ebpf::{
     judge::hook::Hook,
     layout::{
         ANY_OBSERVED, ANY_OVER_TCP, Counters, ENDPOINT_SLOTS, EP_OBSERVE, Endpoint, NameKey, Row,
-        resolves,
+        endpoint_slot, resolves,
     },
     reason::{Reason, counter},
 };
@@ -117,7 +117,7 @@ impl World {
     }
 
     fn write_endpoint(&mut self) {
-        let (slot, twin) = early::twin(self.host.policy.slot(IFINDEX));
+        let (slot, twin) = early::twin(self.host.policy.slot(endpoint_slot(IFINDEX, 0)));
         let mut endpoints = vec![Endpoint::default(); ENDPOINT_SLOTS as usize];
         for (slot, endpoint) in &self.host.policy.endpoints {
             endpoints[*slot as usize] = *endpoint;

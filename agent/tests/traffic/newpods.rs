@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use netpold_ebpf::layout::endpoint_slot;
 use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, eventually, none_pass};
 use netpold_testbed::{Cni, Netns, PodSpec, require_root};
 
@@ -104,9 +105,9 @@ fn a_closed_veth_whose_other_side_comes_home_is_opened() {
 fn an_interface_without_slot_is_closed() {
     require_root!();
     let mut cluster = guarded(Cni::Ptp);
-    for n in 0..5 {
-        let spec = PodSpec::new(NAMESPACE, &format!("p{n}")).ifindex(5000 + n * 8192);
-        cluster.add_as(0, spec);
+    let sharing = (10_000..).filter(|ifindex| endpoint_slot(*ifindex, 0) == 5000);
+    for (n, ifindex) in sharing.take(5).enumerate() {
+        cluster.add_as(0, PodSpec::new(NAMESPACE, &format!("p{n}")).ifindex(ifindex));
     }
     cluster.write();
     cluster.start();

@@ -76,12 +76,22 @@ impl Endpoint {
     }
 }
 
-/// Slot of an interface index at a probe. Indexes are handed out in sequence, so live ones rarely share a slot;
-/// [`ENDPOINT_PROBES`] consecutive slots are tried.
+/// Slot of an interface index at a probe; [`ENDPOINT_PROBES`] consecutive slots are tried.
+///
+/// The kernel hands out indexes in sequence, so the pods of a node have blocks of consecutive indexes. They are
+/// scattered: a block in consecutive slots would leave no slot for later indexes that lead into it.
 #[must_use]
 #[inline(always)]
 pub const fn endpoint_slot(ifindex: u32, probe: u32) -> u32 {
-    ifindex.wrapping_add(probe) & (ENDPOINT_SLOTS - 1)
+    scattered(ifindex, ENDPOINT_SLOTS).wrapping_add(probe) & (ENDPOINT_SLOTS - 1)
+}
+
+/// Place of an interface index among `places`, a power of two. Consecutive indexes are far apart (multiplicative
+/// hashing by 2^32 divided by the golden ratio; Knuth, The Art of Computer Programming, volume 3, 6.4).
+#[must_use]
+#[inline(always)]
+pub(super) const fn scattered(ifindex: u32, places: u32) -> u32 {
+    ifindex.wrapping_mul(0x9e37_79b1) >> (u32::BITS - places.trailing_zeros())
 }
 
 const _: () = {

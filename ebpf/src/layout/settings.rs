@@ -1,5 +1,7 @@
 //! Settings that the programs read.
 
+use super::endpoint::scattered;
+
 /// Settings of the programs: a map of one element, which the agent writes before it attaches a program. Times are in
 /// jiffies.
 #[repr(C)]
@@ -122,11 +124,11 @@ pub const DEVICES: u32 = (DEVICE_LINE * DEVICE_LINES) as u32;
 /// Number of consecutive places that are probed for an interface.
 pub const DEVICE_PROBES: u32 = 4;
 
-/// Place of an interface in [`Settings::devices`] at a probe.
+/// Place of an interface in [`Settings::devices`] at a probe; scattered as [`endpoint_slot`](crate::layout::endpoint_slot).
 #[must_use]
 #[inline(always)]
 pub const fn device_place(ifindex: u32, probe: u32) -> usize {
-    (ifindex.wrapping_add(probe) & (DEVICES - 1)) as usize
+    (scattered(ifindex, DEVICES).wrapping_add(probe) & (DEVICES - 1)) as usize
 }
 
 /// Capacity of [`Settings::bridges`].

@@ -300,15 +300,14 @@ fn sources_without_proof_get_no_answer() {
         assert_eq!(answer(&tables, &arrival, frame).is_some(), answered, "{arrival:?}");
     }
     // A sender that may use any address.
-    let slot = netpold_ebpf::layout::endpoint_slot(OTHER, 0);
-    tables.endpoint_mut(slot).flags &= !EP_CHECK_SOURCE;
+    tables.endpoint_mut(OTHER).flags &= !EP_CHECK_SOURCE;
     assert_eq!(answer(&tables, &by(OTHER, PROOF, witness, true), &pods), None);
     // One that may use any station.
-    let flags = tables.endpoint_mut(slot).flags | EP_CHECK_SOURCE;
-    tables.endpoint_mut(slot).flags = flags & !(u64::MAX << EP_STATION_SHIFT);
+    let flags = tables.endpoint_mut(OTHER).flags | EP_CHECK_SOURCE;
+    tables.endpoint_mut(OTHER).flags = flags & !(u64::MAX << EP_STATION_SHIFT);
     assert_eq!(answer(&tables, &by(OTHER, PROOF, witness, true), &pods), None);
     // And then no pod that only the address of a packet off a bridge shows.
-    tables.endpoint_mut(slot).flags = flags;
+    tables.endpoint_mut(OTHER).flags = flags;
     tables.flows.settings.any_endpoint = ANY_UNCHECKED;
     assert!(answer(&tables, &by(OTHER, PROOF, witness, false), &pods).is_some());
     assert_eq!(answer(&tables, &by(UPLINK, PROOF, witness, true), &pods), None);

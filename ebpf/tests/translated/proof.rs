@@ -217,7 +217,7 @@ fn what_is_for_anothers_address_arrives_nowhere_else() {
     assert_eq!(station::is_astray(&&tagged[..], &tables, OTHER_IFINDEX), Ok(true));
     assert!(!astray(&tables, OPEN, OTHER_IFINDEX, POD_IFINDEX), "its own address");
     assert!(!astray(&tables, [224, 0, 0, 251], OTHER_IFINDEX, POD_IFINDEX), "everybody's");
-    tables.endpoint_mut(endpoint_slot(OTHER_IFINDEX, 0)).flags &= !EP_CHECK_SOURCE;
+    tables.endpoint_mut(OTHER_IFINDEX).flags &= !EP_CHECK_SOURCE;
     assert!(!astray(&tables, ALLOWED, OTHER_IFINDEX, POD_IFINDEX), "it may have other addresses");
 }
 

@@ -47,6 +47,7 @@ impl Update<'_> {
         self.tables.rows.begin(&mut ops);
         self.tables.names.begin(&mut ops);
         self.tables.endpoints.begin(self.cluster);
+        self.tables.endpoints.free_given_up(&mut ops);
         if dirty.namespaces {
             self.sets.peers.namespaces_changed();
         }
@@ -83,9 +84,9 @@ impl Update<'_> {
         }
         plan.after_rows(words.is_empty(), &mut self.tables.addresses, &mut ops);
         self.tables.endpoints.unplaced.clear();
-        for ifindex in &changes.new {
-            let rows = self.desired_rows(*ifindex);
-            self.tables.endpoints.appear(*ifindex, rows, &mut ops);
+        for ifindex in self.tables.endpoints.in_order_of_slots(std::mem::take(&mut changes.new)) {
+            let rows = self.desired_rows(ifindex);
+            self.tables.endpoints.appear(ifindex, rows, &mut ops);
         }
         self.sweep(&changes);
         ops

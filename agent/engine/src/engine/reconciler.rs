@@ -121,6 +121,7 @@ impl Reconciler {
             Ok(ops) => {
                 self.installed = false;
                 self.import_conntrack();
+                self.close_unplaced();
                 self.instruments.applying(|| self.dataplane.active_mut().write(&ops))?;
                 self.installed = true;
                 self.in_force.note(&self.compiler);
@@ -171,6 +172,20 @@ impl Reconciler {
         });
         let hooks = self.dataplane.close(&isolated.collect::<Vec<_>>());
         tracing::info!(hooks, "isolated pods are closed until the programs are loaded");
+    }
+
+    /// Closes interfaces without a slot before their records are erased: programs leave packets of an interface without
+    /// a record alone, and the programs of the interface are replaced only after the update. Failures are reported by
+    /// the next [`Reconciler::attach`], which tries again.
+    fn close_unplaced(&mut self) {
+        let unplaced = self.compiler.endpoints().filter(|endpoint| endpoint.slot.is_none());
+        let closed = unplaced.map(|endpoint| (endpoint.ifindex, Role::Closed));
+        let hooks = self.dataplane.hooks();
+        let closed: BTreeMap<u32, Role> =
+            closed.filter(|(ifindex, role)| hooks.attached(*ifindex) != Some(*role)).collect();
+        if !closed.is_empty() {
+            self.dataplane.attach_new(&closed);
+        }
     }
 
     /// Records that an update of `operations` operations is in force, `took` after its oldest change was noticed;

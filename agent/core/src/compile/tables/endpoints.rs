@@ -92,11 +92,13 @@ impl Live {
     }
 }
 
-/// Endpoint numbers in use or reserved, to pass to another compiler.
+/// Endpoint numbers and slots in use or reserved, to pass to another compiler.
 #[derive(Debug)]
 pub(crate) struct Given {
     version: u64,
     numbers: Numbers,
+    /// Slots by interface index.
+    slots: BTreeMap<u32, u32>,
     familiar: Option<BTreeSet<(u32, u64)>>,
 }
 
@@ -108,6 +110,12 @@ pub(crate) struct Endpoints {
     pub(crate) version: u64,
     numbers: Numbers,
     slots: BTreeSet<u32>,
+    /// Slots of an earlier agent, of another compiler or of emptied tables, by interface index. Marks of packets
+    /// contain the slot of the sender, and programs of two generations read them at each other's side: with other slots,
+    /// the sender would be another pod for them.
+    reserved: BTreeMap<u32, u32>,
+    /// Slots given up for reserved ones, in tables that no packet is judged by yet.
+    given_up: BTreeSet<u32>,
     /// Endpoints without a free slot.
     pub(crate) unplaced: BTreeSet<u32>,
     quarantine: BTreeSet<u32>,
@@ -124,6 +132,8 @@ impl Endpoints {
             version: 0,
             numbers: Numbers::new(options),
             slots: BTreeSet::new(),
+            reserved: options.known_slots.clone(),
+            given_up: BTreeSet::new(),
             unplaced: BTreeSet::new(),
             quarantine: BTreeSet::new(),
             new_pods: options.new_pods,
@@ -186,12 +196,15 @@ impl Endpoints {
         (known.unwrap_or_else(|| self.numbers.take(ifindex, identity, live)), record)
     }
 
-    /// Drops everything except the numbers.
+    /// Drops everything except the numbers and the slots.
     pub(crate) fn forget(&mut self) {
+        let placed: Vec<(u32, u32)> = self.placed().collect();
+        self.reserved.extend(placed);
         for (ifindex, live) in std::mem::take(&mut self.live) {
             self.numbers.keep(ifindex, live.identity, live.id);
         }
         self.slots.clear();
+        self.given_up.clear();
         self.unplaced.clear();
         self.quarantine.clear();
         self.version += 1;
@@ -296,11 +309,26 @@ impl Endpoints {
         for (ifindex, live) in &self.live {
             numbers.keep(*ifindex, live.identity.clone(), live.id);
         }
-        Given { version: self.version, numbers, familiar: self.familiar.clone() }
+        let slots = self.reserved.clone().into_iter().chain(self.placed()).collect();
+        Given { version: self.version, numbers, slots, familiar: self.familiar.clone() }
     }
 
-    /// Takes over the numbers that another compiler has given.
+    /// Slots of all records, by interface index.
+    fn placed(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.live.iter().filter_map(|(ifindex, live)| Some((*ifindex, live.record?.0)))
+    }
+
+    /// Takes over the numbers and slots that another compiler has given. No packet may be judged by the tables yet:
+    /// endpoints in other slots move at the next update.
     pub(crate) fn take_over(&mut self, given: Given) {
+        for (ifindex, live) in &mut self.live {
+            let Some(slot) = given.slots.get(ifindex) else { continue };
+            if let Some((other, _)) = live.record.take_if(|(placed, _)| placed != slot) {
+                self.given_up.insert(other);
+                self.unplaced.insert(*ifindex);
+            }
+        }
+        self.reserved = given.slots;
         self.version = self.version.max(given.version) + 1;
         self.numbers = given.numbers;
         let live = &self.live;
@@ -319,11 +347,27 @@ impl Endpoints {
         live.chain(self.numbers.put_by())
     }
 
-    /// A free slot for an interface. A slot is not free while packets may still read its last record.
+    /// Frees the slots that endpoints gave up for reserved ones.
+    pub(crate) fn free_given_up(&mut self, ops: &mut Vec<Op>) {
+        for slot in std::mem::take(&mut self.given_up) {
+            self.slots.remove(&slot);
+            ops.push(Op::EndpointGone(slot));
+        }
+    }
+
+    /// Order in which new endpoints take their slots: those with a reserved one first.
+    pub(crate) fn in_order_of_slots(&self, mut new: Vec<u32>) -> Vec<u32> {
+        new.sort_by_key(|ifindex| !self.reserved.contains_key(ifindex));
+        new
+    }
+
+    /// A free slot for an interface: a reserved one if possible. A slot is not free while packets may still read its
+    /// last record.
     fn slot(&self, ifindex: u32) -> Option<u32> {
-        (0..ENDPOINT_PROBES)
-            .map(|probe| endpoint_slot(ifindex, probe))
-            .find(|slot| !self.slots.contains(slot))
+        let probes = (0..ENDPOINT_PROBES).map(|probe| endpoint_slot(ifindex, probe));
+        let free: Vec<u32> = probes.filter(|slot| !self.slots.contains(slot)).collect();
+        let reserved = self.reserved.get(&ifindex).filter(|slot| free.contains(slot));
+        reserved.or(free.first()).copied()
     }
 
     /// Frees a slot for a primary interface. A pod that can add interfaces to its namespace chooses their indexes, and
