@@ -48,6 +48,7 @@ mod manifests;
 mod message;
 mod netns;
 mod node;
+pub mod other_layout;
 pub mod otlp;
 pub mod packet;
 mod pod;

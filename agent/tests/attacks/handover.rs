@@ -1,11 +1,11 @@
 //! Packets around a pod's program on a bridge while programs are being attached: by a new agent, or for new pods (other
 //! ways around: [`crate::bounce`]).
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
 
 use netpold_testbed::cluster::{Cluster, NAMESPACE, isolate};
 use netpold_testbed::packet::udp_packet;
-use netpold_testbed::{PodSpec, require_root};
+use netpold_testbed::{Pod, PodSpec, require_root};
 use nix::sys::signal::Signal;
 
 use crate::bounce::{bounced, can_bounce, tc};
@@ -16,10 +16,8 @@ const PORT: u16 = 4000;
 const STREAM: usize = 9_000;
 const RATE: &str = "80kbit";
 
-/// Starts a stream around the program of `hostile`, between each pair of `ends` in turn. `ifb0` sends it in the
-/// background.
-fn stream(cluster: &Cluster, volley: Volley, ends: &[(IpAddr, IpAddr)]) {
-    let hostile = cluster.pod("hostile");
+/// Starts a stream around the program of a pod, between each pair of `ends` in turn. `ifb0` sends it in the background.
+pub(crate) fn begin_stream(hostile: &Pod, volley: Volley, ends: &[(SocketAddr, SocketAddr)]) {
     tc(hostile, "qdisc replace dev ifb0 root tbf rate 8kbit burst 400 limit 4000000");
     tc(hostile, "qdisc add dev eth0 clsact");
     tc(
@@ -31,10 +29,18 @@ fn stream(cluster: &Cluster, volley: Volley, ends: &[(IpAddr, IpAddr)]) {
     for number in 0..STREAM {
         let (from, to) = ends[number % ends.len()];
         let payload = volley.payload(number, 40);
-        sender.send(&udp_packet((from, 5000).into(), (to, PORT).into(), &payload));
+        sender.send(&udp_packet(from, to, &payload));
     }
     tc(hostile, "qdisc del dev eth0 clsact");
     tc(hostile, &format!("qdisc change dev ifb0 root tbf rate {RATE} burst 2000 limit 4000000"));
+}
+
+/// Ends a stream, which must not have come to its end before.
+pub(crate) fn end_stream(hostile: &Pod) {
+    let left = hostile.command("tc").unwrap().args(["-s", "qdisc", "show", "dev", "ifb0"]).output();
+    let left = String::from_utf8(left.unwrap().stdout).unwrap();
+    assert!(left.contains("backlog") && !left.contains(" 0p "), "the stream has ended: {left}");
+    tc(hostile, "qdisc del dev ifb0 root");
 }
 
 /// Streams from an isolated pod of a bridge to another node while `meanwhile` runs, with the pod's own source and
@@ -59,13 +65,10 @@ fn while_programs_change(test: &str, meanwhile: impl FnOnce(&mut Cluster)) {
     volley.arrives(&wire, "without policy");
     cluster.policy("hostile", isolate("hostile", &BOTH)).enforce();
     let volley = Volley::new();
-    stream(&cluster, volley, &ends);
+    let sockets = ends.iter().map(|(from, to)| ((*from, 5000).into(), (*to, PORT).into()));
+    begin_stream(cluster.pod("hostile"), volley, &sockets.collect::<Vec<_>>());
     meanwhile(&mut cluster);
-    let hostile = cluster.pod("hostile");
-    let left = hostile.command("tc").unwrap().args(["-s", "qdisc", "show", "dev", "ifb0"]).output();
-    let left = String::from_utf8(left.unwrap().stdout).unwrap();
-    assert!(left.contains("backlog") && !left.contains(" 0p "), "the stream has ended: {left}");
-    tc(hostile, "qdisc del dev ifb0 root");
+    end_stream(cluster.pod("hostile"));
     let mut tally = Tally::default();
     tally.note("with its own source and its neighbour's", volley.leaked(&wire));
     tally.holds();

@@ -13,6 +13,7 @@
 )]
 
 mod around;
+mod aside;
 mod bounce;
 mod bridges;
 mod checksum;

@@ -1,6 +1,7 @@
 //! Domain names: addresses that pods reach after lookups. A pod runs a resolver with the answers of the test.
 
 mod clients;
+mod generations;
 mod resolver;
 mod streams;
 
@@ -293,7 +294,7 @@ fn names_outlive_an_upgrade_of_layouts() {
         (cluster.pod("server").addresses().to_vec(), cluster.pod("dns").addresses()[0]);
     zone.lock().unwrap().insert("api.example.com".into(), server.clone());
     // Its build may take longer than a name lasts.
-    let other = crate::upgrade::other();
+    let other = netpold_testbed::other_layout::build();
     assert!(look_up(cluster.pod("client"), dns, 1, "api.example.com"));
     for binary in [other, netpold_testbed::cluster::binary()] {
         cluster.agents[0].end(Signal::SIGTERM);

@@ -326,7 +326,7 @@ fn a_successor_that_ends_gives_the_node_back() {
 fn pods_that_start_during_an_upgrade_of_layouts() {
     require_root!();
     let mut start = Start::new(Cni::Ptp, &[]);
-    let other = crate::upgrade::other();
+    let other = netpold_testbed::other_layout::build();
     start.enforce();
     let _standby = start.cluster.agents[0].standby(&start.cluster.nodes[0]).unwrap();
     for binary in [other, netpold_testbed::cluster::binary()] {

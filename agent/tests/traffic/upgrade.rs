@@ -1,11 +1,8 @@
 //! Agents with another layout of their tables: upgrade and downgrade.
 
-use std::path::PathBuf;
-use std::process::Command;
-
 use netpold_ebpf::layout::LAYOUT_VERSION;
 use netpold_testbed::cluster::{Cluster, binary};
-use netpold_testbed::{Cni, require_root};
+use netpold_testbed::{Cni, other_layout, require_root};
 use nix::sys::signal::Signal;
 
 use crate::kernel;
@@ -14,31 +11,8 @@ use crate::load::{guarded, under_load, under_old_load};
 /// Function that runs one of the kinds of load.
 type Traffic = fn(&mut Cluster, &[&dyn Fn(&mut Cluster)]);
 
-/// Builds the agent with a different table layout, once for all tests of a build.
-pub(crate) fn other() -> PathBuf {
-    let directory = binary().parent().unwrap().to_owned();
-    let mut cargo = Command::new(env!("CARGO"));
-    // Cargo's variables for this test must not reach another cargo: ring's build depends on them, so that cargo would
-    // compile ring, and each crate above it, again.
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if text.starts_with("CARGO_PKG_")
-            || text.starts_with("CARGO_BIN_")
-            || text.starts_with("CARGO_MANIFEST_")
-        {
-            cargo.env_remove(&name);
-        }
-    }
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-    cargo.args(["build", "--quiet", "--bin", "netpold-other-layout"]);
-    cargo.args(["--features", "other-layout", "--target-dir"]).arg(directory.parent().unwrap());
-    let built = cargo.output().unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    directory.join("netpold-other-layout")
-}
-
 fn up_and_down(mut cluster: Cluster, traffic: Traffic) {
-    let other = other();
+    let other = other_layout::build();
     cluster.enforce();
     let versions = |cluster: &Cluster| {
         let entries = std::fs::read_dir(cluster.agents[0].bpffs()).unwrap();
