@@ -349,12 +349,14 @@ fn question<T: NameTables>(tables: &T, work: Work) -> u32 {
     let length = work.segment_end() - work.segment_at();
     let sent = way.sent(tables).wrapping_add(length);
     let asked = sent.wrapping_sub(way.opened(tables) as u32).wrapping_sub(1);
-    let belongs = first == next
+    let is_valid = is_valid(tables, work, way, until);
+    let belongs = is_valid
+        && first == next
         && length <= QUESTION_BYTES
         && asked <= QUESTION_BYTES
-        && belongs(tables, work, way, until);
-    let is_read = work.sequence().wrapping_add(length) == way.sent(tables)
-        && way.is_of(tables, work)
+        && work.sequence() == way.sent(tables);
+    let is_read = is_valid
+        && work.sequence().wrapping_add(length) == way.sent(tables)
         && is_read_in_front(tables);
     if belongs {
         way.set_sent(tables, sent);
@@ -369,16 +371,21 @@ fn question<T: NameTables>(tables: &T, work: Work) -> u32 {
     }
 }
 
-/// Whether a segment of the pod belongs to the connection that is read, and may open no other one.
+/// Whether a segment of the pod is the next one of the connection that is read, and may open no other one.
 #[inline(always)]
 fn belongs<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -> bool {
+    is_valid(tables, work, way, until) && work.sequence() == way.sent(tables)
+}
+
+/// Whether a segment of the pod may open no other connection than the one that is read, by all but its place.
+#[inline(always)]
+fn is_valid<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -> bool {
     let opened = way.opened(tables);
     let (first, next) = way.places(tables);
     until >= tables.jiffies()
         && way.is_of(tables, work)
         && opened & STREAM_OPEN != 0
         && work.flags() as u8 & !TCP_PSH == TCP_ACK
-        && work.sequence() == way.sent(tables)
         && is_between(first, work.acknowledged(), next)
 }
 

@@ -4,9 +4,11 @@ use std::sync::atomic::Ordering;
 
 use netpold_ebpf::layout::{DOUBT_BLOCKS, SHARES_NAMES};
 use netpold_ebpf::names::doubt::{doubt_port, is_port_doubted};
+use netpold_ebpf::packet::protocol::{TCP_ACK, TCP_PSH};
 use netpold_ebpf::tables::Tables as _;
 use netpold_testkit::flows::HZ;
 use netpold_testkit::node::NodeTables;
+use netpold_testkit::streams::Connection;
 
 use super::connections::{PORT, connection, good, questions};
 use super::net::{FOUND, Net};
@@ -106,5 +108,31 @@ fn a_packet_that_two_generations_read_ends_no_reading() {
             }
         }
         assert_eq!(net.connects(FOUND), !sends_twice);
+    }
+}
+
+/// Those in front have only watched such a packet, just before they began to read. It must open no other connection of the
+/// resolver.
+#[test]
+fn a_packet_that_those_behind_read_twice_is_the_same_one() {
+    const URG: u8 = 0x20;
+    let same = [("the same", TCP_ACK, 0), ("pushed", TCP_ACK | TCP_PSH, 0)];
+    let others = [
+        ("acknowledges more", TCP_ACK, 1),
+        ("acknowledges less", TCP_ACK, u32::MAX),
+        ("without ACK", TCP_PSH, 0),
+        ("urgent", TCP_ACK | URG, 0),
+    ];
+    let cases = same.map(|case| (case, true)).into_iter().chain(others.map(|case| (case, false)));
+    for ((case, flags, further), is_same) in cases {
+        let mut net = Net::of_api();
+        let it = connection();
+        assert!(it.handshake().iter().all(|packet| net.passes(packet)));
+        assert!(net.passes(&it.asks(0, &questions())));
+        net.flows.settings.watch = SHARES_NAMES;
+        let again = Connection { server: it.server.wrapping_add(further), ..it };
+        assert!(net.passes(&again.sent(flags, 1, &questions())));
+        assert!(net.passes(&it.answers(0, &good())));
+        assert_eq!(net.connects(FOUND), is_same, "{case}");
     }
 }
