@@ -292,7 +292,9 @@ impl<N: NameTables> Visitor for ByNames<'_, N> {
         if !D::EGRESS || !found.passes() {
             return found;
         }
-        groups_of(1 << group);
+        if groups & choice::GOES_ON != 0 {
+            groups_of(1 << group);
+        }
         if found.reason() == Reason::Translated { Ok(Reason::Allowed).into() } else { found }
     }
 }

@@ -5,7 +5,9 @@ use crate::{
     endpoint::EndpointRef,
     flow::control::Control,
     judge::{lookup, opaque::Opaque},
-    layout::{CLASS_SERVICE, CLASS_TRANSLATED, CT_EGRESS, NAME_BUSY, NAME_WAYS, NameEntry},
+    layout::{
+        CLASS_SERVICE, CLASS_TRANSLATED, CT_EGRESS, NAME_BUSY, NAME_GROUPS, NAME_WAYS, NameEntry,
+    },
     names::{
         conversation::{in_seconds, mapped},
         store::{LEAST, Way, bucket, find_buckets},
@@ -16,10 +18,13 @@ use crate::{
     tables::{TableFamily, Tables},
 };
 
+/// Bit beside those of groups: the packet belongs to an open flow that the pod began, and may prolong its address.
+pub const GOES_ON: u32 = 1 << 31;
+
 /// Groups of rules that apply to a packet of an endpoint, a bit for each: those with a name that its remote address was
 /// resolved from. An address past its time applies to the packets of a flow that the pod began. A packet of the pod that a group's
-/// row has allowed prolongs the address for the names of that group (`allowed`: its bit, or 0 before the judgement).
-/// An address that the node may translate, as a Service's, belongs to no group.
+/// row has allowed prolongs the address for the names of that group (`allowed`: its bit, or 0 before the judgement): only
+/// with [`GOES_ON`]. An address that the node may translate, as a Service's, belongs to no group.
 #[inline(always)]
 pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
     tables: &T,
@@ -41,8 +46,8 @@ pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
     }
     let goes_on = !packet.is_opening() && is_open(tables, endpoint.id(), &flow);
     let lookup = Lookup { list, goes_on, allowed };
-    let first = tables.groups_in(work, lookup, 0);
-    first | tables.groups_in(work, lookup, 1)
+    let of_flow = if goes_on { GOES_ON } else { 0 };
+    tables.groups_in(work, lookup, 0) | tables.groups_in(work, lookup, 1) | of_flow
 }
 
 /// Groups of the names in one of the candidate buckets of the address in the working memory.
@@ -112,3 +117,5 @@ fn is_open<F: TableFamily, T: Tables>(tables: &T, endpoint: u32, flow: &FlowTupl
         && control.flags() & CT_EGRESS != 0
         && !tables.is_expired(control, flow.protocol, settings, tables.now())
 }
+
+const _: () = assert!(GOES_ON >> NAME_GROUPS != 0);

@@ -78,8 +78,10 @@ fn by_groups<D: Direction>(skb: *mut __sk_buff, groups_of: Global, judge: Global
         if !D::EGRESS || reason >= Reason::FIRST_DROP as u32 {
             return reason;
         }
-        // Prolongs the address.
-        groups_of(skb);
+        if groups & choice::GOES_ON != 0 {
+            // Prolongs the address.
+            groups_of(skb);
+        }
         // No exit judges a translation: the node translates no packets to this address.
         return if reason == Reason::Translated as u32 { Reason::Allowed as u32 } else { reason };
     }
