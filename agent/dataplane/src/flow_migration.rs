@@ -169,7 +169,8 @@ impl FlowMigration {
             if let Err(error) = carried {
                 tracing::warn!(%error, "cannot migrate flows of other tables");
             }
-            if let Err(error) = generation.adopt_resolutions(layout.resolved()) {
+            let Some((map, resolved)) = layout.resolved() else { continue };
+            if let Err(error) = generation.adopt_resolutions(map, resolved) {
                 tracing::warn!(%error, "pods have to resolve their domain names again");
             }
         }

@@ -385,16 +385,23 @@ impl Generation {
     pub fn resolutions(&self, settings: &Settings) -> Result<Vec<Resolution>, GenerationError> {
         let learned = array(&self.bpf, LEARNED)?;
         let now = self.jiffies().map_err(GenerationError::Clock)?;
+        let now = names::jiffies(now, settings).map_err(GenerationError::Clock)?;
         Ok(names::resolutions(learned, settings, now).map_err(at(LEARNED))?)
     }
 
-    /// Copies resolved addresses from the words of another version's table.
+    /// Copies resolved addresses from the words of another version's table, by the map's identifier. Generations of one
+    /// version share the table.
     ///
     /// # Errors
-    /// A table cannot be mapped.
-    pub fn adopt_resolutions(&self, former: &[AtomicU64]) -> Result<(), TableError> {
+    /// A table cannot be mapped, or the kernel does not report its identifier.
+    pub fn adopt_resolutions(&self, map: u32, former: &[AtomicU64]) -> Result<(), TableError> {
         let settings = self.tables.current_settings()?;
-        names::adopt(array(&self.bpf, LEARNED)?, former, &settings).map_err(at(LEARNED))
+        let learned = array(&self.bpf, LEARNED)?;
+        let info = learned.info().map_err(|cause| TableError::Map { name: LEARNED, cause })?;
+        if info.id() == map {
+            return Ok(());
+        }
+        names::adopt(learned, former, &settings).map_err(at(LEARNED))
     }
 
     /// Removes the resolved addresses of endpoints other than these.
@@ -418,10 +425,14 @@ impl Generation {
     pub(super) fn succeed(
         &mut self,
         former: Option<&Generation>,
-        named: BTreeSet<u32>,
+        mut named: BTreeSet<u32>,
     ) -> Result<(), TableError> {
         if let Some(former) = former {
             self.tables.inherit_seen(&former.tables);
+            // Its programs are not attached everywhere: those before them read for these alone.
+            if let Some(before) = &former.read_before {
+                named.retain(|endpoint| before.contains(endpoint));
+            }
         }
         self.end_streams_without(&named)?;
         self.read_before = Some(named);

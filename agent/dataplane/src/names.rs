@@ -1,6 +1,7 @@
 //! Domain names of policy, and trusted resolvers: the maps by which programs accept DNS answers.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr};
 use std::slice::ChunksExact;
@@ -15,10 +16,10 @@ use netpold_ebpf::layout::{
     ENDPOINT_SLOTS, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey, Settings, doubt_time,
     resolves,
 };
-use netpold_ebpf::names::conversation::MOST;
 use netpold_ebpf::names::name::Points;
 use netpold_ebpf::names::store::candidates;
 use netpold_ebpf::names::tables::Store;
+use nix::time::{ClockId, clock_gettime};
 
 use super::maps::TableError;
 use crate::bpf::mmap::{MappedArray, MmapError};
@@ -187,11 +188,29 @@ pub(super) fn end_streams(
     })
 }
 
+/// All 64 bits of the kernel's jiffies: the number with these lower ones that is nearest to the time since the boot.
+///
+/// # Errors
+/// The clock cannot be read.
+pub(super) fn jiffies(low: u32, settings: &Settings) -> io::Result<u64> {
+    let since_boot = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+    Ok(widened(low, settings.refresh_after, since_boot))
+}
+
+/// Likewise. They begin 300 seconds before their lower half wraps (`INITIAL_JIFFIES` of `include/linux/jiffies.h`), and
+/// `second` of them are a second.
+fn widened(low: u32, second: u32, since_boot: Duration) -> u64 {
+    let first = u64::from(300_u32.wrapping_mul(second).wrapping_neg());
+    let about = first + (since_boot.as_millis() * u128::from(second) / 1000) as u64;
+    let beyond = low.wrapping_sub(about as u32).cast_signed();
+    about.saturating_add_signed(beyond.into())
+}
+
 /// Reads the addresses that have not expired at `now` (jiffies).
 pub(super) fn resolutions(
     learned: &MapData,
     settings: &Settings,
-    now: u32,
+    now: u64,
 ) -> Result<Vec<Resolution>, MmapError> {
     let entries = MappedArray::<NameEntry>::flat(learned)?;
     let until = |index| entries.load_u64(index, offset_of!(NameEntry, until)).ok();
@@ -200,13 +219,9 @@ pub(super) fn resolutions(
         let NameEntry { address, name, .. } = entries.read(index).ok()?;
         // A program may have replaced the entry meanwhile.
         until(index).filter(|after| *after == before)?;
-        let left = u32::try_from((before as u32).wrapping_sub(now).cast_signed()).ok()?;
+        let left = u32::try_from(before.checked_sub(now)?).ok()?;
         // A refresh is due after one second.
         let left = Duration::from_secs_f64(f64::from(left) / f64::from(settings.refresh_after));
-        // A longer time means that the entry expired so long ago that the counter has wrapped.
-        if left > Duration::from_secs(MOST.into()) {
-            return None;
-        }
         let mut octets = [0; 16];
         let words = address.map(u64::to_ne_bytes);
         octets.iter_mut().zip(words.as_flattened()).for_each(|(octet, byte)| *octet = *byte);
@@ -252,6 +267,22 @@ mod tests {
         let all = ways.enumerate().map(|(index, way)| (index / NAME_WAYS, way));
         all.filter(|(_, way): &(usize, Vec<u64>)| ![0, NAME_BUSY].contains(&way[NAME_WORDS - 1]))
             .collect()
+    }
+
+    /// The lower half wraps five minutes after the boot, then every 49.7 days at 1,000 Hz.
+    #[test]
+    fn jiffies_are_those_nearest_to_the_time_since_the_boot() {
+        for second in [100, 250, 300, 1_000] {
+            for seconds in [0, 299, 301, 4_294_000, 4_295_500, 42_949_672, 900_000_000] {
+                let first = (1_u64 << 32) - 300 * u64::from(second);
+                let now = first + seconds * u64::from(second);
+                for skew in [-60_i64, 0, 3_600] {
+                    let clock = seconds.saturating_add_signed(skew);
+                    let found = widened(now as u32, second, Duration::from_secs(clock));
+                    assert_eq!(found, now, "{seconds} s at {second} Hz, {skew} s ahead");
+                }
+            }
+        }
     }
 
     /// Layouts up to 13 have one bucket for an address.

@@ -64,7 +64,10 @@ pub(super) struct OtherLayout {
 
 /// An array map as 64-bit words.
 #[derive(Debug)]
-struct MapWords(MappedArray<u64>);
+struct MapWords {
+    map: u32,
+    array: MappedArray<u64>,
+}
 
 impl OtherLayout {
     /// Opens the tables pinned in a version's directory.
@@ -148,9 +151,9 @@ impl OtherLayout {
         Some(number(self.settings.as_ref()?.all(), 0, place))
     }
 
-    /// Words of the table of resolved addresses; none if they have another form.
-    pub(super) fn resolved(&self) -> &[AtomicU64] {
-        self.resolved.as_ref().map(MapWords::all).unwrap_or_default()
+    /// Identifier and words of the table of resolved addresses; none if they have another form.
+    pub(super) fn resolved(&self) -> Option<(u32, &[AtomicU64])> {
+        self.resolved.as_ref().map(|words| (words.map, words.all()))
     }
 
     /// Calls `each` with every flow. A flow that is being written may be left out.
@@ -218,12 +221,12 @@ impl MapWords {
         let info = map.info().map_err(failed)?;
         let stride = u64::from(info.value_size()).next_multiple_of(8);
         let words = u32::try_from(stride / 8 * u64::from(info.max_entries())).unwrap_or(0);
-        let words = MappedArray::from_fd(map.fd().as_fd(), words);
-        words.map(Self).map_err(mapped(directory, name))
+        let array = MappedArray::from_fd(map.fd().as_fd(), words);
+        Ok(Self { map: info.id(), array: array.map_err(mapped(directory, name))? })
     }
 
     fn all(&self) -> &[AtomicU64] {
-        self.0.words().unwrap_or_default()
+        self.array.words().unwrap_or_default()
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use aya::maps::{Array, Map, MapData};
+use netpold_ebpf::layout::{LAYOUT_VERSION, NAME_WAYS, NAME_WORDS};
 use netpold_testbed::cluster::{Cluster, PORT};
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
@@ -77,13 +79,37 @@ fn flow_tables_grow_behind_xdp_under_load() {
     grows(cluster);
 }
 
-/// Tables fill without any change of the cluster, so no other event wakes the engine.
+/// An address of a name, at a place where no lookup finds it.
+const MISPLACED: [u64; 2] = [0, 7];
+const NAME_BUCKET: usize = NAME_WAYS * NAME_WORDS;
+
+/// The table of resolved addresses.
+fn resolved(cluster: &Cluster) -> Array<MapData, [u64; NAME_BUCKET]> {
+    let folder = cluster.agents[0].bpffs().join(format!("v{LAYOUT_VERSION}"));
+    let map = MapData::from_pin(folder.join("LEARNED")).unwrap();
+    Array::try_from(Map::Array(map)).unwrap()
+}
+
+/// Number of entries with an address.
+fn entries(cluster: &Cluster, address: [u64; 2]) -> usize {
+    let of_bucket = |bucket: [u64; NAME_BUCKET]| {
+        bucket.chunks(NAME_WORDS).filter(|entry| entry[..2] == address).count()
+    };
+    resolved(cluster).iter().map(|bucket| of_bucket(bucket.unwrap())).sum()
+}
+
+/// Tables fill without any change of the cluster, so no other event wakes the engine. Both generations have one table of
+/// resolved addresses, of which nothing is copied.
 #[test]
 fn flow_tables_grow_whatever_the_readback_is() {
     require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.arguments = ["--readback", "3600"].map(str::to_owned).into();
     cluster.enforce();
+    let entry = [MISPLACED[0], MISPLACED[1], 3, 1 << 32, 0, 1 << 50];
+    let mut bucket = [0; NAME_BUCKET];
+    bucket[..NAME_WORDS].copy_from_slice(&entry);
+    resolved(&cluster).set(0, bucket, 0).unwrap();
     crowd(&cluster);
     let began = Instant::now();
     wait_until("the tables grow", || {
@@ -91,6 +117,8 @@ fn flow_tables_grow_whatever_the_readback_is() {
     });
     println!("the tables have grown {:?} after they were crowded", began.elapsed());
     assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+    wait_until("the former tables are gone", || !folder_is_there(&cluster));
+    assert_eq!(entries(&cluster, MISPLACED), 1);
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
 }
