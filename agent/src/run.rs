@@ -27,7 +27,6 @@ use netpold_engine::Engine;
 use netpold_engine::admin::{Admin, requests};
 use netpold_engine::events::{self, DropLog, Dropped};
 use netpold_engine::interfaces::NodeDevices;
-use netpold_engine::observe::ObserveServer;
 use netpold_engine::publish;
 use netpold_engine::rule_use::NewFlows;
 use netpold_engine::trace::Tracing;
@@ -139,7 +138,6 @@ enum Ended {
 struct Agent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
-    observer: Arc<ObserveServer>,
     telemetry: Telemetry,
     inputs: Inputs,
     opening: Option<JoinHandle<Result<()>>>,
@@ -149,6 +147,8 @@ struct Agent {
     /// Whether all interfaces of the start are known.
     interfaces_in_sync: bool,
     reading_events: bool,
+    /// Whether tables or programs of an earlier agent were there at the start.
+    is_successor: bool,
     /// Offer of the pin root to another agent, which takes it by asking.
     offer: Option<Offer>,
     /// Pin root to offer to a successor once this agent is at work.
@@ -203,14 +203,14 @@ impl Agent {
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(netpold_discovery::DiscoverySettings::default(), events)?;
-        let telemetry = Telemetry::new(config, exporter);
+        let mut telemetry = Telemetry::new(config, exporter);
         let metrics = Arc::new(telemetry.metrics(&engine, &drops, inputs.status()));
         telemetry.export(&metrics);
         let readiness = Arc::clone(&metrics);
         let observer = telemetry::observer(&config.node, &engine, &drops);
-        let of_requests = Arc::clone(&observer);
+        telemetry.begin(&engine, &observer);
         let requests =
-            requests(&config.node, &engine, &drops, of_requests, inputs.status(), readiness);
+            requests(&config.node, &engine, &drops, observer, inputs.status(), readiness);
         let admin = Admin::serve(&config.files.socket, requests)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| Listener::serve(address, routes(metrics, heartbeat.clone()));
@@ -225,7 +225,6 @@ impl Agent {
         Ok(Self {
             engine,
             drops,
-            observer,
             telemetry,
             inputs,
             opening,
@@ -234,6 +233,7 @@ impl Agent {
             interfaces,
             interfaces_in_sync: false,
             reading_events: false,
+            is_successor: inherited,
             offer,
             hands_over: (config.takes_from == TakesFrom::Predecessor)
                 .then(|| config.files.bpffs.clone()),
@@ -398,7 +398,7 @@ impl Agent {
         self.reading_events = true;
         let (engine, drops) = (Arc::clone(&self.engine), Arc::clone(&self.drops));
         let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
-        self.telemetry.feed(&self.engine, &self.observer, || {
+        self.telemetry.feed(self.is_successor, || {
             let lines = events::take(&mut ring, &drops);
             lines.iter().for_each(|line| events::say(line, &pod));
         });

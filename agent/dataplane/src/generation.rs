@@ -15,7 +15,7 @@ use aya::maps::{MapData, PerCpuArray, RingBuf};
 use aya::programs::{ProgramError, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use netpold_core::ops::{Capacity, Op, TableWriter};
-use netpold_ebpf::layout::{Counters, Settings, Unproven};
+use netpold_ebpf::layout::{Settings, Unproven};
 use netpold_ebpf::reason::COUNTERS;
 
 use super::bpffs::{MapPins, PinRoot, remove_if_there};
@@ -27,6 +27,7 @@ use super::maps::{TableError, array, at, descriptor};
 use super::names::{self, DOUBTED_PODS, LEARNED, Resolution};
 use super::namespace;
 use super::other_layout;
+use super::packet_counters::{self, PacketCounts};
 use super::role::Program;
 use super::shared_maps::{self, Globals, MapsByName, SharedMaps};
 use super::tables::Tables;
@@ -121,7 +122,7 @@ const SHARED: [&str; 13] = [
     FLOWS[0],
     FLOWS[1],
     "FRAGMENTS",
-    "COUNTERS",
+    packet_counters::NAME,
     "EVENTS",
     LEARNED,
     "ASKED",
@@ -501,17 +502,13 @@ impl Generation {
     }
 
     /// The packets of [`Counters`], summed over the CPUs; shared by generations.
+    ///
+    /// [`Counters`]: netpold_ebpf::layout::Counters
     #[must_use]
-    pub fn counters(&self) -> [u64; COUNTERS as usize] {
-        let counters = self.bpf.map("COUNTERS").and_then(|map| PerCpuArray::try_from(map).ok());
-        let values = counters.and_then(|all: PerCpuArray<_, Counters>| all.get(&0, 0).ok());
-        let mut sums = [0; COUNTERS as usize];
-        for cpu in values.iter().flat_map(|values| values.iter()) {
-            for (sum, packets) in sums.iter_mut().zip(cpu.packets) {
-                *sum += packets;
-            }
-        }
-        sums
+    pub fn counters(&self) -> PacketCounts {
+        let map = self.bpf.map(packet_counters::NAME);
+        let counters = map.and_then(|map| PerCpuArray::try_from(map).ok());
+        counters.map_or([0; COUNTERS as usize], |counters| packet_counters::sum(&counters))
     }
 
     /// Counters at exits of packets with an incomplete proof from the endpoint at an interface, since the creation of

@@ -44,6 +44,7 @@ pub mod nftables;
 pub mod object;
 mod order;
 mod other_layout;
+mod packet_counters;
 pub mod pinned_state;
 pub mod pod_xdp;
 pub mod priority;
@@ -71,6 +72,7 @@ use bridges::Bridge;
 use flow_growth::FlowGrowth;
 use flow_migration::FlowMigration;
 use generation::{FlowTables, Generation, GenerationError};
+use packet_counters::PacketCounts;
 use pinned_state::PinnedState;
 use pod_xdp::PodXdp;
 pub use probing::Shown;
@@ -160,6 +162,18 @@ impl Dataplane {
     #[must_use]
     pub fn active(&self) -> &ActiveGeneration {
         &self.active
+    }
+
+    /// Returns the packets that programs have counted, an earlier agent's programs included: also before the first
+    /// generation of this agent, and without packets of its probes.
+    #[must_use]
+    pub fn packets(&self) -> PacketCounts {
+        let generation = self.active.generation().map(Generation::counters);
+        let mut packets = generation.unwrap_or_else(|| packet_counters::pinned(&self.pins));
+        for (counter, packets) in (0..).zip(&mut packets) {
+            *packets = packets.saturating_sub(self.active.probed(counter));
+        }
+        packets
     }
 
     /// The generation in force, for changes of its tables.

@@ -26,6 +26,8 @@ pub(super) struct Telemetry {
     /// Counters of denied traffic by workload, if they are served.
     denied: Option<Arc<Mutex<DeniedCounters>>>,
     exporter: Option<Exporter>,
+    /// Reader of events until it starts.
+    begun: Option<Feed>,
     /// End of the reader of events, and its task.
     feed: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
@@ -35,7 +37,7 @@ impl Telemetry {
         let most = usize::from(config.denied_series);
         let serves = (config.listen.is_some() || exporter.is_some()) && most > 0;
         let denied = serves.then(|| Arc::new(Mutex::new(DeniedCounters::new(most))));
-        Self { denied, exporter, feed: None }
+        Self { denied, exporter, begun: None, feed: None }
     }
 
     /// Creates the metrics, which also answer readiness.
@@ -68,16 +70,11 @@ impl Telemetry {
         }
     }
 
-    /// Starts to count denied traffic by workload and to export events. `take_left` reads the events that a former agent
-    /// left: they are recorded, but neither counted nor exported.
-    pub(super) fn feed(
-        &mut self,
-        engine: &Arc<Mutex<Engine>>,
-        observer: &Arc<ObserveServer>,
-        take_left: impl FnOnce(),
-    ) {
+    /// Notes the numbers of packets and flows, and the events so far, of which the next are counted by workload and
+    /// exported. Call before the engine enforces: what it denies then counts from the first packet on.
+    pub(super) fn begin(&mut self, engine: &Arc<Mutex<Engine>>, observer: &Arc<ObserveServer>) {
         if self.denied.is_none() && !self.exporter.as_ref().is_some_and(Exporter::wants_events) {
-            return take_left();
+            return;
         }
         let denied =
             self.denied.clone().unwrap_or_else(|| Arc::new(Mutex::new(DeniedCounters::new(0))));
@@ -93,10 +90,19 @@ impl Telemetry {
             });
             exporter.send(&events, &unreported.collect::<Vec<_>>());
         };
-        let mut feed = Feed::new(Arc::clone(observer), dropped, denied, Box::new(sink), with_flows);
-        // A packet that comes meanwhile counts as one without an event.
+        let sink = Box::new(sink);
+        self.begun = Some(Feed::new(Arc::clone(observer), dropped, denied, sink, with_flows));
+    }
+
+    /// Starts to count denied traffic by workload and to export events, since [`Telemetry::begin`]. `take_left` reads the
+    /// events that are in the kernel's ring. If a former agent may have left them, they are recorded, but neither counted
+    /// nor exported one by one.
+    pub(super) fn feed(&mut self, may_be_former: bool, take_left: impl FnOnce()) {
         take_left();
-        feed.skip();
+        let Some(mut feed) = self.begun.take() else { return };
+        if may_be_former {
+            feed.skip();
+        }
         let (end, ended) = oneshot::channel();
         let ended = async {
             // The end of the sender is the signal.
