@@ -1,8 +1,66 @@
-//! One HTTP request over an open connection.
+//! One HTTP request: over an open connection, or to a port on loopback.
 
-use std::io::{Read, Write};
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::io::{BufRead as _, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// Time for an answer of [`send`]; a failure takes this long.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Answer of [`send`].
+#[derive(Debug)]
+pub struct Reply {
+    /// Status code.
+    pub status: u16,
+    /// Headers, in lower case.
+    pub head: String,
+    /// Body.
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// Returns the body.
+    ///
+    /// # Panics
+    /// The body is no JSON.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+/// Sends the text of a request to a port on loopback and reads the answer until its end.
+///
+/// # Panics
+/// Nobody listens, or the answer is no HTTP.
+#[must_use]
+pub fn send(port: u16, request: &str) -> Reply {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut reader = BufReader::new(stream);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert!(reader.read_line(&mut head).unwrap() > 0, "{head}");
+    }
+    let head = head.to_lowercase();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+    let mut body = Vec::new();
+    match length {
+        Some(length) => {
+            body.resize(length.trim().parse().unwrap(), 0);
+            reader.read_exact(&mut body).unwrap();
+        }
+        None => _ = reader.read_to_end(&mut body).unwrap(),
+    }
+    Reply { status, head, body }
+}
 
 /// Sends a request with a body of this media type; returns status code and body of the answer.
 ///

@@ -34,13 +34,14 @@
 mod agent;
 pub mod apiserver;
 pub mod axe;
+pub mod browser;
 mod child;
 pub mod cluster;
 mod conntrack;
 mod flow;
 mod frame;
 mod host;
-mod http;
+pub mod http;
 mod icmp;
 #[cfg(feature = "kubelet")]
 mod kubelet;

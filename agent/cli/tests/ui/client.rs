@@ -1,15 +1,11 @@
 //! A server of `netpold ui`, and requests to it.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
+use netpold_testbed::http::{Reply, send};
 use serde_json::Value;
-
-/// Time for an answer; a failure takes this long.
-const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A running server; it ends with this value.
 pub(crate) struct Ui {
@@ -18,21 +14,6 @@ pub(crate) struct Ui {
     pub(crate) address: String,
     pub(crate) port: u16,
     pub(crate) token: String,
-}
-
-/// Answer to a request.
-#[derive(Debug)]
-pub(crate) struct Reply {
-    pub(crate) status: u16,
-    /// Headers, in lower case.
-    pub(crate) head: String,
-    pub(crate) body: Vec<u8>,
-}
-
-impl Reply {
-    pub(crate) fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap()
-    }
 }
 
 impl Ui {
@@ -54,7 +35,7 @@ impl Ui {
     pub(crate) fn send(&self, request: &str, headers: &[String], body: &str) -> Reply {
         let head: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
         let length = body.len();
-        exchange(
+        send(
             self.port,
             &format!(
                 "{request} HTTP/1.1\r\n{head}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
@@ -91,28 +72,4 @@ impl Drop for Ui {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Sends a request to a port on loopback and reads the answer until its end.
-pub(crate) fn exchange(port: u16, request: &str) -> Reply {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut reader = BufReader::new(stream);
-    let mut head = String::new();
-    while !head.ends_with("\r\n\r\n") {
-        assert!(reader.read_line(&mut head).unwrap() > 0, "{head}");
-    }
-    let head = head.to_lowercase();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
-    let mut body = Vec::new();
-    match length {
-        Some(length) => {
-            body.resize(length.trim().parse().unwrap(), 0);
-            reader.read_exact(&mut body).unwrap();
-        }
-        None => _ = reader.read_to_end(&mut body).unwrap(),
-    }
-    Reply { status, head, body }
 }

@@ -112,6 +112,49 @@ pub(crate) fn generated(workloads: usize, pods: usize, degree: usize) -> Vec<Val
     items
 }
 
+/// [`generated`] with 100 nodes, and a Service for each workload.
+pub(crate) fn generated_with_services(workloads: usize, pods: usize, degree: usize) -> Vec<Value> {
+    const NODES: u32 = 100;
+    let mut items = generated(workloads, pods, degree);
+    let mut number = 0;
+    for item in items.iter_mut().filter(|item| item["kind"] == "Pod") {
+        number += 1;
+        item["spec"]["nodeName"] = json!(format!("n{}", number % NODES));
+    }
+    let address = |base: u32, number: u32| std::net::Ipv4Addr::from(base + number).to_string();
+    items.extend((0..NODES).map(|node| {
+        let addresses =
+            json!([{ "type": "InternalIP", "address": address(0xc0a8_0000, node + 1) }]);
+        json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": { "name": format!("n{node}") },
+            "status": { "addresses": addresses },
+        })
+    }));
+    for index in 0..u32::try_from(workloads).unwrap() {
+        let (namespace, app) = (format!("team-{:02}", index / 20), format!("service-{index:04}"));
+        let pods = u32::try_from(pods).unwrap();
+        let endpoints: Vec<Value> = (1..=pods)
+            .map(|pod| json!({ "addresses": [address(0x0a00_0000, index * pods + pod)] }))
+            .collect();
+        items.push(json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": { "name": app, "namespace": namespace },
+            "spec": {
+                "selector": { "app": app }, "clusterIP": address(0x0a60_0000, index),
+                "ports": [{ "port": 80, "targetPort": 8080, "protocol": "TCP" }],
+            },
+        }));
+        items.push(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": app, "namespace": namespace, "labels": { "kubernetes.io/service-name": app },
+            },
+            "addressType": "IPv4", "ports": [{ "name": "", "port": 8080, "protocol": "TCP" }],
+            "endpoints": endpoints,
+        }));
+    }
+    items
+}
+
 /// A cluster with names that engineers know, for pictures.
 pub(crate) fn pictured() -> Vec<Value> {
     const NAMESPACES: [(&str, &[&str]); 8] = [

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
+use netpold_testbed::browser::Browser;
 use serde_json::{Value, json};
 
-use crate::browser::Browser;
 use crate::client::Ui;
-use crate::clusters::{CHANGE, directory, generated, pictured};
+use crate::clusters::{CHANGE, directory, generated, generated_with_services, pictured};
 
 const READY: &str =
     "document.documentElement.dataset.ready && document.documentElement.dataset.drawn";
@@ -81,22 +81,31 @@ fn figures_of_large_clusters() {
     let frames = browser.run(include_str!("frames.js"), &Value::Null);
     eprintln!("all unfolded: {frames}");
 
-    let manifests = directory(&generated(1000, 20, 20));
+    figures_of_changes("20,000 pods", &generated(1000, 20, 20));
+    let items = generated_with_services(1000, 20, 20);
+    figures_of_changes("20,000 pods, 100 nodes, 1,000 Services", &items);
+}
+
+/// Prints the times of changes of a cluster.
+fn figures_of_changes(name: &str, items: &[Value]) {
+    let manifests = directory(items);
     let began = Instant::now();
     let ui = Ui::start(manifests.path());
-    eprintln!("20,000 pods: read and evaluated in {:?}", began.elapsed());
+    eprintln!("{name}: read and evaluated in {:?}", began.elapsed());
     let of_one = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: service-0007, namespace: team-00}, \
                   spec: {podSelector: {matchLabels: {app: service-0007}}, ingress: [{from: [{podSelector: {}}]}]}}";
+    let of_namespace = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny, namespace: team-01}, \
+                        spec: {podSelector: {}, policyTypes: [Ingress, Egress]}}";
     let of_all = "{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {name: all}, spec: \
                   {tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}]}]}}";
-    for change in [of_one, of_all].into_iter().flat_map(|change| [change; 3]) {
-        let began = Instant::now();
-        let answer = ui.ask("what-if", &json!({ "yaml": change })).json();
-        eprintln!(
-            "change: {} cut, {} opened in {:?}",
-            answer["cut"],
-            answer["opened"],
-            began.elapsed()
-        );
+    for (change, text) in
+        [("a policy", of_one), ("a namespace", of_namespace), ("every workload", of_all)]
+    {
+        for _ in 0..5 {
+            let began = Instant::now();
+            let answer = ui.ask("what-if", &json!({ "yaml": text })).json();
+            let (cut, opened, time) = (&answer["cut"], &answer["opened"], began.elapsed());
+            eprintln!("{name}: change of {change}: {cut} cut, {opened} opened in {time:?}");
+        }
     }
 }

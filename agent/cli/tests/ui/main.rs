@@ -1,7 +1,6 @@
 //! `netpold ui`: the server asked by a client on loopback, and the page in a browser.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-mod browser;
 mod client;
 mod clusters;
 mod figures;

@@ -1,10 +1,10 @@
 //! The page in a browser.
 
+use netpold_testbed::browser::Browser;
 use netpold_testbed::{axe, skip};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::browser::Browser;
 use crate::client::Ui;
 use crate::clusters::{admits, directory, namespace, pod, shop};
 

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use netpold_testbed::http::send;
 use serde_json::json;
 
-use crate::client::{Ui, exchange};
+use crate::client::Ui;
 use crate::clusters::{directory, generated, pod, shop};
 
 const QUESTIONS: [&str; 11] = [
@@ -135,7 +136,7 @@ fn requests_are_bounded() {
         let body = json!({ "revision": 1, "namespace": "shop", "words": {} });
         assert_eq!(ui.ask(question, &body).status, 404, "{question}");
     }
-    let not_http = exchange(ui.port, "\u{0} / HTTP/1.1\r\n\r\n");
+    let not_http = send(ui.port, "\u{0} / HTTP/1.1\r\n\r\n");
     assert_eq!(not_http.status, 400);
 }
 

@@ -4,16 +4,20 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 
+use netpold_testbed::browser::Browser;
 use netpold_testbed::cluster::network_policy;
-use netpold_testbed::{KillOnDrop, Protocol};
+use netpold_testbed::{KillOnDrop, Kubelet, Protocol};
 use serde_json::{Value, json};
 
-use crate::world::{PATIENCE, PORT, World, binary};
+use super::{agent_pod, container, running};
+use crate::world::{PATIENCE, PORT, World, allow_from, binary, isolated};
 
 /// A server in the namespace from which the API server is reachable.
 struct Ui<'w> {
     world: &'w World,
     _process: KillOnDrop,
+    /// Address of the page with the token.
+    address: String,
     port: u16,
     token: String,
 }
@@ -28,7 +32,10 @@ impl<'w> Ui<'w> {
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let (origin, token) = line.trim().rsplit_once("/#").unwrap();
         let port = origin.rsplit(':').next().unwrap().parse().unwrap();
-        Self { world, _process: KillOnDrop(process), port, token: token.to_owned() }
+        let (address, token) = (format!("{origin}/#{token}"), token.to_owned());
+        // The line begins with the source.
+        let address = address.rsplit(' ').next().unwrap().to_owned();
+        Self { world, _process: KillOnDrop(process), address, port, token }
     }
 
     /// Sends a question; returns the status and a reader of the body.
@@ -111,4 +118,94 @@ pub(super) fn the_page_is_fed_by_agents(world: &World) {
     );
     let (status, _) = ui.send("follow", &json!({ "words": { "direction": "sideways" } }));
     assert_eq!(status, 400, "the words are those of observe");
+}
+
+/// A real agent denies a real packet: the page of a real browser shows it in each view.
+#[test]
+fn a_denied_packet_is_on_the_page() {
+    const TEST: &str = "a_denied_packet_is_on_the_page";
+    let Some(mut world) = World::new(TEST) else { return };
+    ["server", "stranger"].into_iter().for_each(|name| world.add(name));
+    world.policy("server", allow_from("server", "friend"));
+    world.start_agent();
+    world.wait("isolating the server", |status| isolated(status, "server"));
+    let kubelet = Kubelet::start(&world.node).unwrap();
+    let socket = world.agent().socket();
+    world.create(agent_pod("netpold-a", "n1", running()));
+    kubelet.runs("netpold-system/netpold-a/netpold", container(&socket));
+    let ui = Ui::start(&world);
+    let in_browser = || {
+        if let Some(browser) = Browser::start(TEST, false) {
+            shows_a_denied_packet(&browser, &ui);
+        }
+    };
+    world.server.inside(in_browser).unwrap();
+}
+
+fn shows_a_denied_packet(browser: &Browser, ui: &Ui<'_>) {
+    browser.open(&ui.address);
+    let root = "document.documentElement.dataset";
+    browser.wait(&format!("{root}.ready && {root}.drawn"));
+    let click = |selector: &str, text: &str| {
+        let script = "const [selector, text] = arguments[0];
+            [...document.querySelectorAll(selector)].find((it) => it.textContent === text).click()";
+        browser.run(script, &json!([selector, text]));
+    };
+    // Texts of the cells of the first row with all of the words.
+    let row = |place: &str, words: &[&str]| {
+        let words = json!(words);
+        let row = format!(
+            "[...document.querySelectorAll('{place} tbody tr')].find((row) => {words}.every((word) => row.textContent.includes(word)))"
+        );
+        browser.wait(&row);
+        browser.value(&format!("[...{row}.cells].map((cell) => cell.textContent)"))
+    };
+    click("#tabs button", "Live");
+    browser
+        .wait("document.querySelector('#live [role=status]').textContent.startsWith('Following')");
+    assert!(!ui.world.reaches("stranger", "server"));
+    let cells = row("#live", &["shop/server"]);
+    let port = format!("TCP {PORT}");
+    let expected = ["n1", "denied", "shop/server", "ingress", "shop/stranger", &port];
+    assert_eq!(cells.as_array().unwrap()[1..7], expected.map(Value::from));
+    assert!(
+        cells[7].as_str().unwrap().contains("shop/server"),
+        "its policy is the reason: {cells}"
+    );
+
+    // No rule names the pair: the event alone draws its edge.
+    click("#tabs button", "Map");
+    click("#map button", "As a table");
+    let cells = row(".table-view", &["shop/stranger", "seen"]);
+    assert_eq!(
+        cells.as_array().unwrap()[..3],
+        ["shop/stranger", "shop/server", "denied"].map(Value::from)
+    );
+    browser.run("[...document.querySelectorAll('.table-view button.link')].find((it) => it.textContent.includes('seen')).click()", &Value::Null);
+    browser.wait("document.querySelector('aside .why')");
+    let why = browser.value("document.querySelector('aside .why').textContent");
+    assert!(why.as_str().unwrap().contains("isolated by shop/server"), "{why}");
+    click("#map button", "As a table");
+    browser.wait("document.querySelector('.table-view').hidden");
+    let red = "(() => {
+        const canvas = document.querySelector('canvas');
+        const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        let red = 0;
+        for (let i = 0; i < pixels.length; i += 4) red += pixels[i + 3] > 0 && pixels[i] - pixels[i + 1] > 40;
+        return red;
+    })()";
+    assert!(browser.value(red).as_u64() > Some(20), "the edge is drawn");
+
+    click("#tabs button", "What if");
+    let allowed = network_policy("server", &allow_from("server", "stranger")).to_string();
+    let script = "const yaml = document.getElementById('yaml'); yaml.value = arguments[0]; yaml.dispatchEvent(new Event('input'))";
+    browser.run(script, &json!(allowed));
+    browser.wait("document.querySelector('.sum')?.textContent.includes('1 pair opened')");
+    assert!(!ui.world.reaches("stranger", "server"), "nothing is applied");
+
+    click("#tabs button", "In force");
+    let agent = row("#in-force", &["n1", "enforced", "2 of 2"]);
+    assert!(agent[4].as_str().unwrap().parse::<u32>().unwrap() > 0, "its drops: {agent}");
+    let complaints = browser.complaints();
+    assert!(complaints.is_empty(), "{complaints:?}");
 }

@@ -1,15 +1,23 @@
-//! A browser without a window, driven by chromedriver (`WebDriver`, W3C).
+//! A browser without a window, driven by chromedriver (`WebDriver`, W3C), in the calling thread's network namespace.
+//!
+//! Functions return no errors: a step that fails, fails the test.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "helpers of tests fail as tests do"
+)]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::skip;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::client::exchange;
+use crate::http::send;
+use crate::skip;
 
 /// Time for a condition on the page; a failure takes this long.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -49,7 +57,8 @@ fn start_driver() -> Option<(Child, u16)> {
 }
 
 /// A session; browser and driver end with this value.
-pub(crate) struct Browser {
+#[derive(Debug)]
+pub struct Browser {
     driver: Child,
     port: u16,
     session: String,
@@ -58,7 +67,8 @@ pub(crate) struct Browser {
 
 impl Browser {
     /// Starts a browser; without one, skips the test, which CI does not allow.
-    pub(crate) fn start(test: &str, is_dark: bool) -> Option<Self> {
+    #[must_use]
+    pub fn start(test: &str, is_dark: bool) -> Option<Self> {
         let runs = |name: &&str| Command::new(name).arg("--version").output().is_ok();
         let (Some(program), true) =
             (PROGRAMS.into_iter().find(|it| runs(it)), runs(&"chromedriver"))
@@ -90,7 +100,7 @@ impl Browser {
         } else {
             format!("/session/{}{path}", self.session)
         };
-        let reply = exchange(
+        let reply = send(
             port,
             &format!(
                 "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n\
@@ -102,23 +112,25 @@ impl Browser {
         value
     }
 
-    pub(crate) fn open(&self, address: &str) {
+    /// Opens a page.
+    pub fn open(&self, address: &str) {
         self.call("POST", "/url", &json!({ "url": address }));
     }
 
     /// Returns the value of an expression of the page.
-    pub(crate) fn value(&self, expression: &str) -> Value {
+    #[must_use]
+    pub fn value(&self, expression: &str) -> Value {
         let script = format!("return {expression}");
         self.call("POST", "/execute/sync", &json!({ "script": script, "args": [] }))
     }
 
     /// Runs a script with an argument.
-    pub(crate) fn run(&self, script: &str, argument: &Value) -> Value {
+    pub fn run(&self, script: &str, argument: &Value) -> Value {
         self.call("POST", "/execute/sync", &json!({ "script": script, "args": [argument] }))
     }
 
     /// Waits until an expression of the page is true.
-    pub(crate) fn wait(&self, expression: &str) {
+    pub fn wait(&self, expression: &str) {
         let deadline = Instant::now() + PATIENCE;
         while self.value(&format!("Boolean({expression})")) != true {
             assert!(
@@ -131,7 +143,7 @@ impl Browser {
     }
 
     /// Presses keys on the focused element, as the user does.
-    pub(crate) fn press(&self, keys: &[&str]) {
+    pub fn press(&self, keys: &[&str]) {
         let actions: Vec<Value> = keys
             .iter()
             .flat_map(|key| ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key })))
@@ -141,24 +153,27 @@ impl Browser {
     }
 
     /// Sets the size of the window.
-    pub(crate) fn resize(&self, width: u32, height: u32) {
+    pub fn resize(&self, width: u32, height: u32) {
         self.call("POST", "/window/rect", &json!({ "width": width, "height": height }));
     }
 
     /// Returns the picture of the page, as PNG in base64.
-    pub(crate) fn picture(&self) -> String {
+    #[must_use]
+    pub fn picture(&self) -> String {
         self.call("GET", "/screenshot", &Value::Null).as_str().unwrap().to_owned()
     }
 
     /// Returns the messages of the browser's console: violations of the content security policy and errors.
-    pub(crate) fn complaints(&self) -> Vec<String> {
+    #[must_use]
+    pub fn complaints(&self) -> Vec<String> {
         let entries = self.call("POST", "/se/log", &json!({ "type": "browser" }));
         let entries = entries.as_array().unwrap().iter();
         entries.map(|entry| entry["message"].as_str().unwrap().to_owned()).collect()
     }
 
     /// Returns the addresses of all requests that pages of this session sent.
-    pub(crate) fn requests(&self) -> Vec<String> {
+    #[must_use]
+    pub fn requests(&self) -> Vec<String> {
         let entries = self.call("POST", "/se/log", &json!({ "type": "performance" }));
         let mut requests = Vec::new();
         for entry in entries.as_array().unwrap() {
