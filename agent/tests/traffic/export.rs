@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PORT};
 use netpold_testbed::otlp::{Receiver, Security};
-use netpold_testbed::{require_root, skip};
+use netpold_testbed::{processor_time, require_root, skip};
 use serde_json::Value;
 
 use crate::metrics::{DENIED, Scrape, cluster, send_denied};
@@ -93,5 +93,68 @@ fn every_denied_packet_reaches_the_collector_as_a_record_or_in_a_number() {
         while !is_there(name) {
             assert!(Instant::now() < deadline, "{name}");
         }
+    }
+}
+
+/// Prints what the agent needs while 10,000 flows a second are denied and no collector is there for ten minutes; by hand:
+/// `cargo nextest run -p netpold --test traffic --run-ignored all -E 'test(figures_of_an_outage)' --no-capture`.
+#[test]
+#[ignore = "figures for the page, for ten minutes"]
+fn figures_of_an_outage_of_ten_minutes() {
+    const OUTAGE: Duration = Duration::from_mins(10);
+    // Ten milliseconds of flows: 10 sockets, each to 10 ports.
+    const PAUSE: Duration = Duration::from_millis(10);
+    require_root!();
+    let mut cluster = cluster();
+    let endpoint = format!("http://127.0.0.1:{OTLP}");
+    cluster.arguments.extend(["--otlp-endpoint", &endpoint].map(str::to_owned));
+    cluster.enforce();
+    let server = cluster.pod("server").ip4().unwrap();
+    let pid = cluster.agents[0].pid();
+    let stranger = Arc::clone(cluster.pod("stranger").netns());
+    let (begun, before) = (Instant::now(), processor_time(pid).unwrap());
+    let send = || {
+        let mut due = begun;
+        while begun.elapsed() < OUTAGE {
+            for socket in (0..10).map(|_| UdpSocket::bind("0.0.0.0:0").unwrap()) {
+                for port in PORT..PORT + 10 {
+                    socket.send_to(&[0; 8], (server, port)).unwrap();
+                }
+            }
+            due += PAUSE;
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+    };
+    let records = |result: &str| format!("netpold_otlp_log_records_total{{result=\"{result}\"}}");
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| stranger.run(send).unwrap());
+        while !sender.is_finished() {
+            std::thread::sleep(Duration::from_secs(30));
+            let (scrape, seconds) = (Scrape::of(&cluster), begun.elapsed().as_secs_f64());
+            let busy = (processor_time(pid).unwrap() - before).as_secs_f64();
+            println!(
+                "{seconds:.0} s: {:.0} denied a second, {:.2} % of a core, {:.1} MB, {} records lost",
+                scrape.value(DENIED) / seconds,
+                100.0 * busy / seconds,
+                scrape.value("process_resident_memory_bytes") / 1e6,
+                scrape.value(&records("lost")),
+            );
+        }
+    });
+    let start = || Receiver::start(OTLP, Security::default());
+    let receiver = cluster.nodes[0].run(start).unwrap().unwrap();
+    // All that waits arrives, with the number of the lost records.
+    let deadline = Instant::now() + 3 * ENFORCED;
+    loop {
+        let (lost, all) =
+            (Scrape::of(&cluster).value(&records("lost")), receiver.items("/v1/logs"));
+        let told = all.iter().filter(|record| record["event"] == "netpold.lost");
+        let told: u64 =
+            told.map(|record| record["attributes"]["netpold.count"].as_u64().unwrap()).sum();
+        if lost > 0.0 && told as f64 == lost {
+            return println!("{} records arrived, and the number of {lost} lost ones", all.len());
+        }
+        assert!(Instant::now() < deadline, "{told} of {lost}");
+        std::thread::sleep(Duration::from_millis(200));
     }
 }

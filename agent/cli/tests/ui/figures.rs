@@ -14,41 +14,45 @@ use crate::clusters::{CHANGE, directory, generated, generated_with_services, pic
 const READY: &str =
     "document.documentElement.dataset.ready && document.documentElement.dataset.drawn";
 
-/// Writes pictures of the page in both colour schemes.
+/// Writes pictures of the map and of a change, in both colour schemes.
 #[test]
 #[ignore = "writes files into deploy/"]
 fn figures_pictures_of_the_page() {
-    for (is_dark, name) in [(false, "ui-light.png"), (true, "ui-dark.png")] {
+    for (is_dark, scheme) in [(false, "light"), (true, "dark")] {
         let Some(browser) = Browser::start("figures_pictures_of_the_page", is_dark) else { return };
         let manifests = directory(&pictured());
         let ui = Ui::start(manifests.path());
         browser.resize(1120, 740);
         browser.open(&ui.address);
         browser.wait(READY);
-        if is_dark {
-            browser.run(
-                "document.getElementById('source').textContent = document.getElementById('source').textContent.replace(/^\\S+/, 'manifests');
-                 document.getElementById('tab-what-if').click(); const yaml = document.getElementById('yaml');
-                 yaml.value = arguments[0]; yaml.dispatchEvent(new Event('input'))",
-                &json!(CHANGE),
-            );
-            browser.wait("document.querySelector('.sum')");
-        } else {
-            browser.run(
-                "document.getElementById('source').textContent = document.getElementById('source').textContent.replace(/^\\S+/, 'manifests');
-                 const search = document.querySelector('input[type=search]'); search.value = 'shop/web'; search.dispatchEvent(new Event('input'))",
-                &Value::Null,
-            );
-            browser.wait("document.querySelectorAll('aside h3').length > 2");
-        }
-        std::thread::sleep(std::time::Duration::from_millis(500));
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(name);
-        let encoded = file.with_extension("base64");
-        std::fs::write(&encoded, browser.picture()).unwrap();
-        let decoded = Command::new("base64").arg("-d").arg(&encoded).output().unwrap();
-        std::fs::write(&file, decoded.stdout).unwrap();
-        std::fs::remove_file(&encoded).unwrap();
+        browser.run(
+            "const source = document.getElementById('source'); source.textContent = source.textContent.replace(/^\\S+/, 'manifests');
+             const search = document.querySelector('input[type=search]'); search.value = 'shop/web'; search.dispatchEvent(new Event('input'))",
+            &Value::Null,
+        );
+        browser.wait("document.querySelectorAll('aside h3').length > 2");
+        write_picture(&browser, &format!("ui-{scheme}.png"));
+        browser.run(
+            "document.getElementById('tab-what-if').click(); const yaml = document.getElementById('yaml');
+             yaml.value = arguments[0]; yaml.dispatchEvent(new Event('input'))",
+            &json!(CHANGE),
+        );
+        browser.wait("document.querySelector('.sum')");
+        write_picture(&browser, &format!("ui-change-{scheme}.png"));
     }
+}
+
+/// Writes a picture of the page into `deploy/`.
+fn write_picture(browser: &Browser, name: &str) {
+    // Two frames, so that the canvas is painted.
+    browser.run("window.painted = false; requestAnimationFrame(() => requestAnimationFrame(() => { window.painted = true; }))", &Value::Null);
+    browser.wait("window.painted");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(name);
+    let encoded = file.with_extension("base64");
+    std::fs::write(&encoded, browser.picture()).unwrap();
+    let decoded = Command::new("base64").arg("-d").arg(&encoded).output().unwrap();
+    std::fs::write(&file, decoded.stdout).unwrap();
+    std::fs::remove_file(&encoded).unwrap();
 }
 
 /// Prints the times of a large map and of a change of a large cluster.
