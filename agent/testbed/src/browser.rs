@@ -125,6 +125,7 @@ impl Browser {
     }
 
     /// Runs a script with an argument.
+    #[expect(clippy::must_use_candidate, reason = "most scripts run for their effect")]
     pub fn run(&self, script: &str, argument: &Value) -> Value {
         self.call("POST", "/execute/sync", &json!({ "script": script, "args": [argument] }))
     }
