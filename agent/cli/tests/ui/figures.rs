@@ -91,6 +91,7 @@ fn figures_of_large_clusters() {
 }
 
 /// Prints the times of changes of a cluster.
+#[expect(clippy::print_stderr, reason = "figures for the page")]
 fn figures_of_changes(name: &str, items: &[Value]) {
     let manifests = directory(items);
     let began = Instant::now();
