@@ -8,10 +8,11 @@
 //!   do not need them;
 //! - for the tests alone: nft and iptables, which translate Services; dnsmasq; zsh and fish; chromium and its driver; in the
 //!   user's cache kubectl, kube-apiserver, etcd, axe-core and Python's opentelemetry-proto; tools for `deploy/` (helm,
-//!   lua, promtool, runc, ruby, shellcheck, skopeo).
+//!   lua, promtool, runc, ruby, shellcheck, skopeo) and the workflows (actionlint).
 //!
 //! `agent/dataplane/build.rs` searches the same places for the compiler and the linker.
 
+mod actionlint;
 mod axe;
 mod crates;
 mod cross;
@@ -72,12 +73,15 @@ pub(crate) fn run() -> Result<Toolchain> {
     Toolchain::find()
 }
 
-/// Installs the tools for checks of `deploy/`, the image and the export.
+/// Installs the tools for checks of `deploy/`, the workflows, the image and the export.
 ///
 /// # Errors
 /// When a tool cannot be installed.
 pub(crate) fn for_deploy() -> Result<()> {
-    deploy::install().and_then(|()| helm::install()).and_then(|_| otlp::install())
+    deploy::install()?;
+    actionlint::install()?;
+    helm::install()?;
+    otlp::install()
 }
 
 /// Returns the path of helm; fetches helm if it is missing.

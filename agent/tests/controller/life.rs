@@ -165,26 +165,35 @@ fn a_cluster_policy_has_conditions_of_netpold_beside_those_of_others() {
         .kubectl(&[&patch[..], &["--type=merge", "-p", &foreign.to_string()]].concat())
         .unwrap();
     let controller = world.start("one", &[]);
-    let becomes = |status: &str, reason: &str, message: &str| {
-        wait(&format!("{status} {reason} {message}"), || {
+    let becomes = |accepted: [&str; 2], status: &str, reason: &str, message: &str| {
+        wait(&format!("{accepted:?}, {status} {reason} {message}"), || {
             let object = world.get("clusternetworkpolicy", "", "tenants");
-            let enforcing = condition(&object["status"], "Enforcing");
-            enforcing["status"] == status
-                && enforcing["reason"] == reason
-                && enforcing["message"] == message
-                && enforcing["observedGeneration"] == object["metadata"]["generation"]
+            let all = ["Accepted", "Enforcing"].map(|name| condition(&object["status"], name));
+            all.iter().all(|it| it["observedGeneration"] == object["metadata"]["generation"])
+                && all[0]["status"] == accepted[0]
+                && all[0]["reason"] == accepted[1]
+                && all[1]["status"] == status
+                && all[1]["reason"] == reason
+                && all[1]["message"] == message
                 && condition(&object["status"], "ReadyElsewhere")["lastTransitionTime"] == other
         });
     };
-    becomes("True", "NoPods", "the policy selects no pod on any node");
+    let honoured = ["True", "Honoured"];
+    becomes(honoured, "True", "NoPods", "the policy selects no pod on any node");
     world.server.kubectl(&["label", "namespace", NAMESPACE, "tenant=red"]).unwrap();
     world.report("n1", 0, &[("/tenants", true, "")]);
     world.report("n2", 0, &[]);
-    becomes("False", "Pending", "in force on 1 of 2 nodes");
+    becomes(honoured, "False", "Pending", "in force on 1 of 2 nodes");
     world.report("n2", 0, &[("/tenants", true, "")]);
-    becomes("True", "AllNodes", "in force on 2 of 2 nodes");
+    becomes(honoured, "True", "AllNodes", "in force on 2 of 2 nodes");
     world.cluster_policy(101);
-    becomes("False", "Pending", "in force on 0 of 2 nodes");
+    let unread = ["Unknown", "NotLookedAt"];
+    becomes(unread, "False", "Pending", "in force on 0 of 2 nodes");
+    // A part of the policy that a node does not honour.
+    let closed = "spec.ingress[0]: closed: more than the tables hold";
+    world.report("n1", 0, &[("/tenants", false, closed)]);
+    let refused = ["False", "PartNotHonoured"];
+    becomes(refused, "False", "NotHonoured", "in force on 0 of 2 nodes");
     let log = controller.log();
     assert!(!log.contains("WARN"), "{log}");
 }

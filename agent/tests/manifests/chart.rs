@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::rendered::{can_render, deploy, parse, render, run_helm};
+use crate::rendered::{can_render, chart, deploy, find, parse, render, run_helm, switches};
 
 fn text(path: &str) -> String {
     std::fs::read_to_string(deploy().join(path)).unwrap()
@@ -64,6 +64,93 @@ fn every_custom_resource_definition_is_listed() {
         listed.as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
     listed.sort_unstable();
     assert_eq!(listed, names);
+}
+
+/// An uninstall leaves the definitions alone: no other object of any option stays.
+#[test]
+fn an_uninstall_leaves_the_definitions_alone() {
+    if !can_render("an_uninstall_leaves_the_definitions_alone") {
+        return;
+    }
+    let mut kept = BTreeSet::new();
+    for values in switches() {
+        for object in chart(values) {
+            let metadata = &object["metadata"];
+            let is_kept = metadata["annotations"]["helm.sh/resource-policy"] == "keep";
+            // Helm does not uninstall hooks.
+            assert!(metadata["annotations"].get("helm.sh/hook").is_none(), "{object}");
+            let is_definition = object["kind"] == "CustomResourceDefinition";
+            assert_eq!(is_kept, is_definition, "{values}: {object}");
+            kept.extend(is_kept.then(|| metadata["name"].to_string()));
+        }
+    }
+    assert_eq!(kept.len(), 3, "{kept:?}");
+}
+
+/// Values and definitions of the chart's first commit (26 November 2026), in place of the previous release: there is none
+/// yet.
+const FIRST: &str = "../agent/tests/manifests/first";
+
+/// Checks that the schema and the templates take every value of the first chart, with every option: an upgrade with
+/// `--reset-then-reuse-values` gives them all.
+#[test]
+fn values_of_the_first_chart_are_accepted() {
+    if !can_render("values_of_the_first_chart_are_accepted") {
+        return;
+    }
+    let first = deploy().join(FIRST).join("values.yaml");
+    let values = format!("--values={}", first.display());
+    for switch in switches() {
+        let set = format!("--set={switch}");
+        let (rendered, text) =
+            run_helm(&["template", "netpold", "deploy/chart", &values, &set, "--skip-tests"]);
+        assert!(rendered, "{switch}: {text}");
+        assert!(parse(&text).iter().any(|it| it["kind"] == "DaemonSet"), "{switch}");
+    }
+}
+
+/// Checks that objects of the first definitions stay valid: every field of a version stays, with its type.
+#[test]
+fn definitions_of_the_first_chart_only_gain_fields() {
+    if !can_render("definitions_of_the_first_chart_only_gain_fields") {
+        return;
+    }
+    let now = render("base");
+    let first = parse(&text(&format!("{FIRST}/crds.yaml")));
+    let first = first.iter().filter(|it| it["kind"] == "CustomResourceDefinition");
+    let mut compared = 0;
+    for before in first {
+        let name = before["metadata"]["name"].as_str().unwrap();
+        let after = find(&now, "CustomResourceDefinition", name);
+        for version in before["spec"]["versions"].as_array().unwrap() {
+            let is_same = |it: &&Value| it["name"] == version["name"];
+            let later = after["spec"]["versions"].as_array().unwrap().iter().find(is_same);
+            let later = later.unwrap_or_else(|| panic!("{name}: {}", version["name"]));
+            compared += gains(
+                &version["schema"]["openAPIV3Schema"],
+                &later["schema"]["openAPIV3Schema"],
+                name,
+            );
+        }
+    }
+    assert!(compared > 20, "{compared} fields");
+}
+
+/// Ensures that the later schema has every field of the former, with its type; returns the number of fields.
+fn gains(before: &Value, after: &Value, path: &str) -> usize {
+    assert_eq!(before["type"], after["type"], "{path}");
+    let required = |it: &Value| it["required"].as_array().cloned().unwrap_or_default();
+    for name in required(after) {
+        assert!(required(before).contains(&name), "{path}: {name} was optional");
+    }
+    let mut fields = 1;
+    for (name, schema) in before["properties"].as_object().into_iter().flatten() {
+        fields += gains(schema, &after["properties"][name], &format!("{path}.{name}"));
+    }
+    if before["items"].is_object() {
+        fields += gains(&before["items"], &after["items"], &format!("{path}[]"));
+    }
+    fields
 }
 
 /// Returns each documented key of `values.yaml` with its comment, in the order of the file.

