@@ -38,14 +38,28 @@ const BUILD: [&str; 15] = [
 
 /// Builds the agent, eBPF object included. While the toolchain is set up, the crates that need none are compiled.
 pub(crate) fn build() -> Result<PathBuf> {
-    let early =
-        setup::is_due().then(|| step::BackgroundCommand::start(cargo(&BUILD).arg("--quiet")));
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let target = target.unwrap_or_else(|| crate::root().join("target"));
+    let binary = crate::root().join(target).join("debug/netpold");
+    let is_due = setup::is_due();
+    if let Some(duration) = expected_duration(is_due, binary.exists()) {
+        step::note(duration);
+    }
+    let early = is_due.then(|| step::BackgroundCommand::start(cargo(&BUILD).arg("--quiet")));
     let toolchain = setup::run()?;
     drop(early);
     step::show(toolchain.apply(&mut cargo(&BUILD)))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = target.unwrap_or_else(|| crate::root().join("target"));
-    Ok(crate::root().join(target).join("debug/netpold"))
+    Ok(binary)
+}
+
+/// Returns the time until the demo begins, of a run on two idle cores (CONTRIBUTING.md has its parts); `None` if it is
+/// short.
+fn expected_duration(without_tools: bool, is_built: bool) -> Option<&'static str> {
+    match (without_tools, is_built) {
+        (true, _) => Some("first run: 1 minute for tools, then 3 for the build, on two idle cores"),
+        (false, false) => Some("first run: 3 minutes for the build, on two idle cores"),
+        (false, true) => None,
+    }
 }
 
 /// Starts an agent on each node and waits until all enforce.

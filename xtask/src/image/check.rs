@@ -145,3 +145,43 @@ fn ran(command: &mut Command) -> Result<String> {
     ensure!(output.status.success(), "{command:?}: {}", said.trim());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use netpold_testbed::skip;
+
+    use super::*;
+
+    /// Contents with any bytes in place of a binary.
+    fn contents() -> layout::ImageContents {
+        layout::ImageContents {
+            binary: (0..100_000_u32).flat_map(u32::to_le_bytes).collect(),
+            arch: Arch::own(),
+            revision: "0123456789abcdef0123456789abcdef01234567".to_owned(),
+        }
+    }
+
+    /// The time of day, the owner of files and the order of hash maps leave no trace in the image.
+    #[test]
+    fn equal_contents_make_the_same_bytes() {
+        reproducible(&contents()).unwrap();
+        let mut other = contents();
+        other.binary[0] = 1;
+        let directory = tempfile::tempdir().unwrap();
+        let index = |name: &str, contents: &layout::ImageContents| {
+            let path = directory.path().join(name);
+            layout::write(&path, "test", std::slice::from_ref(contents)).unwrap();
+            fs::read(path.join("index.json")).unwrap()
+        };
+        assert_ne!(index("one", &contents()), index("other", &other), "the index holds the digest");
+    }
+
+    #[test]
+    fn one_tag_has_the_images_of_several_processors() {
+        if Command::new("skopeo").arg("--version").output().is_err() {
+            let test = "one_tag_has_the_images_of_several_processors";
+            return skip(test, "needs skopeo (`cargo xtask setup`)");
+        }
+        several(&contents()).unwrap();
+    }
+}
