@@ -80,7 +80,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// All pages of the project.
-const PAGES: [&str; 28] = [
+const PAGES: [&str; 31] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -100,13 +100,16 @@ const PAGES: [&str; 28] = [
     "deploy/limits.md",
     "deploy/live.md",
     "deploy/metrics.md",
+    "deploy/names.md",
     "deploy/observe.md",
     "deploy/places.md",
+    "deploy/reject.md",
     "deploy/review.md",
     "deploy/scale.md",
     "deploy/status.md",
     "deploy/trace.md",
     "deploy/troubleshooting.md",
+    "deploy/ui.md",
     "deploy/verify.md",
     "ebpf/README.md",
 ];
@@ -128,8 +131,12 @@ fn links_between_pages_lead_somewhere() {
     for name in PAGES {
         let text = page(name);
         let folder = root().join(name).parent().unwrap().to_owned();
-        let targets = text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
-        for target in targets.filter(|target| !target.contains("://")) {
+        let following =
+            |mark, end| text.split(mark).skip(1).map(move |rest| rest.split(end).next().unwrap());
+        let markdown = following("](", ')');
+        // Pictures with a dark scheme, and links around them.
+        let html = ["href=\"", "src=\"", "srcset=\""].into_iter().flat_map(|it| following(it, '"'));
+        for target in markdown.chain(html).filter(|target| !target.contains("://")) {
             let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
             let path = if file.is_empty() { root().join(name) } else { folder.join(file) };
             assert!(path.exists(), "{name}: {target}");
