@@ -155,7 +155,7 @@ mod tests {
     /// Contents with any bytes in place of a binary.
     fn contents() -> layout::ImageContents {
         layout::ImageContents {
-            binary: (0..100_000_u32).flat_map(u32::to_le_bytes).collect(),
+            binary: (0..10_000_u32).flat_map(u32::to_le_bytes).collect(),
             arch: Arch::own(),
             revision: "0123456789abcdef0123456789abcdef01234567".to_owned(),
         }
