@@ -7,6 +7,7 @@
 #   FAMILY=ipv6 …                 addresses: dual (default), ipv4, ipv6
 #   KINDNET=1 …                   beside kindnet, which enforces too, not on cni.sh's network
 #   FOCUS=deny …                  the upstream tests whose names match
+#   SKIP='conformance traffic' …  without the upstream tests (they need the internet or e2e.test), without our own
 #   BINARY=netpold …              this static binary in the image, not a release build
 #
 # Needs docker, kind, kubectl, helm, skopeo, git and go (or e2e.test, for the conformance tests) and what
@@ -21,6 +22,11 @@ family=${FAMILY:-dual}
 kubernetes=${KUBERNETES_VERSION:-}
 
 say() { printf '==> %s\n' "$*"; }
+
+# Whether SKIP names the step.
+skipped() {
+    case " ${SKIP:-} " in *" $1 "*) ;; *) false ;; esac
+}
 
 need() {
     for tool in "$@"; do
@@ -54,8 +60,12 @@ installed() {
     kubectl -n netpold-system rollout status deployment/netpold-controller --timeout 180s
 }
 
-need docker kind kubectl helm skopeo cargo cargo-nextest
-command -v e2e.test > /dev/null || need git go
+for step in ${SKIP:-}; do
+    case $step in conformance | traffic) ;; *) echo "run.sh: SKIP can name conformance and traffic, not $step" >&2; exit 2 ;; esac
+done
+need docker kind kubectl helm skopeo cargo
+skipped traffic || need cargo-nextest
+skipped conformance || command -v e2e.test > /dev/null || need git go
 docker info > /dev/null
 if kind get clusters | grep -qx "$cluster"; then
     echo "run.sh: there is a cluster $cluster, which this script did not create: CLUSTER=NAME, or kind delete cluster" >&2
@@ -92,11 +102,19 @@ say "smoke test"
 "$here/smoke.sh"
 helm test netpold --namespace netpold-system
 
-say "upstream conformance"
-"$here/conformance.sh" "${FOCUS:-}"
+if skipped conformance; then
+    say "upstream conformance: SKIPPED"
+else
+    say "upstream conformance"
+    "$here/conformance.sh" "${FOCUS:-}"
+fi
 
-say "our own tests of traffic, on this kernel"
-(cd "$root" && cargo xtask test --filter traffic)
+if skipped traffic; then
+    say "our own tests of traffic: SKIPPED"
+else
+    say "our own tests of traffic, on this kernel"
+    (cd "$root" && cargo xtask test --filter traffic)
+fi
 
 say "an update under way leaves every policy in force"
 kubectl -n netpold-system rollout restart daemonset/netpold deployment/netpold-controller

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Whether policy is enforced in the cluster that kubectl talks to: two clients, a server and its Service, a policy.
+# Whether policy is enforced in the cluster that kubectl talks to: two clients, a server and its Service in
+# each address family, a policy.
 # Used by kind/run.sh and vagrant/test.sh; good for any cluster. Leaves nothing behind.
 #   smoke.sh [network]    network: only whether pods reach the server and its Service, as before an installation
 set -eu
@@ -16,20 +17,17 @@ for pod in server friend stranger; do
     kubectl -n "$namespace" run "$pod" --image "$image" --labels "app=$pod" -- netexec --http-port 8080 > /dev/null
 done
 kubectl -n "$namespace" wait pod --all --for condition=Ready --timeout 180s > /dev/null
-kubectl -n "$namespace" expose pod server --port 8080 > /dev/null
+kubectl -n "$namespace" expose pod server --port 8080 \
+    --overrides '{"apiVersion": "v1", "spec": {"ipFamilyPolicy": "PreferDualStack"}}' > /dev/null
 
-# Address of the pod or of the Service of that name.
-address() {
-    case $1 in
-        pod) field='{.status.podIP}' ;;
-        service) field='{.spec.clusterIP}' ;;
-    esac
-    address=$(kubectl -n "$namespace" get "$1" server -o "jsonpath=$field")
+# Addresses of the pod and of its Service, in each family that they have.
+addresses=''
+pods=$(kubectl -n "$namespace" get pod server -o 'jsonpath={.status.podIPs[*].ip}')
+services=$(kubectl -n "$namespace" get service server -o 'jsonpath={.spec.clusterIPs[*]}')
+for address in $pods $services; do
     case $address in *:*) address="[$address]" ;; esac
-    echo "$address:8080"
-}
-pod=$(address pod)
-service=$(address service)
+    addresses="$addresses $address:8080"
+done
 
 # CLIENT ADDRESS passes|dropped. A failure other than silence (a pod is gone, the port is closed) is neither of the two.
 connects() {
@@ -57,10 +55,13 @@ expect() {
     echo "$*"
 }
 
-for client in friend stranger; do
-    expect connects "$client" "$pod" passes
-    expect connects "$client" "$service" passes
-done
+# CLIENT passes|dropped, at all addresses.
+everywhere() {
+    for address in $addresses; do expect connects "$1" "$address" "$2"; done
+}
+
+everywhere friend passes
+everywhere stranger passes
 [ "${1:-}" != network ] || exit 0
 kubectl -n "$namespace" apply -f - > /dev/null <<POLICY
 apiVersion: networking.k8s.io/v1
@@ -70,9 +71,7 @@ spec:
   podSelector: {matchLabels: {app: server}}
   ingress: [{from: [{podSelector: {matchLabels: {app: friend}}}]}]
 POLICY
-expect connects stranger "$pod" dropped
-expect connects stranger "$service" dropped
-expect connects friend "$pod" passes
-expect connects friend "$service" passes
+everywhere stranger dropped
+everywhere friend passes
 # By the controller, where there is one.
 if kubectl get crd networkpolicystatuses.netpold.io > /dev/null 2>&1; then expect enforcing; fi
