@@ -310,6 +310,9 @@ fn doctor_names_addresses_that_do_not_count() {
             format!("Pod shop/cl: {address} of interface net1 (network shop/storage): {reason}");
         one(&refused, "second-address-refused", &[&place]);
     }
+    // The address of the pod's status, repeated in the annotation.
+    let repeated = [net("net1", "shop/storage", &["172.30.5.3", "10.244.2.31"])];
+    assert_eq!(doctor(&world(&storage("172.30.5.2"), &repeated, BY_LABEL)), []);
     let none = [net("net1", "shop/storage", &[])];
     let mut unknown = world(&storage("172.30.5.2"), &none, BY_LABEL);
     let place = "Pod shop/cl: interface net1 (network shop/storage)";

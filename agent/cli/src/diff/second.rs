@@ -72,8 +72,7 @@ impl<'c> PartyEndsBuilder<'c> {
     fn counts(&self, cluster: usize, pod: &Pod, address: IpAddr) -> Option<bool> {
         let cluster = self.clusters[cluster];
         // An address that the pod does not claim is its counterpart's.
-        let is_claimed = pod.second_with(address).next().is_some();
-        if !is_claimed || cluster.refused(pod, address).is_none() {
+        if cluster.refused(pod, address).is_none() {
             return Some(true);
         }
         let claimants = cluster.refused_claimants(address);
@@ -85,10 +84,9 @@ impl<'c> PartyEndsBuilder<'c> {
 fn claims(pod: &Pod) -> Claims<'_> {
     let mut claims = Claims::new();
     for interface in &pod.second {
-        let addresses = interface.addresses.iter().filter(|it| !pod.addresses.contains(*it));
-        for address in addresses {
+        for address in pod.claimed_at(interface) {
             let of_network = claims.entry((interface.network.as_str(), address.is_ipv6()));
-            of_network.or_default().push(*address);
+            of_network.or_default().push(address);
         }
     }
     claims

@@ -141,6 +141,21 @@ mod tests {
     }
 
     #[test]
+    fn an_address_of_the_status_is_no_claim() {
+        let repeating = Pod { addresses: vec![ip("192.168.0.1")], ..pod("a", &["192.168.0.1"]) };
+        let cluster: Cluster = [Change::Pod(repeating.clone())].into_iter().collect();
+        assert_eq!(cluster.refused(&repeating, ip("192.168.0.1")), None);
+        assert_eq!(cluster.second_addresses(&repeating).count(), 0);
+        assert_eq!(owner(&[Change::Pod(repeating.clone())], "192.168.0.1").as_deref(), Some("a"));
+        // The annotation has an address all the same, so policy covers the interface.
+        assert_eq!(repeating.second_addresses().count(), 1);
+        // The pod as bound to a veth has the addresses of its CNI result alone, and may not send from the status' address
+        // at another interface.
+        let bound = Pod { addresses: Vec::new(), ..repeating };
+        assert_eq!(cluster.second_addresses(&bound).count(), 0);
+    }
+
+    #[test]
     fn an_address_of_another_object_cannot_be_claimed() {
         let address = "192.168.0.1";
         let claims = Change::Pod(pod("a", &[address, "8.8.8.8"]));

@@ -226,9 +226,10 @@ impl Cluster {
     }
 
     /// Returns the reason why a pod's claim to an address on a secondary network is not accepted; `None`: it is
-    /// accepted.
+    /// accepted, or the pod does not claim the address.
     #[must_use]
     pub fn refused(&self, pod: &Pod, address: IpAddr) -> Option<ClaimRefusal> {
+        pod.second_with(address).next()?;
         if let Some(refusal) = self.refusal(address) {
             return Some(refusal);
         }
@@ -294,7 +295,8 @@ impl Cluster {
 
     /// Returns the accepted addresses of a pod on secondary networks.
     pub fn second_addresses<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = IpAddr> + 'a {
-        pod.second_addresses().filter(move |address| self.refused(pod, *address).is_none())
+        let claimed = pod.second.iter().flat_map(|interface| pod.claimed_at(interface));
+        claimed.filter(move |address| self.refused(pod, *address).is_none())
     }
 
     /// Returns the object with an address: a pod, else a node, else a Service.

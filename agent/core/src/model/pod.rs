@@ -59,12 +59,22 @@ impl Pod {
     /// Returns the interfaces on secondary networks that claim an address; none for an address of the pod's status, which
     /// is the first interface's.
     pub fn second_with(&self, address: IpAddr) -> impl Iterator<Item = &SecondInterface> {
-        let is_first = self.addresses.contains(&address);
-        let interfaces = self.second.iter().filter(move |_| !is_first);
-        interfaces.filter(move |interface| interface.addresses.contains(&address))
+        let interfaces = self.second.iter();
+        interfaces.filter(move |interface| self.claimed_at(interface).any(|it| it == address))
     }
 
-    /// Returns the claimed addresses on secondary networks.
+    /// Returns the addresses that an interface on a secondary network claims for the pod: without those of the pod's status,
+    /// which the annotation may repeat.
+    pub fn claimed_at<'p>(
+        &'p self,
+        interface: &'p SecondInterface,
+    ) -> impl Iterator<Item = IpAddr> + use<'p> {
+        let addresses = interface.addresses.iter().copied();
+        addresses.filter(|address| !self.addresses.contains(address))
+    }
+
+    /// Returns the addresses of the annotation, including repeated ones of the pod's status. Any address is a sign that
+    /// the network's addresses are known, so that policy covers the interface; [`Self::claimed_at`] has the claims.
     pub fn second_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.second.iter().flat_map(|interface| interface.addresses.iter().copied())
     }
