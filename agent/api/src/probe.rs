@@ -78,6 +78,9 @@ pub struct EndVerdict {
     pub pod: Key,
     /// Direction from the pod's view.
     pub direction: Direction,
+    /// Local address, if it is on a secondary network of the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local: Option<IpAddr>,
     /// Remote address.
     pub remote: IpAddr,
     /// Destination port; 0 where the protocol has none.
@@ -112,10 +115,11 @@ impl EndVerdict {
             Direction::Ingress => "from",
             Direction::Egress => "to",
         };
+        let local = self.local.map(|local| format!(" at {local}")).unwrap_or_default();
         let port = if self.port == 0 { String::new() } else { format!(" port {}", self.port) };
         let problem = self.problem.as_ref().map(|problem| format!(": {problem}"));
         format!(
-            "{direction} of {pod} {preposition} {remote}{port}: objects {}, tables {} ({tables_reason}), \
+            "{direction} of {pod}{local} {preposition} {remote}{port}: objects {}, tables {} ({tables_reason}), \
              kernel {}{}",
             objects.verb(),
             tables.verb(),

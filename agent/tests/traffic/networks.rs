@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
+use netpold_api::probe::EXPLAIN_REQUEST;
 use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, none_pass};
 use netpold_testbed::{Cni, Pod, require_root, udp_frame};
 use serde_json::{Value, json};
@@ -116,6 +117,8 @@ fn peers_by_label_match_on_a_further_network() {
     denied(&cluster, "stranger");
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
+    explained(&cluster, ("friend", 2), "allow");
+    explained(&cluster, ("stranger", 3), "deny");
     let status = cluster.agents[0].status().unwrap();
     assert_eq!(
         (&status["not_enforced"], &status["problems"]),
@@ -142,6 +145,32 @@ fn peers_by_label_match_on_a_further_network() {
         wait_for_line(&mut cluster, "not_enforced", device);
     }
     reaches(&cluster, "friend");
+}
+
+/// Asks the agent about a pod's traffic to the server: it judges the addresses of both networks, each at its own interface,
+/// and objects, tables and the kernel agree.
+fn explained(cluster: &Cluster, (from, number): (&str, u8), verdict: &str) {
+    let (from, to) = (format!("{NAMESPACE}/{from}"), format!("{NAMESPACE}/server"));
+    let question = json!({ "from": from, "to": to, "protocol": "UDP", "port": PORT });
+    let socket = cluster.agents[0].socket();
+    let answer: Value = netpold_cli::socket::answer(&socket, EXPLAIN_REQUEST, &question).unwrap();
+    let ends = answer["ends"].as_array().unwrap();
+    let agree = |end: &Value| end["objects"] == end["tables"] && end["tables"] == end["kernel"];
+    assert!(ends.iter().all(agree), "{answer:#}");
+    let first = cluster.pod(from.rsplit('/').next().unwrap()).addresses()[0];
+    for remote in [first, storage(number)] {
+        let is_it = |end: &&Value| {
+            end["direction"] == "ingress" && end["remote"] == remote.to_string().as_str()
+        };
+        let judged: Vec<&Value> = ends.iter().filter(is_it).collect();
+        // At the server's two addresses.
+        assert_eq!(judged.len(), 2, "{answer:#}");
+        assert!(judged.iter().all(|end| end["kernel"] == verdict), "{answer:#}");
+    }
+    let of_network = |end: &&Value| {
+        end["direction"] == "egress" && end["remote"] == storage(1).to_string().as_str()
+    };
+    assert_eq!(ends.iter().filter(of_network).count(), 2, "from each of its addresses: {answer:#}");
 }
 
 /// Returns the sources of the packets that arrive at the server's storage address: a pod's secondary interface sends a

@@ -7,7 +7,7 @@ use netpold_api::probe::{EndVerdict, NodeAnswer, SourceVerdict};
 use netpold_core::cluster::Cluster;
 use netpold_core::compile::EndpointInfo;
 use netpold_core::explain::{Explainer, Explanation};
-use netpold_core::model::{Direction, Key};
+use netpold_core::model::{Direction, Key, Owner};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 use netpold_dataplane::Shown;
 use netpold_dataplane::conntrack::FlowKey;
@@ -47,20 +47,15 @@ impl Engine {
         let cluster = compiler.cluster();
         let explainer = Explainer::new(cluster).with_resolved(&resolved);
         let explanation = explainer.explain(probe);
-        let local: BTreeMap<Key, EndpointInfo> = compiler
-            .endpoints()
-            .filter(|endpoint| !endpoint.waiting)
-            .map(|endpoint| (endpoint.pod.clone(), endpoint))
-            .collect();
-        let all = asked(cluster, probe, &explanation);
-        let all: Vec<Asked> = all.into_iter().filter(|at| local.contains_key(&at.pod)).collect();
+        let local = LocalEndpoints::new(cluster, compiler.endpoints());
+        let all = asked(cluster, &local, probe, &explanation);
+        let all: Vec<(Asked, &EndpointInfo)> =
+            all.into_iter().filter_map(|at| local.at(&at).map(|endpoint| (at, endpoint))).collect();
         let settings = dataplane.active().settings();
         let tables = settings.map(|settings| CompiledTables::new(compiler.desired(), settings));
         let mut ends = Vec::new();
-        for at in all.iter().take(ENDS) {
-            let Some((endpoint, tables)) = local.get(&at.pod).zip(tables.as_ref()) else {
-                continue;
-            };
+        for (at, endpoint) in all.iter().take(ENDS) {
+            let Some(tables) = &tables else { continue };
             let packet = packet(at, probe.protocol);
             let Some(frame) = packet.frame(endpoint.station) else { continue };
             let came_by = match (at.direction, at.by_node) {
@@ -88,6 +83,7 @@ impl Engine {
             ends.push(EndVerdict {
                 pod: at.pod.clone(),
                 direction: at.direction,
+                local: local.is_second(at).then_some(at.local),
                 remote: at.remote,
                 port: at.port,
                 objects: allowed.map_or(SourceVerdict::Unknown, |allowed| {
@@ -117,10 +113,64 @@ impl Engine {
     }
 }
 
+/// The node's endpoints by pod, with the addresses at each interface: a pod has an endpoint for each network.
+struct LocalEndpoints<'c> {
+    cluster: &'c Cluster,
+    by_pod: BTreeMap<Key, Vec<LocalEndpoint>>,
+}
+
+struct LocalEndpoint {
+    info: EndpointInfo,
+    addresses: Vec<IpAddr>,
+    /// Whether the interface is on a secondary network.
+    is_second: bool,
+}
+
+impl<'c> LocalEndpoints<'c> {
+    fn new(cluster: &'c Cluster, endpoints: impl Iterator<Item = EndpointInfo>) -> Self {
+        let mut by_pod: BTreeMap<Key, Vec<LocalEndpoint>> = BTreeMap::new();
+        for info in endpoints.filter(|endpoint| !endpoint.waiting) {
+            let interface = cluster.interfaces().get(&info.ifindex);
+            let addresses = interface.map(|it| cluster.addresses_at(it)).unwrap_or_default();
+            let is_second =
+                interface.is_some_and(|it| matches!(&it.owner, Owner::Pod(bound) if bound.second));
+            let endpoint = LocalEndpoint { info, addresses, is_second };
+            by_pod.entry(endpoint.info.pod.clone()).or_default().push(endpoint);
+        }
+        Self { cluster, by_pod }
+    }
+
+    fn of(&self, pod: &Key) -> &[LocalEndpoint] {
+        self.by_pod.get(pod).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the endpoint with the address of a packet's local side; addresses of the pod's status are at the first
+    /// interface. `None`: no program judges packets of this address.
+    fn at(&self, at: &Asked) -> Option<&EndpointInfo> {
+        let of_pod = self.of(&at.pod);
+        let known = of_pod.iter().find(|endpoint| endpoint.addresses.contains(&at.local));
+        let is_first = !self.is_second(at);
+        let first = || of_pod.iter().find(|endpoint| !endpoint.is_second && is_first);
+        known.or_else(first).map(|endpoint| &endpoint.info)
+    }
+
+    /// Returns whether the local address of a packet is not of the pod's status.
+    fn is_second(&self, at: &Asked) -> bool {
+        let pod = self.cluster.pods().get(&at.pod);
+        pod.is_some_and(|pod| !pod.addresses.contains(&at.local))
+    }
+}
+
 /// Returns both directions at every pod on the path.
-fn asked(cluster: &Cluster, probe: &Probe, explanation: &Explanation) -> BTreeSet<Asked> {
+fn asked(
+    cluster: &Cluster,
+    local: &LocalEndpoints<'_>,
+    probe: &Probe,
+    explanation: &Explanation,
+) -> BTreeSet<Asked> {
     let mut asked = BTreeSet::new();
-    let (from, to) = (side(cluster, &probe.from), side(cluster, &probe.to));
+    let side = |party| side(cluster, local, party);
+    let (from, to) = (side(&probe.from), side(&probe.to));
     for (sender, source) in &from {
         let same_family = |address: &IpAddr| address.is_ipv4() == source.is_ipv4();
         // Packets from the node reach the pod always: no policy denies them.
@@ -166,17 +216,26 @@ fn asked(cluster: &Cluster, probe: &Probe, explanation: &Explanation) -> BTreeSe
     asked
 }
 
-/// Returns the addresses of a party, with the pod of each.
-fn side(cluster: &Cluster, party: &Party) -> Vec<(Option<Key>, IpAddr)> {
+/// Returns the addresses of a party, with the pod of each: of a pod those of its status, those that count on secondary
+/// networks, and those at its interfaces on this node.
+fn side(
+    cluster: &Cluster,
+    local: &LocalEndpoints<'_>,
+    party: &Party,
+) -> Vec<(Option<Key>, IpAddr)> {
     match party {
         Party::Address(address) => {
             let owner = cluster.owner(*address).map(|pod| pod.key.clone());
             vec![(owner, *address)]
         }
         Party::Pod(key) => {
-            let addresses = cluster.pods().get(key).map(|pod| pod.addresses.clone());
-            let addresses = addresses.unwrap_or_default().into_iter();
-            addresses.map(|address| (Some(key.clone()), address)).collect()
+            let pod = cluster.pods().get(key);
+            let of_pod = pod
+                .into_iter()
+                .flat_map(|pod| pod.addresses.iter().copied().chain(cluster.second_addresses(pod)));
+            let here = local.of(key).iter().flat_map(|endpoint| &endpoint.addresses).copied();
+            let addresses: BTreeSet<IpAddr> = of_pod.chain(here).collect();
+            addresses.into_iter().map(|address| (Some(key.clone()), address)).collect()
         }
         Party::Service(key) => {
             cluster.service_addresses(key).iter().map(|address| (None, *address)).collect()
