@@ -84,8 +84,8 @@ impl de::Error for Mismatch {
     }
 }
 
-/// A node being decoded. A null field of a struct counts as absent, as in the API; a null value of a map (such as
-/// labels) has the wrong type.
+/// A node being decoded. A null field of a struct counts as absent, and a null value of a map (such as labels) or an item of
+/// a list as the type's zero value: the API server decodes both in this way.
 struct Typed<'n> {
     node: &'n DocumentNode,
     is_struct: bool,
@@ -143,11 +143,25 @@ impl<'de> Deserializer<'de> for Typed<'de> {
         _fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Mismatch> {
+        if self.node.value == Value::Null {
+            return visitor.visit_map(Entries { entries: [].iter(), value: None, skip_null: true });
+        }
         Self { is_struct: true, ..self }.deserialize_any(visitor)
     }
 
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mismatch> {
+        if self.node.value == Value::Null {
+            return visitor.visit_borrowed_str("");
+        }
+        self.deserialize_any(visitor)
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mismatch> {
+        self.deserialize_str(visitor)
+    }
+
     serde::forward_to_deserialize_any! {
-        i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char bytes byte_buf unit
         unit_struct seq tuple tuple_struct map enum identifier ignored_any
     }
 }
@@ -224,11 +238,15 @@ mod tests {
     }
 
     #[test]
-    fn null_fields_are_absent_but_null_labels_are_wrong() {
+    fn null_fields_are_absent_and_other_nulls_are_zero_values() {
         let value = sample("list:\nport:\nlabels: {}\n").unwrap();
         assert!(value.list.is_empty() && value.port.is_none());
-        let error = sample("list:\n- port: 1\n- labels:\n    app:\n").unwrap_err();
-        assert_eq!(error, "line 4: list[1].labels.app: is empty, expected a string");
+        let value = sample("list:\n- port: 1\n-\n- labels:\n    app:\n").unwrap();
+        assert_eq!(value.list.len(), 3);
+        assert!(value.list[1].labels.is_empty());
+        assert_eq!(value.list[2].labels["app"], "");
+        let error = sample("list: [{labels: {app: 1}}]").unwrap_err();
+        assert!(error.ends_with("is integer `1`, expected a string; put it in quotes"), "{error}");
     }
 
     #[test]
