@@ -59,8 +59,10 @@ pub struct LearnedPolicy {
     pub names: Vec<(DomainName, LearnedPorts, Sightings)>,
     /// Policy that accepts the names, if there are any.
     pub of_names: Option<ClusterPolicy>,
-    /// Flows with denied packets; the denials yield no rule.
+    /// Flows with denied packets that the policies still deny; the denials yield no rule.
     pub denied: Vec<ObservedFlow>,
+    /// Whether flows were observed, possibly without a rule.
+    pub is_observed: bool,
     /// Policy in audit mode.
     pub policy: Policy,
 }
@@ -163,19 +165,26 @@ pub fn generate(objects: Vec<Change>, answer: &LearnAnswer, options: &LearnOptio
     }
     seen.retain(|workload, _| !workload.labels.is_empty());
     let mut unique = PolicyNames::of(seen.keys());
-    let policies: Vec<LearnedPolicy> = seen
+    let mut policies: Vec<LearnedPolicy> = seen
         .iter()
         .enumerate()
         .map(|(number, (workload, of))| {
             let refused = |flow: &&&ObservedFlow| flow.workload == *workload && flow.denied > 0;
             let denied = flows.iter().filter(refused).map(|flow| (*flow).clone()).collect();
-            let policy = policy(unique.next(workload), workload, of, denied);
+            let mut policy = policy(unique.next(workload), workload, of, denied);
+            policy.is_observed = passed().any(|flow| flow.workload == *workload);
             let named = named.remove(workload).unwrap_or_default();
             names::add(policy, named, number)
         })
         .collect();
     let enforced = proof::enforced(objects, passed(), &policies, &options.namespace);
     let denied = proof::denied(&enforced, passed(), &unwritten);
+    let refused = policies.iter().flat_map(|policy| &policy.denied);
+    let refused = proof::denied(&enforced, refused, &unwritten).into_iter();
+    let refused: BTreeSet<ObservedFlow> = refused.map(|refused| refused.flow).collect();
+    for policy in &mut policies {
+        policy.denied.retain(|flow| refused.contains(flow));
+    }
     let unseen = unseen::unseen(&enforced, &policies, &seen, &options.namespace);
     unwatched.sort();
     unlabelled.sort();
@@ -216,7 +225,8 @@ fn policy(
         denial: None,
     };
     let (names, of_names) = (Vec::new(), None);
-    LearnedPolicy { workload: workload.clone(), rules, names, of_names, denied, policy }
+    let (workload, is_observed) = (workload.clone(), false);
+    LearnedPolicy { workload, rules, names, of_names, denied, is_observed, policy }
 }
 
 /// Unique names for policies.

@@ -128,7 +128,15 @@ pub(super) fn denied<'f>(
         let tiers = || {
             judged.iter().find(is_denied).filter(|_| left || judged.iter().all(|j| is_denied(&j)))
         };
-        let Some(refused) = by_rules.or_else(tiers) else { continue };
+        let Some(refused) = by_rules.or_else(tiers) else {
+            let reason = match unwritten.get(flow) {
+                // Nothing has an address of the Service, and the pods' policy has no rule for it.
+                Some(why) if judged.is_empty() && !left => Some(why.to_string()),
+                Some(_) | None => denied_at_other_end(cluster, &explainer, &pods, flow),
+            };
+            denied.extend(reason.map(|reason| DeniedFlow { flow: flow.clone(), reason }));
+            continue;
+        };
         let reason = match (unwritten.get(flow), &refused.tiers.decided_by) {
             (_, Some(rule)) if refused.cause != Cause::NoRule => {
                 format!("ClusterNetworkPolicy {} denies it", rule.policy.policy)
@@ -151,6 +159,52 @@ pub(super) fn denied<'f>(
         denied.push(DeniedFlow { flow: flow.clone(), reason });
     }
     denied
+}
+
+/// Returns the reason for which the pods at the other end of a flow, which may not have recorded it, deny the flow.
+fn denied_at_other_end(
+    cluster: &Cluster,
+    explainer: &Explainer<'_>,
+    pods: &BTreeMap<Workload, Vec<&Pod>>,
+    flow: &ObservedFlow,
+) -> Option<String> {
+    let of = |workload: &Workload| pods.get(workload).into_iter().flatten().copied();
+    let far: Vec<(&Pod, u16)> = match &flow.peer {
+        LearnedPeer::Workload(workload) => of(workload).map(|pod| (pod, flow.port)).collect(),
+        LearnedPeer::Service(key) => {
+            let backends = explainer.backends_of(key, flow.protocol, flow.port).unwrap_or_default();
+            let owner = |(address, port)| Some((&**cluster.owner(address)?, port));
+            backends.into_iter().filter_map(owner).filter(|(pod, _)| is_subject(pod)).collect()
+        }
+        LearnedPeer::Node | LearnedPeer::Address(_) => return None,
+    };
+    let near: Vec<(&Pod, IpAddr)> =
+        of(&flow.workload).flat_map(|pod| pod.addresses.iter().map(move |it| (pod, *it))).collect();
+    let pairs = far.iter().flat_map(|far| near.iter().map(move |near| (*far, *near)));
+    let meet = |((far, _), (near, address)): &((&Pod, u16), (&Pod, IpAddr))| {
+        let is_family = |other: &IpAddr| other.is_ipv4() == address.is_ipv4();
+        far.key != near.key && far.addresses.iter().any(is_family)
+    };
+    let direction = flow.direction.opposite();
+    let judged: Vec<Judgement> = pairs
+        .filter(meet)
+        .filter_map(|((far, port), (_, address))| {
+            explainer.judge(&far.key, direction, address, flow.protocol, port)
+        })
+        .collect();
+    let is_denied = |judgement: &&Judgement| judgement.verdict == Verdict::Deny;
+    let by_rules = judged.iter().find(|judgement| judgement.cause == Cause::NoRule);
+    let by_tiers =
+        || judged.iter().find(is_denied).filter(|_| judged.iter().all(|it| is_denied(&it)));
+    let refused = by_rules.or_else(by_tiers)?;
+    let policy = match (&refused.tiers.decided_by, refused.isolated_by.first()) {
+        (Some(rule), _) if refused.cause != Cause::NoRule => {
+            format!("ClusterNetworkPolicy {}", rule.policy.policy)
+        }
+        (_, Some(key)) => format!("policy {key}"),
+        (_, None) => "a policy".to_owned(),
+    };
+    Some(format!("{policy} denies its {direction} at {}", flow.peer))
 }
 
 /// Returns whether a Service's address has a backend: an address of one family may have none.

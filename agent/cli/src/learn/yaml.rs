@@ -84,12 +84,13 @@ fn list<T: ToString>(text: &mut String, title: &str, lines: impl Iterator<Item =
 }
 
 fn manifest(text: &mut String, learned: &LearnedPolicy) {
-    let LearnedPolicy { workload, rules, denied, policy, .. } = learned;
+    let LearnedPolicy { workload, rules, denied, is_observed, policy, .. } = learned;
     let _ = writeln!(text, "# {}", comment(&workload.to_string()));
     if rules.iter().all(Vec::is_empty) {
-        text.push_str(match learned.names.is_empty() {
-            true => "# No flows observed: this allows nothing.\n",
-            false => "# No flows observed but those by domain name, below: this allows nothing.\n",
+        text.push_str(match (learned.names.is_empty(), is_observed) {
+            (true, false) => "# No flows observed: this allows nothing.\n",
+            (true, true) => "# The observed flows need or get no rule: this allows nothing.\n",
+            (false, _) => "# No rule but those by domain name, below: this allows nothing.\n",
         });
     }
     list(text, "Denied when observed, and still denied", denied.iter());
