@@ -283,6 +283,15 @@ fn blocks_of_other_rules_and_policies_name_the_nodes() {
     let of_web = other("matchLabels: {app: web}", &block("8443"));
     let all = found(&[agent, &ingress(labels), &of_web]);
     assert!(all.contains(&(warning.0, warning.1.to_owned())), "{all:?}");
+    // A policy on trial counts for itself alone, whatever a policy of another kind is called.
+    let on_trial = |text: String| {
+        text.replacen("metadata: {", "metadata: {annotations: {netpold.io/enforcement: audit}, ", 1)
+    };
+    let both = format!("{labels}, {}", block("8443"));
+    is_nothing(&[agent, &on_trial(ingress(&both))]);
+    let beside = [agent, &ingress(labels), &on_trial(other("", &block("8443")))];
+    let all = found(&beside);
+    assert!(all.contains(&(warning.0, warning.1.to_owned())), "{all:?}");
     // One of two pods.
     let twin = agent
         .replace("name: agent,", "name: agent-2,")
@@ -292,6 +301,38 @@ fn blocks_of_other_rules_and_policies_name_the_nodes() {
         is_only(&[agent, &twin, &ingress(labels)], Severity::Info, "peer-partly-on-host-network");
     assert!(only.places[0].contains("Pod app/agent at 192.168.5.12/32"), "{only:#?}");
     is_nothing(&[agent, &twin, &ingress("{from: [{podSelector: {}}], ports: [{port: 8443}]}")]);
+}
+
+/// A named port of a ClusterNetworkPolicy is for every protocol, and one entry of `protocols`.
+#[test]
+fn a_named_port_of_a_cluster_policy_needs_no_protocol() {
+    let of = |protocols: &str| {
+        format!(
+            "{{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {{name: c}}, spec: {{tier: \
+             Admin, priority: 1, subject: {{namespaces: {{matchLabels: {{kubernetes.io/metadata.name: app}}}}}}, ingress: \
+             [{{action: Accept, from: [{{namespaces: {{}}}}], protocols: [{protocols}]}}]}}}}"
+        )
+    };
+    is_nothing(&[&of("{destinationNamedPort: http}")]);
+    let absent = findings(&[&of(
+        "{tcp: {destinationPort: {number: 8443}}}, {destinationNamedPort: absent}",
+    )]);
+    let places: Vec<&String> = absent.iter().flat_map(|finding| &finding.places).collect();
+    assert_eq!(places.len(), 1, "{places:?}");
+    assert!(places[0].contains("protocols[1]: absent"), "{places:?}");
+}
+
+/// The only pods are on the host's network: no policy applies to them.
+#[test]
+fn a_chart_of_pods_on_the_hosts_network_is_checked() {
+    let folder = TempDir::new().unwrap();
+    let exporter = "{apiVersion: apps/v1, kind: DaemonSet, metadata: {namespace: app, name: ne}, spec: {selector: {matchLabels: \
+                    {app: ne}}, template: {metadata: {labels: {app: ne}}, spec: {hostNetwork: true, containers: [{name: c}]}}}}";
+    let objects = [exporter, &policy("app", "ne", "podSelector: {matchLabels: {app: ne}}")];
+    fs::write(folder.path().join("all.yaml"), objects.join("\n---\n")).unwrap();
+    let (status, text) = run(&["doctor"], &folder);
+    assert_eq!(status, 1, "{text}");
+    assert!(text.contains("selects-host-network") && !text.contains("no Pod among"), "{text}");
 }
 
 #[test]

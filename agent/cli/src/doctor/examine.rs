@@ -76,11 +76,12 @@ pub fn examine(changes: Vec<Change>, details: &Details) -> DoctorReport {
         cluster_policy(&objects, policy, &mut found);
     }
     equal_priorities(&objects, &mut found);
-    if objects.groups.is_empty() {
-        if !cluster.policies().is_empty() || cluster.cluster_policies().next().is_some() {
-            found.unknown(NO_PODS);
-        }
-    } else {
+    let has_policies =
+        || !cluster.policies().is_empty() || cluster.cluster_policies().next().is_some();
+    if !has_pods(&objects) && has_policies() {
+        found.unknown(NO_PODS);
+    }
+    if !objects.groups.is_empty() {
         dns::examine(&objects, &mut found);
         names::examine(&objects, &mut found);
         mesh::examine(&objects, &mut found);
@@ -94,6 +95,11 @@ pub fn examine(changes: Vec<Change>, details: &Details) -> DoctorReport {
     found.report()
 }
 
+/// Returns whether there are pods, possibly only finished ones and ones on the host's network.
+fn has_pods(objects: &GroupedObjects<'_>) -> bool {
+    objects.cluster.pods().values().next().is_some()
+}
+
 fn policy(objects: &GroupedObjects<'_>, policy: &Policy, found: &mut Findings) {
     let named = NamedPolicy::policy(policy, objects.details);
     understood(&named, &policy.problems, found);
@@ -102,8 +108,8 @@ fn policy(objects: &GroupedObjects<'_>, policy: &Policy, found: &mut Findings) {
     }
     void_rules::examine(objects, policy, &named, found);
     blocks::written(&named, found);
-    let subject = objects.select(named.namespace, None, &policy.pod_selector);
-    if subject.is_empty() && !objects.groups.is_empty() {
+    let subject = objects.select(named.namespace(), None, &policy.pod_selector);
+    if subject.is_empty() && has_pods(objects) {
         selectors::subject(objects, &named, (None, &policy.pod_selector), found);
     }
     for direction in Direction::BOTH {
@@ -121,7 +127,7 @@ fn cluster_policy(objects: &GroupedObjects<'_>, policy: &ClusterPolicy, found: &
     blocks::written(&named, found);
     let selector = &policy.subject;
     let subject = objects.select(None, Some(&selector.namespaces), &selector.pods);
-    if subject.is_empty() && !objects.groups.is_empty() {
+    if subject.is_empty() && has_pods(objects) {
         selectors::subject(objects, &named, (Some(&selector.namespaces), &selector.pods), found);
     }
     for direction in Direction::BOTH {
@@ -157,7 +163,7 @@ fn understood(policy: &NamedPolicy<'_>, problems: &[String], found: &mut Finding
     for problem in problems {
         let path = problem.split(": ").next().unwrap_or_default();
         let text = policy.with_source(format!("{}: {problem}", policy.text), path);
-        match policy.namespace {
+        match policy.namespace() {
             _ if path.starts_with("metadata.annotations.") => found.add(&ANNOTATION, text),
             Some(_) => found.add(&NOT_UNDERSTOOD, text),
             None => found.add_with_fix(&NOT_UNDERSTOOD, CLUSTER_NOT_UNDERSTOOD, text),

@@ -1,8 +1,6 @@
 //! Peers on the host's network: whether blocks of the subject's policies allow their addresses.
 
-use netpold_core::model::{
-    Enforcement, Labels, Peer, Pod, Policy, PortMatch, PortRule, Rule, Selector,
-};
+use netpold_core::model::{Enforcement, Labels, Peer, Pod, PortMatch, PortRule, Rule, Selector};
 
 use super::objects::{GroupedObjects, PodGroup, RulePlace};
 
@@ -47,17 +45,17 @@ pub(super) fn are_in_blocks(
     if is_within(&[rule]) {
         return true;
     }
-    let is_own = |policy: &Policy| format!("NetworkPolicy {}", policy.key) == place.policy.text;
     let is_allowed_at = |group: &&PodGroup<'_>| {
         let policies = objects.cluster.policies_in(group.namespace).filter(|policy| {
-            let is_effective = policy.enforcement == Enforcement::Enforce || is_own(policy);
+            let is_effective =
+                policy.enforcement == Enforcement::Enforce || place.policy.is_policy(policy);
             is_effective && policy.pod_selector.matches(group.labels)
         });
         let rules = policies.flat_map(|policy| policy.rules(place.direction).unwrap_or_default());
         let rules: Vec<&Rule> = rules.filter(|other| has_ports_of(other, rule)).collect();
         is_within(&rules)
     };
-    place.policy.namespace.is_some() && !subject.is_empty() && subject.iter().all(is_allowed_at)
+    place.policy.namespace().is_some() && !subject.is_empty() && subject.iter().all(is_allowed_at)
 }
 
 /// Returns whether a rule allows every port of another one.

@@ -49,8 +49,8 @@ pub(super) struct GroupedObjects<'c> {
 pub(super) struct NamedPolicy<'p> {
     /// `NetworkPolicy shop/web`
     pub(super) text: String,
-    /// Namespace; `None` for a ClusterNetworkPolicy.
-    pub(super) namespace: Option<&'p str>,
+    /// Key; `None` for a ClusterNetworkPolicy.
+    key: Option<&'p Key>,
     manifest: Option<&'p PolicyManifest>,
 }
 
@@ -69,13 +69,22 @@ type PodGroupKey<'c> = (&'c str, Vec<(&'c String, &'c String)>);
 impl<'p> NamedPolicy<'p> {
     pub(super) fn policy(policy: &'p Policy, details: &'p Details) -> Self {
         let manifest = details.policies.get(&policy.key);
-        let namespace = Some(policy.key.namespace.as_str());
-        Self { text: format!("NetworkPolicy {}", policy.key), namespace, manifest }
+        Self { text: format!("NetworkPolicy {}", policy.key), key: Some(&policy.key), manifest }
     }
 
     pub(super) fn cluster_policy(policy: &'p ClusterPolicy, details: &'p Details) -> Self {
         let manifest = details.cluster_policies.get(&policy.name);
-        Self { text: format!("ClusterNetworkPolicy {}", policy.name), namespace: None, manifest }
+        Self { text: format!("ClusterNetworkPolicy {}", policy.name), key: None, manifest }
+    }
+
+    /// Returns the namespace; `None` for a ClusterNetworkPolicy.
+    pub(super) fn namespace(&self) -> Option<&'p str> {
+        self.key.map(|key| key.namespace.as_str())
+    }
+
+    /// Returns whether this is the given NetworkPolicy.
+    pub(super) fn is_policy(&self, policy: &Policy) -> bool {
+        self.key == Some(&policy.key)
     }
 
     /// Returns the paths of netpold's annotations and labels that a policy cannot have.
@@ -125,7 +134,7 @@ impl RulePlace<'_> {
 
     /// Returns the path of a port of the rule: `.ports[0]`, in a ClusterNetworkPolicy `.protocols[0]`.
     pub(super) fn port(&self, number: usize) -> String {
-        let field = if self.policy.namespace.is_some() { "ports" } else { "protocols" };
+        let field = if self.policy.namespace().is_some() { "ports" } else { "protocols" };
         format!(".{field}[{number}]")
     }
 

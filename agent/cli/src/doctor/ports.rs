@@ -71,7 +71,7 @@ pub(super) fn examine(
         {
             let whose = receivers.first().map_or_else(String::new, |group| pods_text(group));
             let what = format!("{} ({whose})", range_text(ports));
-            found.add(&UNLISTED, place.at(&place.port(number), &what));
+            found.add(&UNLISTED, place.at(&place.port(written(place, rules, number)), &what));
         }
     }
 }
@@ -99,7 +99,7 @@ pub(super) fn receivers<'o>(
     for peer in rule.peers.as_deref()? {
         match peer {
             Peer::Pods { namespaces, pods } => {
-                groups.extend(objects.select(place.policy.namespace, namespaces.as_ref(), pods));
+                groups.extend(objects.select(place.policy.namespace(), namespaces.as_ref(), pods));
             }
             Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_) => return None,
         }
@@ -126,11 +126,18 @@ fn names(
     if pods.is_empty() && !outside {
         return;
     }
+    let is_any_protocol = place.policy.namespace().is_none();
     for (number, port) in rules.iter().enumerate() {
         let PortMatch::Named(name) = &port.port else { continue };
+        if is_any_protocol && is_repeated(rules, number) {
+            continue;
+        }
         let at = |what: &str| {
-            let what = format!("{name} ({}){what}", port.protocol);
-            place.at(&place.port(number), &what)
+            let what = match is_any_protocol {
+                true => format!("{name}{what}"),
+                false => format!("{name} ({}){what}", port.protocol),
+            };
+            place.at(&place.port(written(place, rules, number)), &what)
         };
         if pods.is_empty() {
             found.add(&NAME_OUTSIDE, at(""));
@@ -141,6 +148,7 @@ fn names(
         let other = same.peek().map(|port| port.protocol);
         match other {
             None => found.add_of(&NO_SUCH_NAME, place.effect(), at("")),
+            Some(_) if is_any_protocol => {}
             Some(other) if !same.any(|it| it.protocol == port.protocol) => {
                 let what = format!(", in the containers {other}");
                 let fix = match other {
@@ -158,6 +166,23 @@ fn names(
             }
         }
     }
+}
+
+/// Returns whether a port repeats the name of the one before: a name in a ClusterNetworkPolicy, which is for every
+/// protocol, is a port of each.
+fn is_repeated(rules: &[PortRule], number: usize) -> bool {
+    let name = |number: usize| match &rules.get(number)?.port {
+        PortMatch::Named(name) => Some(name),
+        PortMatch::Any | PortMatch::Range(..) => None,
+    };
+    let before = number.checked_sub(1).and_then(name);
+    before.is_some() && before == name(number)
+}
+
+/// Returns the index of a port as the policy has it.
+fn written(place: &RulePlace<'_>, rules: &[PortRule], number: usize) -> usize {
+    let is_extra = |at: &usize| place.policy.namespace().is_none() && is_repeated(rules, *at);
+    number - (0..=number).filter(is_extra).count()
 }
 
 /// Reports blocks without pods beside pods, in an egress rule with named ports alone.
@@ -242,7 +267,7 @@ fn named_pods<'o>(
     for peer in peers {
         match peer {
             Peer::Pods { namespaces, pods } => {
-                let groups = objects.select(place.policy.namespace, namespaces.as_ref(), pods);
+                let groups = objects.select(place.policy.namespace(), namespaces.as_ref(), pods);
                 found.extend(groups.into_iter().flat_map(|group| &group.pods).copied());
             }
             Peer::Block(block) => {

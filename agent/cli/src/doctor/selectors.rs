@@ -85,7 +85,7 @@ pub(super) fn subject(
     (namespaces, pods): (Option<&Selector>, &Selector),
     found: &mut Findings,
 ) {
-    match elsewhere(objects, policy.namespace, namespaces, pods) {
+    match elsewhere(objects, policy.namespace(), namespaces, pods) {
         UngroupedPods::Between => {}
         UngroupedPods::Hosts(hosts) => {
             let what = format!("{}{}", text(pods), hosts_text(&hosts));
@@ -95,12 +95,12 @@ pub(super) fn subject(
             );
         }
         UngroupedPods::Nowhere => {
-            let is_here = |group: &&PodGroup<'_>| policy.namespace == Some(group.namespace);
+            let is_here = |group: &&PodGroup<'_>| policy.namespace() == Some(group.namespace);
             if namespaces.is_none() && !objects.groups.iter().any(|group| is_here(&group)) {
                 found.add(&no_pod_there(objects, policy, pods), policy.at("", ""));
                 return;
             }
-            let is_ending = policy.namespace.is_some_and(|own| is_terminating(objects, own));
+            let is_ending = policy.namespace().is_some_and(|own| is_terminating(objects, own));
             let place = format!("{}: {}", policy.text, text(pods));
             let place = policy.with_source(place, "spec.podSelector");
             if objects.is_partial {
@@ -123,7 +123,7 @@ fn here(objects: &GroupedObjects<'_>, check: &Check) -> Check {
 /// Returns the check for a policy in a namespace without pods: information only, unless the namespace is not among the
 /// objects, or pods of another namespace have the selected labels.
 fn no_pod_there(objects: &GroupedObjects<'_>, policy: &NamedPolicy<'_>, pods: &Selector) -> Check {
-    let own = policy.namespace.unwrap_or_default();
+    let own = policy.namespace().unwrap_or_default();
     let namespaces = objects.cluster.namespaces();
     let is_absent = !namespaces.is_empty() && !namespaces.contains_key(own);
     let is_meant_elsewhere = !is_terminating(objects, own)
@@ -201,7 +201,7 @@ pub(super) fn peers(
     subject: &[&PodGroup<'_>],
     found: &mut Findings,
 ) {
-    let own = place.policy.namespace;
+    let own = place.policy.namespace();
     for (number, peer) in rule.peers.iter().flatten().enumerate() {
         let at = |what: &str| place.at(&place.peer(number), what);
         match peer {

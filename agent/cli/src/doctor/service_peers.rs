@@ -40,7 +40,7 @@ pub(super) fn without_pods(
             let labels = objects.cluster.namespace_labels(&key.namespace);
             !selector.requirements.is_empty() && selector.matches(&labels)
         }
-        None => place.policy.namespace == Some(key.namespace.as_str()),
+        None => place.policy.namespace() == Some(key.namespace.as_str()),
     };
     let is_meant = |led: &&PortBackends<'_>| {
         let key = &led.service.key;

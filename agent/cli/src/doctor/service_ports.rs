@@ -155,7 +155,7 @@ fn is_meant(
     has_account: bool,
 ) -> bool {
     let Some(peers) = &rule.peers else {
-        let is_beside = place.policy.namespace == Some(service.namespace.as_str());
+        let is_beside = place.policy.namespace() == Some(service.namespace.as_str());
         return first == last && (is_api_server || is_beside && !WEB.contains(&first));
     };
     let is_about = |peer: &Peer| {
