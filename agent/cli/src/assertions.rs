@@ -202,9 +202,10 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         true => live::all_objects(manifests, args.depth, &cluster_args, namespace)?,
         false => Reviewed::default(),
     };
-    let Reviewed { objects, mut undecoded, .. } = objects;
+    let Reviewed { objects, mut undecoded, mut unread, .. } = objects;
     offline::replace(&mut undecoded, &files.objects);
     undecoded.extend(files.undecoded);
+    unread.extend(files.unread);
     let objects = offline::stand_in(offline::apply(&objects, &files.objects));
     let mut details = doctor::read_details(manifests, args.depth, &cluster_args, &own)?;
     for file in &args.file {
@@ -212,7 +213,7 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     }
     let foreign = unenforced::names(&details);
     let of_all = Judge::new(objects, details, &args.pod_cidrs, !is_of_cluster);
-    let of_all = of_all.without(undecoded);
+    let of_all = of_all.without(undecoded, unread);
     let (cluster, explainer, ranges) = (of_all.cluster(), of_all.explainer(), of_all.ranges());
     let world = AssertionContext { cluster, explainer, judge: &of_all, ranges, own, is_of_cluster };
     let mut outcomes: Vec<AssertionOutcome> =

@@ -54,7 +54,7 @@ use crate::output::print;
 const SAME: u8 = 0;
 /// Exit status: some difference of the kind.
 const DIFFERENT: u8 = 1;
-/// Exit status: no difference was found, but the comparison is incomplete.
+/// Exit status: no difference was found, but the comparison is incomplete; or a document cannot be read.
 const CANNOT_TELL: u8 = 2;
 /// Most names shown per list in text.
 const SHOWN: usize = 3;
@@ -184,14 +184,18 @@ impl fmt::Display for DiffParty {
 /// # Errors
 /// Manifests cannot be read.
 pub fn run(args: &DiffArgs) -> Result<u8> {
+    let sources = sources::read(args)?;
+    let are_unread = sources.are_unread;
     let ([before, after], difference) =
-        compare_objects(sources::read(args)?, &args.pod_cidrs, &AtomicBool::new(false))?;
+        compare_objects(sources, &args.pod_cidrs, &AtomicBool::new(false))?;
     let cuts = match args.live {
         true => Some(cuts(args, &before, &after)?),
         false => None,
     };
     print(&render::render(&difference, cuts.as_ref(), args.output)?)?;
     Ok(match (difference.has(args.fail_on), difference.may_have(args.fail_on)) {
+        // Without a policy that cannot be read, connections may seem to open or to be cut.
+        _ if are_unread => CANNOT_TELL,
         (true, _) => DIFFERENT,
         (false, true) => CANNOT_TELL,
         (false, false) => SAME,
@@ -207,7 +211,7 @@ pub(crate) fn compare_objects(
     pod_cidrs: &[IpNet],
     ended: &AtomicBool,
 ) -> Result<([Cluster; 2], Difference)> {
-    let Sources { objects, details, is_partial, gaps, notes } = sources;
+    let Sources { objects, details, is_partial, gaps, notes, .. } = sources;
     let objects = places::place(objects.map(lasting));
     let services = services::differing(&objects, &details);
     let judges = (!services.is_empty())

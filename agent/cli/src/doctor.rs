@@ -97,8 +97,8 @@ pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> DoctorReport) ->
             offline::refuse_kustomization("doctor", "--manifests", directory, depth)?;
             let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
             check_namespace(namespace)?;
-            let (mut reviewed, _) =
-                offline::review_readable("--manifests", directory, namespace, depth)?;
+            let mut reviewed =
+                offline::review_directory("--manifests", directory, namespace, depth)?;
             let details = Details::read(directory, namespace, depth)?;
             let objects = std::mem::take(&mut reviewed.objects);
             let report = examine(offline::stand_in(objects), &details);

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ipnet::IpNet;
+use netpold_api::probe::SourceVerdict;
 use netpold_core::explain::Verdict;
 use netpold_core::printable::printable;
-use netpold_core::probe::{IpProtocol, Probe};
+use netpold_core::probe::{IpProtocol, Party, Probe};
 use owo_colors::{OwoColorize, Style};
 use serde_json::{Map, Value};
 
@@ -82,6 +83,8 @@ const ALLOWED: u8 = 0;
 const DENIED: u8 = 1;
 /// Exit status: unknown.
 const CANNOT_TELL: u8 = 2;
+/// Most pods of a workload that are compared.
+const REPLICAS: usize = 32;
 /// Lines per batch, answered in parallel on all processors.
 const BATCH: usize = 8192;
 
@@ -95,8 +98,42 @@ struct ExplainContext {
 impl ExplainContext {
     /// Replaces workloads in a probe by pods.
     fn resolved(&self, probe: Probe) -> Result<Probe, String> {
+        if let Party::Service(key) = &probe.from {
+            return Err(format!("svc/{key}: a Service sends no packets; name its pods"));
+        }
         let resolve = |party| offline::resolve(self.judge.cluster(), party, &self.own);
         Ok(Probe { from: resolve(probe.from)?, to: resolve(probe.to)?, ..probe })
+    }
+
+    /// Returns the reason for which the verdict on workloads depends on the pod: those of a workload may differ by address
+    /// and node. `asked` has the workloads, `resolved` a pod of each.
+    fn depends_on_pod(&self, asked: &Probe, resolved: &Probe, verdict: Verdict) -> Option<String> {
+        let cluster = self.judge.cluster();
+        let pods = |party: &Party, resolved: &Party| match (party, resolved) {
+            (Party::Pod(key), Party::Pod(first)) if key != first => {
+                let pods = offline::pods_named(cluster, key, &self.own).into_iter();
+                let pods: Vec<Party> =
+                    pods.take(REPLICAS).map(|pod| Party::Pod(pod.key.clone())).collect();
+                if pods.is_empty() { vec![resolved.clone()] } else { pods }
+            }
+            (_, _) => vec![resolved.clone()],
+        };
+        let (from, to) = (pods(&asked.from, &resolved.from), pods(&asked.to, &resolved.to));
+        let pairs = from.iter().flat_map(|from| to.iter().map(move |to| (from, to)));
+        pairs.into_iter().find_map(|(from, to)| {
+            let probe = Probe { from: from.clone(), to: to.clone(), ..resolved.clone() };
+            let other = match self.judge.verdict(&probe) {
+                ProbeVerdict::Known(true) => Verdict::Allow,
+                ProbeVerdict::Known(false) => Verdict::Deny,
+                ProbeVerdict::Depends(_) | ProbeVerdict::Unknown(_) => Verdict::Unknown,
+            };
+            (other != verdict && from != to).then(|| {
+                let (word, other) = (verdict_text(verdict), verdict_text(other));
+                format!(
+                    "it depends on the pod: {word} for {resolved}, {other} for {probe}; name a pod"
+                )
+            })
+        })
     }
 }
 
@@ -115,7 +152,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     }
     let own = live::namespace(manifests, &args.cluster, namespace)?;
     let reviewed = live::all_objects(manifests, args.depth, &args.cluster, namespace);
-    let Reviewed { objects, undecoded, .. } = reviewed.context("cannot tell")?;
+    let Reviewed { objects, undecoded, unread, .. } = reviewed.context("cannot tell")?;
     let details = doctor::read_details(manifests, args.depth, &args.cluster, &own);
     let details = details.context("cannot tell")?;
     let mut objects = offline::stand_in(objects);
@@ -124,7 +161,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         offline::add_replicas(&mut objects, [&probe.from, &probe.to]);
     }
     let judge = Judge::new(objects, details, &args.pod_cidrs, manifests.is_some());
-    let judge = judge.without(undecoded);
+    let judge = judge.without(undecoded, unread);
     let asked = ExplainContext { judge, own };
     let (cluster, details) = (asked.judge.cluster(), asked.judge.details());
     let Some(probe) = one else {
@@ -132,8 +169,14 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         foreign.iter().for_each(|text| anstream::eprintln!("netpold: {}", printable(text)));
         return args.probes.as_deref().map_or(Ok(CANNOT_TELL), |file| answer_all(&asked, file));
     };
+    let named = probe.clone();
     let probe = asked.resolved(probe).map_err(|reason| anyhow::anyhow!("{reason}"))?;
     let mut answer = asked.judge.explain(&probe);
+    if answer.verdict != Verdict::Unknown
+        && let Some(reason) = asked.depends_on_pod(&named, &probe, answer.verdict)
+    {
+        (answer.verdict, answer.reason) = (Verdict::Unknown, Some(reason));
+    }
     let foreign = remarks::add(&mut answer, cluster, details);
     let nodes = match args.nodes {
         true => Some(nodes::ask(&args.cluster, cluster, &probe, &answer)?),
@@ -210,6 +253,10 @@ fn probe(args: &ExplainArgs) -> Result<Probe> {
     let [from, to] = [from, to].map(|who| who.in_namespace(&namespace));
     Probe::new(from, to, args.protocol, args.port)
         .map_err(|error| anyhow::anyhow!("{error}: give --port"))
+}
+
+fn verdict_text(verdict: Verdict) -> &'static str {
+    SourceVerdict::from(verdict).verb()
 }
 
 fn print(verdict: Verdict, lines: &[String]) {
@@ -316,13 +363,21 @@ fn answer_line(asked: &ExplainContext, line: &[u8]) -> (Value, bool) {
         Ok(probe) => probe,
         Err(error) => return (failed(fields, &error.to_string()), false),
     };
-    let (verdict, reason) = match asked.resolved(probe).map(|probe| asked.judge.verdict(&probe)) {
-        Ok(ProbeVerdict::Known(true)) => (Verdict::Allow, None),
-        Ok(ProbeVerdict::Known(false)) => (Verdict::Deny, None),
-        Ok(ProbeVerdict::Depends(reason) | ProbeVerdict::Unknown(reason)) => {
+    let resolved = match asked.resolved(probe.clone()) {
+        Ok(resolved) => resolved,
+        Err(reason) => return (failed(fields, &reason), false),
+    };
+    let (verdict, reason) = match asked.judge.verdict(&resolved) {
+        ProbeVerdict::Known(true) => (Verdict::Allow, None),
+        ProbeVerdict::Known(false) => (Verdict::Deny, None),
+        ProbeVerdict::Depends(reason) | ProbeVerdict::Unknown(reason) => {
             (Verdict::Unknown, Some(reason))
         }
-        Err(reason) => return (failed(fields, &reason), false),
+    };
+    let depends = || asked.depends_on_pod(&probe, &resolved, verdict);
+    let (verdict, reason) = match (verdict != Verdict::Unknown).then(depends).flatten() {
+        Some(reason) => (Verdict::Unknown, Some(reason)),
+        None => (verdict, reason),
     };
     give_verdict(&mut fields, verdict, reason.as_deref());
     (Value::Object(fields), verdict != Verdict::Unknown)

@@ -3,19 +3,23 @@
 //! The explainer of the agent takes its objects as complete and fails closed. Here an answer that depends on a missing
 //! property is "cannot tell", with the property: an object that cannot be decoded, labels of an absent Namespace, labels
 //! that controllers set on pods, addresses of nodes, the chosen backend of a Service, and the address with which a
-//! client's packets arrive.
+//! client's packets arrive. The same holds for a document that cannot be read: it may hold any policy, pod or Service.
 
+mod host_port;
 mod hypotheses;
+mod local_backends;
 mod loopback;
 mod masquerade;
 mod own_node;
 mod services;
 mod undecoded;
+mod unread;
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
 use ipnet::IpNet;
+use netpold_api::source::SourceProblem;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{Change, Key};
@@ -36,6 +40,8 @@ pub(crate) struct Judge {
     services: ServiceBackends,
     /// Objects that cannot be decoded.
     undecoded: Vec<Undecoded>,
+    /// Documents that cannot be read, and may hold any object.
+    unread: Vec<SourceProblem>,
     /// The same objects, for changes by hypotheses; built when the first one matters.
     scratch: Mutex<Option<Cluster>>,
     /// Objects of the scratch; empty if no hypothesis is possible.
@@ -71,13 +77,14 @@ impl Judge {
         let cluster = cluster(objects, &details);
         let ranges = offline::ranges(pod_cidrs, &[&cluster]);
         let scratch = Mutex::new(None);
-        let undecoded = Vec::new();
-        Self { cluster, ranges, details, services, undecoded, scratch, objects: copied }
+        let (undecoded, unread) = (Vec::new(), Vec::new());
+        Self { cluster, ranges, details, services, undecoded, unread, scratch, objects: copied }
     }
 
-    /// Takes the objects that cannot be decoded, too: an answer that may depend on one of them is "cannot tell".
-    pub(crate) fn without(self, undecoded: Vec<Undecoded>) -> Self {
-        Self { undecoded, ..self }
+    /// Takes the objects that cannot be decoded, and the documents that cannot be read, too: an answer that may depend on
+    /// one of them is "cannot tell".
+    pub(crate) fn without(self, undecoded: Vec<Undecoded>, unread: Vec<SourceProblem>) -> Self {
+        Self { undecoded, unread, ..self }
     }
 
     /// The objects.
@@ -126,6 +133,9 @@ impl Judge {
     /// Judges pods of which all is known, quickly; `None` for other parties.
     fn verdict_of_pods(&self, probe: &Probe) -> Option<(Verdict, Option<String>)> {
         let (Party::Pod(from), Party::Pod(to)) = (&probe.from, &probe.to) else { return None };
+        if !self.unread.is_empty() {
+            return None;
+        }
         let is_known = [from, to].into_iter().all(|key: &Key| {
             let pod = self.cluster.pods().get(key);
             self.cluster.namespaces().contains_key(&key.namespace)
@@ -134,8 +144,20 @@ impl Judge {
         is_known.then(|| self.explainer().verdict(probe))
     }
 
-    /// Answers a probe, and returns whether an unknown verdict is one of objects that lack a property.
+    /// Answers a probe, and returns whether an unknown verdict is one of objects that are incomplete.
     fn judge(&self, probe: &Probe) -> (Explanation, bool) {
+        let (answer, depends) = self.judge_readable(probe);
+        match unread::depends(&self.cluster, &self.unread, &answer) {
+            Some(reason) => {
+                let reason = Some(reason);
+                (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true)
+            }
+            None => (answer, depends),
+        }
+    }
+
+    /// Answers a probe by the documents that can be read, like [`Self::judge`].
+    fn judge_readable(&self, probe: &Probe) -> (Explanation, bool) {
         if let Some(answer) = loopback::answer(probe) {
             return (answer, false);
         }
@@ -178,8 +200,10 @@ impl Judge {
         let explainer = Explainer::new(cluster).with_ranges(&self.ranges);
         let by_backends = self.services.explain(cluster, explainer, &self.details, probe);
         let answer = by_backends.unwrap_or_else(|| explainer.explain(probe));
+        let answer = local_backends::restricted(cluster, &self.details, answer);
         let reason = services::depends(cluster, &answer)
             .or_else(|| masquerade::depends(cluster, explainer, &self.details, &answer))
+            .or_else(|| host_port::depends(cluster, explainer, &self.details, &answer))
             .or_else(|| own_node::depends(cluster, &answer));
         match reason {
             Some(reason) => {

@@ -21,6 +21,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use netpold_api::learn::{LEARN_REQUEST, LearnAnswer, merge};
 use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_core::cluster::is_subject;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
@@ -143,20 +144,24 @@ impl LearnArgs {
         Ok((answer, complete))
     }
 
-    /// Returns the cluster's objects, if policies are to be written.
-    fn objects(&self) -> Result<Option<Vec<Change>>> {
+    /// Returns the cluster's objects, if policies are to be written, and whether every document of theirs can be read.
+    fn objects(&self) -> Result<Option<(Vec<Change>, bool)>> {
         match (&self.manifests, &self.namespace) {
             _ if self.recorded => Ok(None),
             (Some(directory), namespace) => {
                 offline::refuse_kustomization("learn", "--manifests", directory, self.depth)?;
                 let namespace = namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
                 let reviewed = offline::review("--manifests", directory, namespace, self.depth)?;
-                let objects = reviewed.reported_with_subdirectories().objects.into_iter();
+                let reviewed = reviewed.reported_with_subdirectories();
+                let are_read = reviewed.unread.is_empty();
+                let objects = reviewed.objects.into_iter();
                 // A workload without pods sends nothing.
-                Ok(Some(objects.filter(|it| !offline::is_template(it)).collect()))
+                let objects = objects.filter(|it| !offline::is_template(it)).collect();
+                Ok(Some((objects, are_read)))
             }
             (None, Some(namespace)) if self.cluster.is_meant() => {
-                live::block_on(live::objects(&self.cluster, Some(namespace))).map(Some)
+                let objects = live::block_on(live::objects(&self.cluster, Some(namespace)))?;
+                Ok(Some((objects, true)))
             }
             (None, _) => Ok(None),
         }
@@ -182,9 +187,12 @@ pub fn run(args: &LearnArgs) -> Result<u8> {
         print(&prepare(namespace))?;
         return Ok(PROVED);
     }
-    let (answer, complete) = args.recorded()?;
+    let (answer, mut complete) = args.recorded()?;
     let status = match (args.objects()?, args.options()) {
-        (Some(objects), Some(options)) => write(objects, &answer, &options, args.output)?,
+        (Some((objects, are_read)), Some(options)) => {
+            complete &= are_read;
+            write(objects, &answer, &options, args.output)?
+        }
         (None, _) | (_, None) => {
             print(&match args.output {
                 Output::Json => format!("{:#}\n", serde_json::to_value(&answer)?),
@@ -207,7 +215,14 @@ pub fn write(
     output: Output,
 ) -> Result<u8> {
     let namespace = printable(&options.namespace).into_owned();
+    let silent = unrecorded_nodes(&objects, answer, &options.namespace);
     let learned = generate(objects, answer, options);
+    if !silent.is_empty() {
+        let nodes = some(silent.iter().cloned());
+        say(&format!(
+            "pods of namespace {namespace} run on nodes without records, so flows may be missing: {nodes}"
+        ));
+    }
     if learned.policies.is_empty() && learned.unwatched.is_empty() {
         bail!("no pods in namespace {namespace}, and no recorded flows of its pods");
     }
@@ -235,7 +250,23 @@ pub fn write(
         Output::Json => format!("{:#}\n", json(&learned)),
         Output::Text => yaml(&learned, answer),
     })?;
-    Ok(if learned.denied.is_empty() { PROVED } else { DENIED })
+    Ok(match (learned.denied.is_empty(), silent.is_empty()) {
+        (false, _) => DENIED,
+        (true, false) => UNKNOWN,
+        (true, true) => PROVED,
+    })
+}
+
+/// Returns the nodes of a namespace's pods that no record is of.
+fn unrecorded_nodes(objects: &[Change], answer: &LearnAnswer, namespace: &str) -> BTreeSet<String> {
+    let recorded: BTreeSet<&str> = answer.node.split(',').map(str::trim).collect();
+    let node = |object: &Change| {
+        let Change::Pod(pod) = object else { return None };
+        let is_recorded = pod.key.namespace == namespace && is_subject(pod);
+        is_recorded.then(|| pod.node.as_str().to_owned())
+    };
+    let nodes = objects.iter().filter_map(node);
+    nodes.filter(|node| !node.is_empty() && !recorded.contains(node.as_str())).collect()
 }
 
 /// Joins the first of some names, and the number of the others.

@@ -6,7 +6,7 @@ mod ranges;
 mod subdirectories;
 mod templates;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -25,6 +25,9 @@ pub use templates::{apply, is_template, pods_of, stand_in};
 /// Files that `kubectl kustomize` renders a directory by.
 const KUSTOMIZATIONS: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
 
+/// Most unread documents that an answer names; standard error has all that the reader names.
+const UNREAD: usize = 20;
+
 /// Flag of commands that read directories.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Recursive {
@@ -42,11 +45,28 @@ pub struct Reviewed {
     pub problems: Vec<SourceProblem>,
     /// Objects among the problems that count as absent, and pod templates without their labels and ports.
     pub undecoded: Vec<Undecoded>,
+    /// Documents and files that cannot be read, with the path of the file; they are among the problems, too.
+    pub unread: Vec<SourceProblem>,
     /// Subdirectories with manifests, which are not read, as a text; absent without any.
     pub subdirectories: Option<String>,
 }
 
 impl Reviewed {
+    /// Takes the result of a reading; `hint` returns the hint for unread documents of a file.
+    fn of(review: Review, hint: impl Fn(&str) -> &'static str) -> Self {
+        let Review { objects, mut problems, undecoded, mut unread } = review;
+        let hints: BTreeMap<String, &str> = {
+            let files: BTreeSet<&String> = unread.iter().map(|problem| &problem.file).collect();
+            files.into_iter().map(|file| (file.clone(), hint(file))).collect()
+        };
+        let former: BTreeSet<SourceProblem> = unread.iter().cloned().collect();
+        let problems_of_unread = problems.iter_mut().filter(|it| former.contains(it));
+        for problem in unread.iter_mut().chain(problems_of_unread) {
+            problem.text.push_str(hints.get(&problem.file).copied().unwrap_or_default());
+        }
+        Self { objects, problems, undecoded, unread, subdirectories: None }
+    }
+
     /// Reports the problems on standard error.
     #[must_use]
     pub fn reported(self) -> Self {
@@ -66,58 +86,50 @@ impl Reviewed {
         reviewed
     }
 
-    /// Returns the parts that an answer about these objects lacks: objects that cannot be decoded, and the
-    /// subdirectories.
+    /// Returns the parts that an answer about these objects lacks: documents that cannot be read, objects that cannot be
+    /// decoded, and the subdirectories.
     #[must_use]
     pub fn gaps(&self) -> Vec<String> {
         let undecoded = self.undecoded.iter().map(|it| it.problem.to_string());
-        undecoded.chain(self.subdirectories.clone()).collect()
+        unread(&self.unread).chain(undecoded).chain(self.subdirectories.clone()).collect()
     }
 }
 
+/// Describes documents that cannot be read: the first ones, and the number of the others.
+pub fn unread(documents: &[SourceProblem]) -> impl Iterator<Item = String> {
+    let named = documents.iter().take(UNREAD).map(ToString::to_string);
+    let more = documents.len().saturating_sub(UNREAD);
+    let more = (more > 0).then(|| format!("{more} more documents that cannot be read"));
+    named.chain(more)
+}
+
 /// Reads the objects of a directory, or of standard input (`-`), with stand-ins for pod templates: see [`stand_in`].
-/// Objects without a namespace get `namespace`; `option` names the path in errors.
+/// Objects without a namespace get `namespace`; `option` names the path in errors. Documents and files that cannot be read
+/// are among the problems.
 ///
 /// # Errors
-/// The directory, or a file in it, cannot be read: the objects would be incomplete.
+/// The directory or standard input cannot be read.
 pub fn review_directory(
     option: &'static str,
     path: &Path,
     namespace: &str,
     depth: Recursive,
 ) -> Result<Reviewed> {
-    let (reviewed, unread) = review_readable(option, path, namespace, depth)?;
-    if !unread.is_empty() {
-        let _ = reviewed.reported();
-        let (directory, unread) = (path.display(), unread.join(", "));
-        bail!("{directory}: incomplete without {unread}: correct or remove it");
-    }
-    Ok(reviewed)
-}
-
-/// Reads the objects of a directory like [`review_directory`], without the documents that cannot be read, which are among
-/// the problems. Returns the names of their files, too.
-///
-/// # Errors
-/// The directory cannot be read, or the text of standard input is not YAML or JSON of Kubernetes objects.
-pub fn review_readable(
-    option: &'static str,
-    path: &Path,
-    namespace: &str,
-    depth: Recursive,
-) -> Result<(Reviewed, Vec<String>)> {
     if is_standard_input(path) {
-        let reviewed = review_text(STANDARD_INPUT, &standard_input(option)?, namespace)?;
-        return Ok((reviewed, Vec::new()));
+        return Ok(review_text(STANDARD_INPUT, &standard_input(option)?, namespace));
     }
     let review = manifests::review_once(path, namespace, depth.recursive)?;
-    let Review { objects, mut problems, mut undecoded, unread } = review;
-    let of_undecoded = undecoded.iter_mut().map(|it| &mut it.problem);
-    for SourceProblem { file, .. } in problems.iter_mut().chain(of_undecoded) {
+    let mut reviewed = Reviewed::of(review, |file| match path.join(file) {
+        file if file.is_file() => content(&file).map_or("", |text| template_hint(&text)),
+        _ => "",
+    });
+    let of_undecoded = reviewed.undecoded.iter_mut().map(|it| &mut it.problem);
+    let problems = reviewed.problems.iter_mut().chain(&mut reviewed.unread).chain(of_undecoded);
+    for SourceProblem { file, .. } in problems {
         *file = path.join(&*file).to_string_lossy().into_owned();
     }
-    let subdirectories = subdirectories::text(path, depth)?;
-    Ok((Reviewed { objects, problems, undecoded, subdirectories }, unread))
+    reviewed.subdirectories = subdirectories::text(path, depth)?;
+    Ok(reviewed)
 }
 
 /// Reads the objects of a directory, of one file or of standard input, like [`review_directory`].
@@ -133,27 +145,26 @@ pub fn review(
     if is_standard_input(path) || path.is_dir() {
         return review_directory(option, path, namespace, depth);
     }
-    review_text(&path.display().to_string(), &content(path)?, namespace)
+    Ok(review_text(&path.display().to_string(), &content(path)?, namespace))
 }
 
 /// Reads the objects of a text, and reports its problems on standard error.
 ///
 /// # Errors
-/// As [`review_text`].
+/// A document cannot be read.
 pub fn read_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Vec<Change>> {
-    review_text(name, bytes, namespace).map(|reviewed| reviewed.reported().objects)
+    let reviewed = review_text(name, bytes, namespace);
+    match reviewed.unread.first() {
+        Some(problem) => Err(anyhow!("{problem}")),
+        None => Ok(reviewed.reported().objects),
+    }
 }
 
 /// Reads the objects of a text, like [`review_directory`].
-///
-/// # Errors
-/// The text is not YAML or JSON of Kubernetes objects.
-pub fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Reviewed> {
-    let read = manifests::review_text(name, bytes, namespace);
-    let Review { objects, problems, undecoded, .. } = read.map_err(|error| {
-        anyhow!("{name}:{}: {}{}", error.line, error.reason, template_hint(bytes))
-    })?;
-    Ok(Reviewed { objects, problems, undecoded, subdirectories: None })
+#[must_use]
+pub fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Reviewed {
+    let review = manifests::review_text(name, bytes, namespace);
+    Reviewed::of(review, |_| template_hint(bytes))
 }
 
 /// Removes the objects that others replace.

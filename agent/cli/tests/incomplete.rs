@@ -125,6 +125,169 @@ fn labels_of_an_absent_namespace_are_not_known() {
     explained(&with(cluster_policy.to_owned(), &[]), ASK, CANNOT_TELL, &[reason]);
 }
 
+/// A document that cannot be read may hold any policy, pod or Service; the others are used.
+#[test]
+fn a_document_that_cannot_be_read_may_decide() {
+    let [web, api] =
+        [("web", "10.244.1.2"), ("api", "10.244.2.3")].map(|(name, at)| pod(name, name, "n1", at));
+    let host =
+        pod("host", "host", "n2", "192.168.5.2").replace("spec: {", "spec: {hostNetwork: true, ");
+    let objects = [web, api, host, node("n1", 1), node("n2", 2), namespace("shop", "")];
+    let broken = policy("web", "ingress: [").replace("}}}", "}");
+    let with_broken = [&objects[..], &[broken]].concat();
+    let reason = "cannot tell: the answer may depend on a document that cannot be read: ";
+    let readable = "by the others: allow";
+    explained(&objects, ASK, ALLOWED, &[]);
+    explained(
+        &with_broken,
+        ASK,
+        CANNOT_TELL,
+        &[reason, "all.yaml:13: ", readable, "ingress of pod"],
+    );
+    explained(&with_broken, ("203.0.113.1", "shop/web", "8080"), CANNOT_TELL, &[reason]);
+    explained(&with_broken, ("shop/host", "203.0.113.1", "8080"), CANNOT_TELL, &[reason]);
+    // No policy decides on a pod's own address, nor between pods on the host's network and nodes.
+    explained(&with_broken, ("shop/web", "shop/web", "8080"), ALLOWED, &[]);
+    explained(&with_broken, ("shop/host", "192.168.5.1", "8080"), ALLOWED, &[]);
+    explained(&with_broken, ("shop/web", "127.0.0.1", "8080"), ALLOWED, &["loopback"]);
+    // A file that cannot be opened, and standard input.
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("all.yaml"), objects.join("\n---\n")).unwrap();
+    std::os::unix::fs::symlink("/none", folder.path().join("gone.yaml")).unwrap();
+    let run = |arguments: &[&str], input: &[u8]| {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
+        process.args(arguments).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = process.stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    };
+    let path = folder.path().to_str().unwrap();
+    let ask = ["--from", "shop/api", "--to", "shop/web", "--port", "8080"];
+    let (status, text) = run(&[&["explain", "--manifests", path], &ask[..]].concat(), b"");
+    assert!(status == CANNOT_TELL && text.contains("gone.yaml: cannot be read"), "{text}");
+    let all = with_broken.join("\n---\n");
+    let (status, text) =
+        run(&[&["explain", "--manifests", "-"], &ask[..]].concat(), all.as_bytes());
+    assert!(status == CANNOT_TELL && text.contains("standard input:13: "), "{text}");
+    let (status, text) = run(&["doctor", "--manifests", "-"], all.as_bytes());
+    assert!(status == 1 && text.contains("document-not-read"), "{text}");
+    // Many questions, and assertions.
+    let probes = br#"{"from": "shop/api", "to": "shop/web", "port": 8080, "protocol": "TCP"}"#;
+    let (status, text) = run(&["explain", "--manifests", path, "--probes", "-"], probes);
+    assert!(status == CANNOT_TELL && text.contains("\"error\":\"the answer may depend"), "{text}");
+    let assertions = b"assertions: [{from: shop/api, to: shop/web, port: 8080, expect: allow}]";
+    let (status, text) = run(&["test", "--manifests", path, "-f", "-"], assertions);
+    assert!(status == CANNOT_TELL && text.contains("gone.yaml: cannot be read"), "{text}");
+    // A chart's template is named as one.
+    fs::write(folder.path().join("z.yaml"), "{{ if .Values.x }}\na: [\n").unwrap();
+    let (_, text) = run(&["doctor", "--manifests", path], b"");
+    assert!(text.contains("it looks like a template: helm template renders it"), "{text}");
+}
+
+/// Values without text, as of charts, are empty labels, and an empty rule allows everything.
+#[test]
+fn empty_values_are_read_as_the_api_server_reads_them() {
+    let pods = on_two_nodes();
+    let rule = policy("web", "ingress: [null]");
+    explained(&[&pods[..], &[rule]].concat(), ASK, ALLOWED, &["isolated by shop/web"]);
+    let labelled = pods[0].replace("labels: {app: web}", "labels: {app: web, part: }");
+    let selected =
+        policy("web", "policyTypes: [Ingress]").replace("{app: web}}", "{app: web, part: }}");
+    let objects = [&pods[1..], &[labelled, selected]].concat();
+    explained(&objects, ASK, DENIED, &["isolated by shop/web"]);
+    let other = ("shop/api", "shop/web2", "8080");
+    explained(&objects, other, ALLOWED, &[]);
+}
+
+/// Pods `web` on node n1 and `api` on node n2, with a Service `web` of both kinds of backends.
+fn on_two_nodes() -> Vec<String> {
+    let pods =
+        [("web", "n1", "10.244.1.2"), ("web2", "n2", "10.244.2.2"), ("api", "n2", "10.244.2.3")];
+    let mut objects = pods.map(|(name, at, address)| pod(name, name, at, address)).to_vec();
+    objects.extend([node("n1", 1), node("n2", 2), namespace("shop", "")]);
+    objects
+}
+
+/// kube-proxy replaces the address of every client of an external address, of pods too.
+#[test]
+fn pods_at_external_addresses_of_services_may_arrive_as_nodes() {
+    let from_api = policy("web", "ingress: [{from: [{podSelector: {matchLabels: {app: api}}}]}]");
+    let of = |external: &str| {
+        let spec = format!(
+            "type: LoadBalancer, clusterIP: 10.96.0.9, externalIPs: [203.0.113.9], {external} selector: {{app: web}}, ports: \
+             [{{port: 80, targetPort: 8080, nodePort: 30080}}]"
+        );
+        [on_two_nodes(), vec![from_api.clone(), service(&spec)]].concat()
+    };
+    let reason = "the entry node may replace the address of shop/api by an address of its own";
+    for to in ["203.0.113.9:80", "192.168.5.2:30080"] {
+        let (to, port) = to.split_once(':').unwrap();
+        explained(&of(""), ("shop/api", to, port), CANNOT_TELL, &[reason]);
+    }
+    explained(&of(""), ("shop/api", "10.96.0.9", "80"), ALLOWED, &[]);
+    explained(&of(""), ("shop/api", "svc/shop/web", "80"), ALLOWED, &[]);
+    let local = of("externalTrafficPolicy: Local,");
+    explained(&local, ("shop/api", "203.0.113.9", "80"), ALLOWED, &[]);
+    // From outside, a node without a backend answers nothing.
+    let at_n2 = ("198.51.100.5", "192.168.5.2", "30080");
+    explained(&local, at_n2, DENIED, &["externalTrafficPolicy is Local", "none is ready there"]);
+}
+
+#[test]
+fn only_backends_of_the_clients_node_are_chosen_where_the_service_is_local() {
+    let closed = policy("web2", "ingress: []");
+    let of = |traffic: &str| {
+        let spec = format!("clusterIP: 10.96.0.9, {traffic} ports: [{{name: http, port: 80}}]");
+        let slices = [("10.244.1.2", "a"), ("10.244.2.2", "b")];
+        let slices = slices.map(|(address, name)| slice(name, 8080, address, true));
+        [on_two_nodes(), vec![closed.clone(), service(&spec)], slices.to_vec()].concat()
+    };
+    let ask = ("shop/api", "svc/shop/web", "80");
+    explained(&of(""), ask, CANNOT_TELL, &["it depends on the backend: 1 of 2 is allowed"]);
+    let local = of("internalTrafficPolicy: Local,");
+    explained(&local, ask, DENIED, &["only backends on node n2 are chosen (1 left out)"]);
+    let from_n1 = ("shop/web", "10.96.0.9", "80");
+    explained(&local, from_n1, ALLOWED, &["only backends on node n1 are chosen"]);
+}
+
+#[test]
+fn a_host_port_is_translated_to_its_pod() {
+    let closed = policy("web", "ingress: []");
+    let web = pod("web", "web", "n1", "10.244.1.2")
+        .replace("containerPort: 8080", "containerPort: 8080, hostPort: 18080");
+    let api = pod("api", "api", "n2", "10.244.2.3");
+    let objects = [web, api, node("n1", 1), node("n2", 2), namespace("shop", ""), closed];
+    let reason = "port 18080 of node n1 is a hostPort of pod shop/web: translated to its port 8080, the answer is deny";
+    explained(&objects, ("shop/api", "192.168.5.1", "18080"), CANNOT_TELL, &[reason]);
+    explained(&objects, ("shop/api", "192.168.5.1", "18081"), ALLOWED, &[]);
+    explained(&objects, ("shop/api", "192.168.5.2", "18080"), ALLOWED, &[]);
+}
+
+/// Pods of one workload differ by address and node; and a Service sends nothing.
+#[test]
+fn a_workload_is_answered_for_all_of_its_pods() {
+    let run = |number: u8| {
+        let meta = format!(
+            "name: dep-7c9f6d5b4-aaaa{number}, labels: {{app: dep, pod-template-hash: 7c9f6d5b4}}"
+        );
+        pod("NAME", "NAME", &format!("n{number}"), &format!("10.244.{number}.31"))
+            .replace("name: NAME, labels: {app: NAME}", &meta)
+    };
+    let block = policy("web", "ingress: [{from: [{ipBlock: {cidr: 10.244.1.0/24}}]}]");
+    let web = pod("web", "web", "n3", "10.244.3.2");
+    let objects = [run(4), run(5), web, namespace("shop", ""), block];
+    let ask = ("shop/dep", "shop/web", "8080");
+    explained(&objects, ask, DENIED, &[]);
+    let objects = [&[run(1)][..], &objects].concat();
+    explained(&objects, ask, CANNOT_TELL, &["it depends on the pod: ", "name a pod"]);
+    let service = service("clusterIP: 10.96.0.9, selector: {app: web}, ports: [{port: 80}]");
+    let objects = [&objects[..], &[service]].concat();
+    let sends = ("svc/shop/web", "shop/web", "80");
+    explained(&objects, sends, CANNOT_TELL, &["a Service sends no packets; name its pods"]);
+}
+
 #[test]
 fn labels_that_controllers_set_are_present_with_an_unknown_value() {
     let subject = |kind, selector: &str| {

@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 pub use self::complete::complete;
-pub use self::content::{Undecoded, is_repetition, is_unread};
+pub use self::content::{Undecoded, is_repetition};
 use self::scan::Scanner;
 use self::store::FileStore;
 pub use self::tree::{Tree, is_manifest, tree};
@@ -87,8 +87,9 @@ pub struct Review {
     pub problems: Vec<SourceProblem>,
     /// Objects among the problems that count as absent, and pod templates without their labels and ports.
     pub undecoded: Vec<Undecoded>,
-    /// Names of the files of which not all is known.
-    pub unread: Vec<String>,
+    /// Documents and files that cannot be read, which may hold any object; they are among the problems, too, unless
+    /// these are too many to be named.
+    pub unread: Vec<SourceProblem>,
 }
 
 /// Reads a directory once for a review, and if `is_deep` with its subdirectories. Objects without a namespace get
@@ -105,9 +106,8 @@ pub fn review_once(
     state.scanner.is_deep = is_deep;
     let mut objects = state.scan().map_err(|error| state.failure(error))?.changes;
     objects.extend(state.store.templates());
-    let SourceStatus { files, problems, .. } = state.status(None);
-    let unread = files.into_iter().filter(|file| !file.current).map(|file| file.name).collect();
-    Ok(Review { objects, problems, undecoded: state.store.undecoded(), unread })
+    let (problems, store) = (state.status(None).problems, &state.store);
+    Ok(Review { objects, problems, undecoded: store.undecoded(), unread: store.unread() })
 }
 
 /// Reads one file's text, for tests and fuzzing; returns its objects, and the problems with its parts.
@@ -115,34 +115,26 @@ pub fn review_once(
 /// # Errors
 /// A document is not YAML, or not an object: it might isolate any pod.
 pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
-    let (content, problems) = read_settled(name, bytes, DEFAULT_NAMESPACE)?;
-    let objects = content.objects.into_values().filter_map(|object| object.change.unpacked());
-    Ok((objects.collect(), problems))
-}
-
-/// Reads one file's text for a review. Objects without a namespace get `namespace`.
-///
-/// # Errors
-/// As [`read_text`].
-pub fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Review, ReadError> {
-    let (content, problems) = read_settled(name, bytes, namespace)?;
-    let objects = content.objects.into_values().chain(content.templates.into_values());
-    let objects = objects.filter_map(|object| object.change.unpacked()).collect();
-    Ok(Review { objects, problems, undecoded: content.undecoded, unread: Vec::new() })
-}
-
-fn read_settled(
-    name: &str,
-    bytes: &[u8],
-    namespace: &str,
-) -> Result<(content::Content, Vec<SourceProblem>), ReadError> {
-    let mut content = content::read(name, bytes, namespace);
+    let mut content = content::read(name, bytes, DEFAULT_NAMESPACE);
     if let Some(error) = content.unread.first() {
         return Err(error.clone());
     }
     content.settle(name, None, false);
     let problems = content.problems(name).collect();
-    Ok((content, problems))
+    let objects = content.objects.into_values().filter_map(|object| object.change.unpacked());
+    Ok((objects.collect(), problems))
+}
+
+/// Reads one file's text for a review, each document independently. Objects without a namespace get `namespace`.
+#[must_use]
+pub fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Review {
+    let mut content = content::read(name, bytes, namespace);
+    content.settle(name, None, false);
+    let problems = content.problems(name).collect();
+    let unread = content.unread_documents(name).collect();
+    let objects = content.objects.into_values().chain(content.templates.into_values());
+    let objects = objects.filter_map(|object| object.change.unpacked()).collect();
+    Review { objects, problems, undecoded: content.undecoded, unread }
 }
 
 /// Reads a directory and keeps watching it. The first batch contains every object.

@@ -343,6 +343,34 @@ fn a_shortened_list_names_addresses_outside() {
     assert!(few.starts_with("outside, "), "{printed}");
 }
 
+/// A policy that cannot be read seems to open its pods: the difference is printed, and is not called one.
+#[test]
+fn a_document_that_cannot_be_read_is_not_compared() {
+    let good = directory(&[("cluster.yaml", CLUSTER)]);
+    let bad = directory(&[("bad.yaml", "kind: [\n"), ("cluster.yaml", CLUSTER)]);
+    for (from, to) in [(&good, &bad), (&bad, &good), (&bad, &bad)] {
+        let output = diff(&["--from", text(from.path()), "--to", text(to.path())]);
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{printed}");
+        let named = format!("not compared: {}/bad.yaml:1: ", text(bad.path()));
+        assert!(printed.contains(&named), "{printed}");
+    }
+    let policy = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: closed, namespace: shop}, spec: \
+                  {podSelector: {}}}\n";
+    let closed = directory(&[("cluster.yaml", CLUSTER), ("policy.yaml", policy)]);
+    let slip = policy.replace("}}}", "}");
+    let slipped = directory(&[("cluster.yaml", CLUSTER), ("policy.yaml", &slip)]);
+    let output = diff(&["--from", text(closed.path()), "--to", text(slipped.path())]);
+    assert_eq!(output.status.code(), Some(2));
+    // The other documents of an applied file count.
+    let applied = directory(&[("new.yaml", &format!("kind: [\n---\n{policy}"))]);
+    let file = applied.path().join("new.yaml");
+    let output = diff(&["--manifests", text(good.path()), "-f", text(&file)]);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("new.yaml:1: ") && printed.contains("cut: "), "{printed}");
+}
+
 #[test]
 fn bad_input_is_named() {
     let good = directory(&[("cluster.yaml", CLUSTER)]);
@@ -354,15 +382,11 @@ fn bad_input_is_named() {
         assert!(printed.contains(message), "{message:?} is not in {printed:?}");
         assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{printed}");
     };
-    refused(&["--from", good, "--to", bad], &format!("{bad}: incomplete without bad.yaml"));
     refused(&["--from", good, "--to", "/none"], "/none: No such file or directory");
     refused(&["--from", good], "--to <DIR>");
     refused(&["--manifests", good], "--file <FILE|DIR>");
     refused(&["--manifests", good, "-f", "/none"], "cannot read /none: No such file");
-    refused(
-        &["--manifests", good, "-f", &format!("{bad}/bad.yaml")],
-        "/bad.yaml:1: unclosed bracket",
-    );
+    refused(&["--manifests", good, "-f", &format!("{bad}/bad.yaml")], "no object can be read: ");
     refused(&["--from", good, "--to", good, "--fail-on", "some"], "cut, open, any");
     let both = ["--from", good, "--to", good, "-f", good];
     refused(&both, "the argument '--from <DIR>' cannot be used with '--file <FILE|DIR>'");

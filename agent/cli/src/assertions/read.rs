@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use ipnet::IpNet;
+use netpold_api::source::SourceProblem;
 use netpold_core::model::{Change, DomainName, Requirement, Selector};
 use netpold_core::probe::{IpProtocol, Party};
 use netpold_kube::document::{self, DocumentNode, MappingEntry, ReadError, Value, parse};
@@ -25,6 +26,8 @@ pub(super) struct AssertionFiles {
     pub(super) objects: Vec<Change>,
     /// Those of them that cannot be decoded.
     pub(super) undecoded: Vec<Undecoded>,
+    /// Documents that cannot be read.
+    pub(super) unread: Vec<SourceProblem>,
 }
 
 /// Reads files, or standard input. `namespace` is the default for pods named without one and for objects without one.
@@ -48,9 +51,10 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<AssertionFiles>
         })?;
         all.assertions.extend(assertions);
         if !objects.trim().is_empty() {
-            let reviewed = offline::review_text(&name, objects.as_bytes(), namespace)?.reported();
+            let reviewed = offline::review_text(&name, objects.as_bytes(), namespace).reported();
             all.objects.extend(reviewed.objects);
             all.undecoded.extend(reviewed.undecoded);
+            all.unread.extend(reviewed.unread);
         }
         names.push(name);
     }

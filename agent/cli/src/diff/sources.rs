@@ -25,6 +25,8 @@ pub(crate) struct Sources {
     pub(crate) is_partial: bool,
     /// Parts of the change that are not compared.
     pub(crate) gaps: Vec<String>,
+    /// Whether documents that may hold any object are among these parts.
+    pub(super) are_unread: bool,
     /// Facts about the change, a sentence each.
     pub(crate) notes: Vec<String>,
 }
@@ -51,6 +53,7 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
         let on_both = present.intersection(&other).cloned().collect();
         let mut sources = Sources { details, is_partial: true, ..Sources::default() };
         sources.gaps.extend([from.gaps(), to.gaps()].concat());
+        sources.are_unread = [&from, &to].iter().any(|reviewed| !reviewed.unread.is_empty());
         let former: BTreeMap<ObjectKey, &Change> =
             from.objects.iter().map(|object| (ObjectKey::of(object), object)).collect();
         let is_new = |object: &&Change| former.get(&ObjectKey::of(object)) != Some(object);
@@ -58,6 +61,7 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
         sources.gaps.extend(unenforced::note(&on_one_side));
         sources.notes.extend(unenforced::note(&on_both));
         sources.objects = [from.objects, to.objects];
+        sources.complete_namespaces();
         return Ok(sources);
     }
     let Some(file) = &args.file else {
@@ -74,7 +78,10 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     offline::refuse_kustomization("diff", "-f", file, depth)?;
     let reviewed = offline::review("--file", file, &own, depth)?.reported();
     let gaps = reviewed.gaps();
-    let Reviewed { objects: changes, undecoded, subdirectories, .. } = reviewed;
+    let Reviewed { objects: changes, undecoded, unread, subdirectories, .. } = reviewed;
+    if let (Some(problem), true) = (unread.first(), changes.is_empty() && undecoded.is_empty()) {
+        bail!("-f {}: no object can be read: {problem}", file.display());
+    }
     if changes.is_empty() && undecoded.is_empty() {
         bail!("-f {}: {}", file.display(), nothing(file, depth, subdirectories)?);
     }
@@ -84,6 +91,7 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     let before = live::all_objects(manifests, depth, &args.cluster, namespace)?;
     let mut sources = Sources::of_change(before, &changes, args.delete);
     sources.gaps.splice(0..0, gaps);
+    sources.are_unread |= !unread.is_empty();
     sources.is_partial = manifests.is_some();
     let present = doctor::read_details(manifests, depth, &args.cluster, &own)?;
     let add = |details: &mut Details| details.add("--file", file, depth);
@@ -94,10 +102,11 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
 impl Sources {
     /// Returns the objects before and after these ones are applied, or deleted.
     pub(crate) fn of_change(before: Reviewed, named: &[Change], delete: bool) -> Self {
-        let Reviewed { objects: before, mut undecoded, .. } = before;
+        let Reviewed { objects: before, mut undecoded, unread, .. } = before;
         offline::replace(&mut undecoded, named);
-        let gaps = undecoded.iter().map(|it| it.problem.to_string()).collect();
-        let mut sources = Self { gaps, ..Self::default() };
+        let undecoded = undecoded.iter().map(|it| it.problem.to_string());
+        let gaps = offline::unread(&unread).chain(undecoded).collect();
+        let mut sources = Self { gaps, are_unread: !unread.is_empty(), ..Self::default() };
         let after = match delete {
             true => apply(&before, &sources.deleted(&before, named)),
             false => apply(&before, named),
@@ -143,6 +152,34 @@ impl Sources {
         self.notes.extend(unenforced::note(&others));
         self.details = [present, after];
         Ok(())
+    }
+
+    /// Adds the Namespaces that only one side has to the other one, if that has pods there: without the object, their labels
+    /// would count as absent.
+    fn complete_namespaces(&mut self) {
+        let of = |objects: &[Change]| {
+            let (mut namespaces, mut with_pods) = (BTreeMap::new(), BTreeSet::new());
+            for object in objects {
+                if let Change::Namespace(namespace) = object {
+                    namespaces.insert(namespace.name.clone(), object.clone());
+                } else if let Change::Pod(pod) = object {
+                    with_pods.insert(pod.key.namespace.clone());
+                }
+            }
+            (namespaces, with_pods)
+        };
+        let sides = self.objects.each_ref().map(|objects| of(objects));
+        for (side, word) in [(0, "before"), (1, "after")] {
+            let ((own, with_pods), (other, _)) = (&sides[side], &sides[1 - side]);
+            for (name, namespace) in other {
+                if with_pods.contains(name) && !own.contains_key(name) {
+                    self.objects[side].push(namespace.clone());
+                    self.gaps.push(format!(
+                        "Namespace {name} is not among the objects {word}: labels as on the other side"
+                    ));
+                }
+            }
+        }
     }
 
     /// Returns the deletions that follow from deleting these objects: a namespace's contents, a workload's pods.
@@ -245,7 +282,10 @@ fn nothing(path: &Path, depth: Recursive, subdirectories: Option<String>) -> Res
         count_kinds(&offline::standard_input("--file")?, &mut kinds);
     } else {
         for file in offline::files(path, depth)? {
-            count_kinds(&offline::content(&file)?, &mut kinds);
+            // A file that cannot be read is reported before.
+            if let Ok(text) = offline::content(&file) {
+                count_kinds(&text, &mut kinds);
+            }
         }
     }
     let mut parts = Vec::new();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use netpold_api::source::SourceProblem;
-use netpold_kube::manifests::{is_repetition, is_unread};
+use netpold_kube::manifests::is_repetition;
 
 use super::finding::{Check, DoctorReport, Findings, Severity};
 use crate::offline::{self, Reviewed};
@@ -20,7 +20,7 @@ const UNREAD: Check = Check {
     name: "document-not-read",
     severity: Severity::Error,
     problem: "a document or a file cannot be read: its objects were not checked, and count as absent for the other checks",
-    fix: "correct it; explain and diff refuse the files until then",
+    fix: "correct it; until then, explain and test cannot tell what it may decide, and diff is incomplete",
 };
 const TWICE: Check = Check {
     name: "defined-twice",
@@ -38,7 +38,8 @@ const PART: Check = Check {
 /// Adds the reader's problems to a report, except those of policies that the report contains, and the subdirectories that
 /// were not read.
 pub(super) fn add(report: DoctorReport, directory: &Path, reviewed: Reviewed) -> DoctorReport {
-    let Reviewed { problems, undecoded, subdirectories, .. } = reviewed;
+    let Reviewed { problems, undecoded, unread, subdirectories, .. } = reviewed;
+    let unread: BTreeSet<&SourceProblem> = unread.iter().collect();
     let undecoded: BTreeSet<&SourceProblem> = undecoded.iter().map(|it| &it.problem).collect();
     let mut found = Findings::default();
     for problem in &problems {
@@ -48,7 +49,7 @@ pub(super) fn add(report: DoctorReport, directory: &Path, reviewed: Reviewed) ->
         }
         let check = match problem {
             _ if undecoded.contains(problem) => &ABSENT,
-            _ if is_unread(problem) => &UNREAD,
+            _ if unread.contains(problem) => &UNREAD,
             _ if is_repetition(problem) => &TWICE,
             _ => &PART,
         };

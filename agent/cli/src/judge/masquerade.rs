@@ -1,34 +1,40 @@
-//! Clients outside of the cluster: with `externalTrafficPolicy: Cluster` a node may replace their address by its own.
+//! External addresses of Services: with `externalTrafficPolicy: Cluster` a node may replace the client's address by its own.
+//! kube-proxy does so for every client of these addresses and of node ports, pods included.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::explain::{Cause, Explainer, Explanation, ServiceBackend, Verdict};
-use netpold_core::model::{Key, Node};
+use netpold_core::model::{Key, Node, Pod};
 use netpold_core::probe::{Party, Probe};
 
 use crate::doctor::Details;
 
-/// Returns the reason for which the verdict on a client outside of the cluster depends on the entry node.
+/// Returns the reason for which the verdict on a client of a Service's external address depends on the entry node.
 pub(super) fn depends(
     cluster: &Cluster,
     explainer: Explainer<'_>,
     details: &Details,
     answer: &Explanation,
 ) -> Option<String> {
-    let Party::Address(client) = &answer.probe.from else { return None };
+    let client = Client::of(cluster, &answer.probe)?;
     let is_external = |key: &&Key| {
         details.services.get(*key).is_some_and(|it| it.is_external && !it.keeps_client)
     };
     let service = answer.services.iter().find(is_external)?;
-    if answer.verdict == Verdict::Unknown
-        || cluster.whose(*client) != AddressOwner::Outside
-        || is_cluster_address(cluster, service, &answer.probe.to)
+    if answer.verdict == Verdict::Unknown || is_cluster_address(cluster, service, &answer.probe.to)
     {
         return None;
     }
-    let differs = answer.backends.iter().find_map(|backend| {
-        let nodes = entry_nodes(cluster, &answer.probe.to);
+    // A sender that may not send reaches no node, except to a node's address that its rules allow.
+    let may_send = |backend: &ServiceBackend| {
+        [&answer.egress, &backend.egress]
+            .into_iter()
+            .any(|egress| egress.as_ref().is_none_or(|egress| egress.verdict == Verdict::Allow))
+    };
+    let differs = answer.backends.iter().filter(|it| may_send(it)).find_map(|backend| {
+        let nodes = entry_nodes(cluster, client, &answer.probe.to);
         if nodes.is_empty() {
             return depends_on_sender(backend)
                 .then(|| "a node may be denied or allowed".to_owned());
@@ -36,7 +42,8 @@ pub(super) fn depends(
         let sources = nodes.iter().flat_map(|node| node.addresses.iter().map(|it| (*node, *it)));
         let mut verdicts = sources.filter_map(|(node, source)| {
             let verdict = verdict_from(explainer, source, backend, answer)?;
-            (verdict != backend.verdict).then(|| format!("node {} would get {verdict}", node.name))
+            (verdict != admitted(backend))
+                .then(|| format!("node {} would get {verdict}", node.name))
         });
         verdicts.next()
     })?;
@@ -46,21 +53,67 @@ pub(super) fn depends(
     ))
 }
 
+/// Client of a Service.
+#[derive(Clone, Copy)]
+enum Client<'p> {
+    /// An address outside of the cluster.
+    Outside(&'p IpAddr),
+    /// A pod; on the host's network it has its node's address anyway.
+    Pod(&'p Pod),
+}
+
+impl<'p> Client<'p> {
+    /// Returns the client whose packets may get another address. A pod reaches a Service by name at a cluster address.
+    fn of(cluster: &'p Cluster, probe: &'p Probe) -> Option<Self> {
+        let pod = match &probe.from {
+            Party::Pod(key) => cluster.pods().get(key)?,
+            Party::Address(address) => match cluster.whose(*address) {
+                AddressOwner::Outside => return Some(Self::Outside(address)),
+                AddressOwner::Pod(_) => cluster.owner(*address)?,
+                AddressOwner::Service(_) | AddressOwner::Node { .. } => return None,
+            },
+            Party::Service(_) => return None,
+        };
+        let is_external = !pod.host_network && matches!(probe.to, Party::Address(_));
+        is_external.then_some(Self::Pod(pod))
+    }
+}
+
+impl fmt::Display for Client<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Outside(address) => address.fmt(f),
+            Self::Pod(pod) => write!(f, "the address of {}", pod.key),
+        }
+    }
+}
+
+/// Returns the verdict at a backend.
+fn admitted(backend: &ServiceBackend) -> Verdict {
+    backend.ingress.as_ref().map_or(Verdict::Allow, |ingress| ingress.verdict)
+}
+
 /// Returns whether the receiver is a Service's `spec.clusterIPs`, which clients outside of the cluster do not reach.
 fn is_cluster_address(cluster: &Cluster, service: &Key, to: &Party) -> bool {
     let Party::Address(address) = to else { return false };
     cluster.services().get(service).is_some_and(|service| service.cluster.contains(address))
 }
 
-/// Returns the nodes at which the client's packets may enter.
-fn entry_nodes<'c>(cluster: &'c Cluster, to: &Party) -> Vec<&'c Node> {
+/// Returns the nodes at which the client's packets may enter: the node of the receiver's address, else a pod's own node.
+fn entry_nodes<'c>(cluster: &'c Cluster, client: Client<'_>, to: &Party) -> Vec<&'c Node> {
     let nodes = || cluster.nodes().values();
     let is_entry = |node: &&Node| match to {
         Party::Address(address) => node.addresses.contains(address),
         Party::Service(_) | Party::Pod(_) => false,
     };
     let entry: Vec<&Node> = nodes().filter(is_entry).collect();
-    if entry.is_empty() { nodes().collect() } else { entry }
+    match client {
+        _ if !entry.is_empty() => entry,
+        Client::Pod(pod) if !pod.node.is_empty() => {
+            cluster.nodes().get(pod.node.as_str()).into_iter().collect()
+        }
+        Client::Pod(_) | Client::Outside(_) => nodes().collect(),
+    }
 }
 
 fn verdict_from(

@@ -4,13 +4,13 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, anyhow};
 use netpold_api::flows::{FlowFilter, merge};
-use netpold_kube::manifests::{Review, review_text};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::snapshot::{ObjectSnapshot, ObjectSource};
 use crate::diff::{self, Sources, compare_objects, live as cuts};
 use crate::flows;
+use crate::offline::{self, Reviewed, review_text};
 
 /// Name of the text in its problems.
 const NAME: &str = "text";
@@ -44,13 +44,15 @@ pub(super) fn answer(
     ended: &AtomicBool,
 ) -> Result<Value> {
     let read = review_text(NAME, change.yaml.as_bytes(), &world.namespace);
-    let Review { objects: named, problems, undecoded, .. } =
-        read.map_err(|error| anyhow!("line {}: {}", error.line, error.reason))?;
+    let Reviewed { objects: named, problems, undecoded, unread, .. } = read;
+    if let (Some(problem), true) = (unread.first(), named.is_empty() && undecoded.is_empty()) {
+        return Err(anyhow!("line {}: {}", problem.line, problem.text));
+    }
     let undecoded = undecoded.iter().map(|it| it.problem.to_string());
     let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
     let objects = named.len();
     let mut sources = Sources::of_change(world.objects.clone(), &named, change.delete);
-    sources.gaps.splice(0..0, undecoded);
+    sources.gaps.splice(0..0, offline::unread(&unread).chain(undecoded));
     sources.is_partial = !source.is_live();
     let known = world.judge.details().clone();
     sources.set_details(known, &named, change.delete, |details| {
@@ -90,7 +92,7 @@ mod tests {
     fn a_comparison_ends_when_nobody_waits() {
         let text = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: shop}, spec: {containers: []}, \
                     status: {phase: Running, podIP: 10.0.0.1}}";
-        let objects = crate::offline::review_text(NAME, text.as_bytes(), "shop").unwrap();
+        let objects = review_text(NAME, text.as_bytes(), "shop");
         let compare = |ended| {
             let sources = Sources::of_change(objects.clone(), &[], false);
             compare_objects(sources, &[], &AtomicBool::new(ended))

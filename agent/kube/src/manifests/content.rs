@@ -33,12 +33,6 @@ pub fn is_repetition(problem: &SourceProblem) -> bool {
 /// End of the problem of a document that cannot be read, if no former content replaces it.
 pub(super) const NOTHING: &str = "(nothing of it is in effect)";
 
-/// Returns whether a problem is one of a document or a file that cannot be read.
-#[must_use]
-pub fn is_unread(problem: &SourceProblem) -> bool {
-    problem.text.ends_with(NOTHING)
-}
-
 /// Object that counts as absent because it cannot be decoded, or a pod template without its labels and ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undecoded {
@@ -158,6 +152,15 @@ impl Content {
         }
         self.problem(file, line, text);
         kept
+    }
+
+    /// Returns the documents that cannot be read, as problems without a former content.
+    pub(super) fn unread_documents(&self, file: &str) -> impl Iterator<Item = SourceProblem> {
+        self.unread.iter().map(|ReadError { line, reason }| SourceProblem {
+            file: file.to_owned(),
+            line: *line,
+            text: format!("{reason} {NOTHING}"),
+        })
     }
 
     /// Returns the problems; if there are many, the first ones and the number of the others.

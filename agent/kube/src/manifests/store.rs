@@ -100,6 +100,16 @@ impl FileStore {
         all.filter(|it| !it.key.as_ref().is_some_and(is_known)).cloned().collect()
     }
 
+    /// Returns the documents and files that cannot be read and have no former content.
+    pub(super) fn unread(&self) -> Vec<SourceProblem> {
+        let mut unread = Vec::new();
+        for (name, file) in self.files.iter().filter(|(_, file)| !file.known) {
+            unread.extend(file.error.iter().map(|reason| unread_file(name, reason)));
+            unread.extend(file.content.iter().flat_map(|content| content.unread_documents(name)));
+        }
+        unread
+    }
+
     /// Returns whether every file, and so every object, has been known at some time.
     pub(super) fn complete(&self) -> bool {
         self.files.values().all(|file| file.known)
@@ -115,12 +125,14 @@ impl FileStore {
             let current = file.error.is_none() && !file.kept && !unread;
             files.push(FileStatus { name: name.to_string(), objects, current });
             if let Some(reason) = &file.error {
-                let kept = match file.content {
-                    Some(_) => "(its last good content stays in effect)",
-                    None => NOTHING,
-                };
-                let text = format!("{reason} {kept}");
-                problems.push(SourceProblem { file: name.to_string(), line: 0, text });
+                let problem = unread_file(name, reason);
+                problems.push(match file.content {
+                    Some(_) => {
+                        let text = format!("{reason} (its last good content stays in effect)");
+                        SourceProblem { text, ..problem }
+                    }
+                    None => problem,
+                });
             }
             problems.extend(content.iter().flat_map(|content| content.problems(name)));
         }
@@ -227,6 +239,11 @@ impl FileStore {
         }
         problems
     }
+}
+
+/// Describes a file that cannot be read and has no former content.
+fn unread_file(name: &str, reason: &str) -> SourceProblem {
+    SourceProblem { file: name.to_owned(), line: 0, text: format!("{reason} {NOTHING}") }
 }
 
 #[cfg(test)]

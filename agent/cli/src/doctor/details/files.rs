@@ -24,7 +24,7 @@ impl Details {
     /// `namespace`.
     ///
     /// # Errors
-    /// A file cannot be read.
+    /// As [`Details::add`].
     pub fn read(path: &Path, namespace: &str, depth: Recursive) -> Result<Self> {
         let mut details = Self::within(namespace);
         details.add("--manifests", path, depth)?;
@@ -34,7 +34,7 @@ impl Details {
     /// Adds the details of objects in a directory, in one file, or on standard input (`-`), which `option` reads.
     ///
     /// # Errors
-    /// A file cannot be read.
+    /// The directory or the one file cannot be read.
     pub(crate) fn add(
         &mut self,
         option: &'static str,
@@ -45,8 +45,14 @@ impl Details {
             self.add_text(offline::STANDARD_INPUT, &offline::standard_input(option)?);
             return Ok(());
         }
+        let is_one = !path.is_dir();
         for file in offline::files(path, depth)? {
-            self.add_text(&offline::name_within(path, &file), &offline::content(&file)?);
+            match offline::content(&file) {
+                Ok(text) => self.add_text(&offline::name_within(path, &file), &text),
+                Err(error) if is_one => return Err(error),
+                // The reader of policies reports it.
+                Err(_) => {}
+            }
         }
         Ok(())
     }

@@ -121,6 +121,11 @@ pub(super) fn key(metadata: &RawMetadata) -> Key {
 }
 
 impl Details {
+    /// Returns the `containerPort` of a pod's `hostPort`.
+    pub(crate) fn host_port(&self, pod: &Key, port: (Protocol, u16)) -> Option<u16> {
+        self.pods.get(pod)?.host_ports.get(&port).copied()
+    }
+
     pub(super) fn add_pod(&mut self, object: RawObject) {
         let RawObject { metadata, spec, status } = object;
         let key = key(&metadata);

@@ -34,6 +34,8 @@ pub(crate) struct WrittenService {
     pub(crate) is_external: bool,
     /// Whether `spec.externalTrafficPolicy` is `Local`: nodes keep the addresses of those clients.
     pub(crate) keeps_client: bool,
+    /// Whether `spec.internalTrafficPolicy` is `Local`: clients at a cluster address reach backends of their node only.
+    pub(crate) is_internal_local: bool,
 }
 
 /// Port of a Service.
@@ -89,8 +91,16 @@ impl Details {
         let is_external =
             has_external || matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
         let keeps_client = spec.external_traffic_policy.as_deref() == Some("Local");
-        let service =
-            WrittenService { selector, ports, is_dns, is_headless, is_external, keeps_client };
+        let is_internal_local = spec.internal_traffic_policy.as_deref() == Some("Local");
+        let service = WrittenService {
+            selector,
+            ports,
+            is_dns,
+            is_headless,
+            is_external,
+            keeps_client,
+            is_internal_local,
+        };
         self.services.insert(key, service);
     }
 
