@@ -179,11 +179,10 @@ pub fn generate(objects: Vec<Change>, answer: &LearnAnswer, options: &LearnOptio
         .collect();
     let enforced = proof::enforced(objects, passed(), &policies, &options.namespace);
     let denied = proof::denied(&enforced, passed(), &unwritten);
-    let refused = policies.iter().flat_map(|policy| &policy.denied);
-    let refused = proof::denied(&enforced, refused, &unwritten).into_iter();
-    let refused: BTreeSet<ObservedFlow> = refused.map(|refused| refused.flow).collect();
+    let refused: BTreeSet<&ObservedFlow> = denied.iter().map(|refused| &refused.flow).collect();
     for policy in &mut policies {
-        policy.denied.retain(|flow| refused.contains(flow));
+        // Other flows with the peer passed, and their rule holds for this one.
+        policy.denied.retain(|flow| flow.flows == 0 || refused.contains(flow));
     }
     let unseen = unseen::unseen(&enforced, &policies, &seen, &options.namespace);
     unwatched.sort();

@@ -51,6 +51,24 @@ fn parts_of_policies_without_pods_are_not_compared_in_a_chart() {
     compare(&tier("shop", 1), &tier("shop", 1).replace("Deny", "Accept"), CANNOT_TELL, &[no_team]);
 }
 
+/// A checkout without the Namespace objects: the same labels hold on both sides.
+#[test]
+fn a_namespace_that_one_side_has_counts_for_both() {
+    let (cart, web) = (deployment("cart", ""), deployment("web", ""));
+    let labelled = "{apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: {team: a}}}";
+    let rule = "ingress: [{from: [{namespaceSelector: {matchLabels: {team: a}}}]}]";
+    let rule = policy("web", rule);
+    let (with, without) = ([labelled, &cart, &web, &rule], [&*cart, &web, &rule]);
+    let before =
+        "not compared: Namespace shop is not among the objects before: labels as on the other side";
+    let after = before.replace("before", "after");
+    expect(&with, &without, CANNOT_TELL, &["no connection is cut or opened", &after]);
+    expect(&without, &with, CANNOT_TELL, &["no connection is cut or opened", before]);
+    let closed = policy("web", "ingress: []");
+    let closed = [&*cart, &web, &closed];
+    expect(&with, &closed, DIFFERENT, &["shop/cart -> shop/web: loses", &after]);
+}
+
 /// A cluster's objects show every pod that exists.
 #[test]
 fn parts_of_policies_without_pods_are_noted_in_a_cluster() {
