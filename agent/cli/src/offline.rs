@@ -120,7 +120,9 @@ pub fn review_directory(
     }
     let review = manifests::review_once(path, namespace, depth.recursive)?;
     let mut reviewed = Reviewed::of(review, |file| match path.join(file) {
-        file if file.is_file() => content(&file).map_or("", |text| template_hint(&text)),
+        file if input::is_bounded_file(&file) => {
+            content(&file).map_or("", |text| template_hint(&text))
+        }
         _ => "",
     });
     let of_undecoded = reviewed.undecoded.iter_mut().map(|it| &mut it.problem);
@@ -213,7 +215,7 @@ pub fn template_hint(text: &[u8]) -> &'static str {
     }
 }
 
-/// Returns the sorted manifests of a directory, or the one file.
+/// Returns the sorted manifests of a directory that can be read, or the one file.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -223,7 +225,8 @@ pub(crate) fn files(path: &Path, depth: Recursive) -> Result<Vec<PathBuf>> {
     }
     let tree = manifests::tree(path, depth.recursive)
         .with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(tree.files.iter().map(|file| path.join(file)).collect())
+    let files = tree.files.iter().map(|file| path.join(file));
+    Ok(files.filter(|file| input::is_bounded_file(file)).collect())
 }
 
 /// Returns the name of a file in a directory: its path from there, else the last part of its path.

@@ -154,6 +154,8 @@ fn a_document_that_cannot_be_read_may_decide() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("all.yaml"), objects.join("\n---\n")).unwrap();
     std::os::unix::fs::symlink("/none", folder.path().join("gone.yaml")).unwrap();
+    let pipe = Command::new("mkfifo").arg(folder.path().join("pipe.yaml")).status().unwrap();
+    assert!(pipe.success());
     let run = |arguments: &[&str], input: &[u8]| {
         let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
         process.args(arguments).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -167,6 +169,7 @@ fn a_document_that_cannot_be_read_may_decide() {
     let ask = ["--from", "shop/api", "--to", "shop/web", "--port", "8080"];
     let (status, text) = run(&[&["explain", "--manifests", path], &ask[..]].concat(), b"");
     assert!(status == CANNOT_TELL && text.contains("gone.yaml: cannot be read"), "{text}");
+    assert!(text.contains("pipe.yaml: cannot be read: not a regular file"), "{text}");
     let all = with_broken.join("\n---\n");
     let (status, text) =
         run(&[&["explain", "--manifests", "-"], &ask[..]].concat(), all.as_bytes());

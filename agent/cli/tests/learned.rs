@@ -52,7 +52,7 @@ fn flows_to_absent_services_and_denials_at_times_are_told_apart() {
     let (status, text) = learn(&[path.to_str().unwrap().to_owned(), recorded("elm")]);
     assert_eq!(status, DENIED, "{text}");
     assert!(
-        text.contains("to svc/shop/gone, TCP 443: Service shop/gone no longer has such a port"),
+        text.contains("to svc/shop/gone, TCP 443: Service shop/gone is not among the objects or has no such port"),
         "{text}"
     );
     assert!(!text.contains("still denied"), "{text}");

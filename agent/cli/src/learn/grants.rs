@@ -79,7 +79,7 @@ impl fmt::Display for NoPolicyReason {
                 "{address} is a pod's address, and the pod that had it then is unknown: no ipBlock is written for \
                  pods"
             ),
-            Self::NoService(key) => write!(f, "Service {key} no longer has such a port"),
+            Self::NoService(key) => write!(f, "Service {key} is not among the objects or has no such port"),
             Self::NoBackends(key) => write!(f, "Service {key} has no backends now"),
         }
     }

@@ -83,6 +83,12 @@ pub fn content(path: &Path) -> Result<Arc<[u8]>> {
     Ok(bytes)
 }
 
+/// Returns whether a path leads to a regular file of a size that the reader of directories accepts. Another one, as a pipe,
+/// may never end.
+pub(super) fn is_bounded_file(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() <= BYTES)
+}
+
 fn read_bounded(name: &str, input: impl Read) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = input.take(BYTES + 1).read_to_end(&mut bytes);

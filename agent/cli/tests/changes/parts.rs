@@ -66,7 +66,12 @@ fn a_namespace_that_one_side_has_counts_for_both() {
     expect(&without, &with, CANNOT_TELL, &["no connection is cut or opened", before]);
     let closed = policy("web", "ingress: []");
     let closed = [&*cart, &web, &closed];
-    expect(&with, &closed, DIFFERENT, &["shop/cart -> shop/web: loses", &after]);
+    expect(
+        &with,
+        &closed,
+        DIFFERENT,
+        &["shop/cart, shop/web -> shop/web: loses everything", &after],
+    );
 }
 
 /// A cluster's objects show every pod that exists.
