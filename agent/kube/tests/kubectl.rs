@@ -148,7 +148,7 @@ fn object(numbers: &mut Numbers, name: &str) -> String {
              null, true, \"\\u00e9\\n\", {{}}], \"b\": {{\"c\": \"yes\", \"c\": \"d\"}}}}\n"
         );
     }
-    for index in 0..1 + numbers.below(4) {
+    for index in 0..=numbers.below(4) {
         let value = VALUES[numbers.below(VALUES.len())];
         let space = if value.starts_with('\n') { "" } else { " " };
         text.push_str(&format!("f{index}:{space}{value}\n"));
@@ -161,7 +161,7 @@ fn object(numbers: &mut Numbers, name: &str) -> String {
 
 /// Returns a list of objects.
 fn list(numbers: &mut Numbers) -> String {
-    let items = (0..1 + numbers.below(3)).map(|index| {
+    let items = (0..=numbers.below(3)).map(|index| {
         let item = object(numbers, &format!("item{index}"));
         let lines: Vec<String> = item.lines().map(|line| format!("  {line}\n")).collect();
         lines.concat().replacen("  ", "- ", 1)
@@ -182,7 +182,7 @@ fn file(numbers: &mut Numbers) -> String {
                 [numbers.below(5)],
         );
     }
-    for index in 0..1 + numbers.below(3) {
+    for index in 0..=numbers.below(3) {
         if index > 0 {
             let separators = [
                 "---\n",
@@ -254,15 +254,12 @@ fn by_netpold(bytes: &[u8]) -> (Vec<Json>, String) {
 }
 
 fn flatten(object: Json, into: &mut Vec<Json>) {
-    match &object["items"] {
-        Json::Array(items)
-            if object["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) =>
-        {
-            items.iter().for_each(|item| flatten(item.clone(), into));
-        }
+    let is_list = object["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
+    if let Some(items) = object["items"].as_array().filter(|_| is_list) {
+        items.iter().for_each(|item| flatten(item.clone(), into));
+    } else if !object["kind"].is_null() {
         // kubectl names an object without a kind, and reads the next document.
-        _ if object["kind"].is_null() => {}
-        _ => into.push(without_annotations(object)),
+        into.push(without_annotations(object));
     }
 }
 
