@@ -44,7 +44,7 @@ where
 
 /// Route to one JSON document about the engine, without a question in the request. All requests that wait for the
 /// engine share the next answer.
-pub fn shared<A: Serialize + 'static>(
+pub(super) fn shared<A: Serialize + 'static>(
     questions: &Arc<Questions>,
     answer: impl Fn(&Engine) -> A + Send + Sync + 'static,
 ) -> MethodRouter {
