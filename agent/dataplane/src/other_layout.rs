@@ -144,6 +144,15 @@ impl OtherLayout {
         }
     }
 
+    /// Bit of `skb->mark` that the other version's programs leave as the proof; `None` until all of them leave it, or if
+    /// the version does not describe it.
+    pub(super) fn proof(&self) -> Option<u32> {
+        let words = self.settings.as_ref()?.all();
+        let setting = |name| Some(number(words, 0, self.description.find(name)?) as u32);
+        setting("settings.demands_proof").filter(|demands| *demands != 0)?;
+        setting("settings.proof")
+    }
+
     /// Seed of the hashes of names in [`OtherLayout::resolved`].
     pub(super) fn hash_seed(&self) -> Option<u64> {
         self.resolved.as_ref()?;

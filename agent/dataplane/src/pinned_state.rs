@@ -60,6 +60,7 @@ impl PinnedState {
             // The migration of flows reports unreadable tables.
             let Ok(other) = OtherLayout::open(&directory) else { continue };
             state.hash_seed = state.hash_seed.or(other.hash_seed());
+            state.proof = state.proof.or(other.proof());
             if let Ok(others) = other.endpoints() {
                 state.add(others);
             }

@@ -109,9 +109,8 @@ impl Attack {
         }
     }
 
-    /// Sends to the Service, and to its backends around the pod's program if `goes_around`, while `act` runs; returns the
-    /// leaks.
-    fn goes_on(self, goes_around: bool, act: impl FnOnce(&mut Cluster, usize)) -> Tally {
+    /// Sends to the Service, and to its backends around the pod's program, while `act` runs; returns the leaks.
+    fn goes_on(self, act: impl FnOnce(&mut Cluster, usize)) -> Tally {
         let Self { mut cluster, node, stream, wires } = self;
         let (marked, around) = (Volley::new(), Volley::new());
         let hostile = cluster.pod("hostile");
@@ -119,9 +118,7 @@ impl Attack {
         let backends = wires.iter().flat_map(|(name, _)| pairs(hostile, cluster.pod(name)));
         let mut ends: Vec<_> = backends.map(sockets).collect();
         ends.extend(stream.ends.iter().step_by(PORTS.len()));
-        if goes_around {
-            begin_stream(hostile, around, &ends);
-        }
+        begin_stream(hostile, around, &ends);
         let (goes_on, ended) = mpsc::channel::<()>();
         let sender = std::thread::spawn(move || {
             let going = |_: &usize| ended.try_recv() == Err(mpsc::TryRecvError::Empty);
@@ -137,15 +134,11 @@ impl Attack {
         assert!(marked.leaked(&good) > 0, "packets to the allowed backend pass");
         drop(goes_on);
         println!("{} packets to the Service", sender.join().unwrap());
-        if goes_around {
-            end_stream(cluster.pod("hostile"));
-        }
+        end_stream(cluster.pod("hostile"));
         let mut tally = Tally::default();
         for (name, [wire, bypass]) in &wires {
             tally.note(&format!("by the Service to {name}"), marked.leaked(wire));
-            if goes_around {
-                tally.note(&format!("around the program to {name}"), around.leaked(bypass));
-            }
+            tally.note(&format!("around the program to {name}"), around.leaked(bypass));
         }
         tally
     }
@@ -164,7 +157,7 @@ fn replaced(cluster: &Cluster, node: usize, times: usize) {
 
 fn while_tables_grow(test: &str, node: usize) {
     let Some(attack) = Attack::new(test, node) else { return };
-    let tally = attack.goes_on(true, |cluster, node| {
+    let tally = attack.goes_on(|cluster, node| {
         let (friend, server) = (cluster.pod("friend"), cluster.pod("server"));
         let (from, to) = pairs(friend, server)[0];
         let sender = Sender::pod(friend);
@@ -188,14 +181,13 @@ fn denied_backends_while_flow_tables_grow_on_a_bridge_node() {
     while_tables_grow("denied_backends_while_flow_tables_grow_on_a_bridge_node", 1);
 }
 
-/// Around the program, packets still pass then, see the page of threats.
 #[test]
 fn denied_backends_while_layouts_change() {
     const TEST: &str = "denied_backends_while_layouts_change";
     require_root!();
     let other = other_layout::build();
     let Some(attack) = Attack::new(TEST, 0) else { return };
-    let tally = attack.goes_on(false, |cluster, node| {
+    let tally = attack.goes_on(|cluster, node| {
         for agent in [other, binary()] {
             cluster.agents[node].end(Signal::SIGKILL);
             cluster.agents[node].set_binary(agent);
