@@ -87,8 +87,9 @@ fn marked_packets_are_judged_for_their_sender() {
         assert_eq!(judge(&mut world, "netpold_ingress", slot, &denied), Reason::ServiceBackend);
         // A slot without a pod; and the pod's own mark.
         assert_eq!(judge(&mut world, "netpold_node", slot + 1, &denied), Reason::ServiceBackend);
-        assert_eq!(judge(&mut world, "netpold_node", IFINDEX, &denied), Reason::Loopback);
-        assert_eq!(judge(&mut world, "netpold_ingress", IFINDEX, &denied), Reason::Loopback);
+        let own = endpoint_slot(IFINDEX, 0);
+        assert_eq!(judge(&mut world, "netpold_node", own, &denied), Reason::Loopback);
+        assert_eq!(judge(&mut world, "netpold_ingress", own, &denied), Reason::Loopback);
     }
     sender(&mut world, 0);
     let any = frame(&ip(FAMILIES[0], Who::Pod, Who::Stranger, TCP, &tcp(1, 2, SYN)));
