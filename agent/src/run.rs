@@ -8,6 +8,7 @@ mod routes;
 mod start;
 mod telemetry;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -181,14 +182,15 @@ impl Agent {
         let mut attached = attacher.attached()?;
         attached.retain(|found| !attacher.is_closed(found.program));
         let inherited = pinned.hash_seed.is_some() || !attached.is_empty();
-        let mut engine = start::engine(config, pins, attacher, &pinned)?;
+        let judged: BTreeSet<u32> = attached.iter().map(|found| found.hook.ifindex).collect();
+        let before = inherited.then(|| judged.clone());
+        let mut engine = start::engine(config, pins, attacher, &pinned, before)?;
         let records =
             RecordWriters::resume(&config.files.state, &config.node, engine.rule_use_mut());
         let manifests = StaticPods::new(config.files.static_pods.clone(), config.node.clone());
         let results = cache::follow(config.files.cni_results.clone(), manifests)?;
         let mut inputs = Inputs::new(source, results, config.node.clone(), inherited);
         if inherited {
-            let judged = attached.iter().map(|found| found.hook.ifindex).collect();
             engine.inherit(judged, start::bound(&pinned, &attached), start::remembered(config));
         } else {
             engine.begin_with(existing);

@@ -5,7 +5,9 @@ use netpold_ebpf::{
     layout::{Endpoint, TIMEOUT_UDP_ANSWERED},
     reason::Reason,
 };
-use netpold_testkit::frames::{ACK, RST, SYN, Who, frame4, tcp4, udp4};
+use netpold_testkit::frames::{
+    ACK, RST, SYN, Who, frame, frame4, icmp, ipv6_between, tcp, tcp4, udp, udp4,
+};
 use netpold_testkit::node::NodeTables;
 use netpold_testkit::one_pod::{
     self, DENY_ROW as NOBODY, Direction, IFINDEX, INGRESS_ROW as CLIENTS, egress, ingress,
@@ -92,6 +94,66 @@ fn a_pod_that_may_send_anything_may_ask_for_its_address() {
     assert_eq!(egress(&tables(NOBODY, NOBODY), &discover), Reason::SpoofedSource);
     let stranger = udp4((STRANGER, 68), (CLIENT, 67));
     assert_eq!(egress(&tables(NOBODY, 0), &stranger), Reason::SpoofedSource);
+}
+
+/// The unspecified address is no source of data: no rule about pods, and no Deny of them, matches it.
+#[test]
+fn the_unspecified_address_asks_for_an_address_and_sends_nothing_else() {
+    let groups = [group(1), group(2), group(0x16)];
+    for row in [0, CLIENTS] {
+        let tables = tables(row, 0);
+        let four = |protocol, to, data: &[u8]| egress(&tables, &frame4(protocol, [0; 4], to, data));
+        let udp_to = |ports: (u16, u16), to| four(17, to, &udp(ports.0, ports.1, b"data"));
+        assert_eq!(udp_to((68, 67), [255; 4]), Reason::NotIsolated, "DHCP");
+        assert_eq!(four(2, [224, 0, 0, 22], &[0x22; 16]), Reason::NotIsolated, "IGMP");
+        for (ports, to) in [((68, 68), [255; 4]), ((67, 67), CLIENT), ((5000, 53), CLIENT)] {
+            assert_eq!(udp_to(ports, to), Reason::SpoofedSource, "{ports:?}");
+        }
+        assert_eq!(four(2, CLIENT, &[0x22; 16]), Reason::SpoofedSource, "IGMP to a host");
+        assert_eq!(four(6, CLIENT, &tcp(68, 67, SYN)), Reason::SpoofedSource);
+        assert_eq!(four(1, CLIENT, &icmp(8, 0, [0; 4], b"echo")), Reason::SpoofedSource);
+        let later = part(frame4(17, [0; 4], CLIENT, &[0; 16]), 2, false);
+        assert_eq!(egress(&tables, &later), Reason::SpoofedSource);
+
+        let six = |to, next, data: &[u8]| {
+            egress(&tables, &frame(&ipv6_between([[0; 16], to], next, 255, data)))
+        };
+        let host = Who::Friend.v6();
+        for to in groups.into_iter().chain([host]) {
+            assert_eq!(six(to, 17, &udp(68, 67, b"data")), Reason::SpoofedSource, "{to:?}");
+            assert_eq!(six(to, 6, &tcp(5000, 80, SYN)), Reason::SpoofedSource, "{to:?}");
+            assert_eq!(six(to, 58, &icmp(128, 0, [0; 4], b"echo")), Reason::SpoofedSource);
+            let behind = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &udp(1, 2, b"data")].concat();
+            assert_eq!(six(to, 60, &behind), Reason::SpoofedSource, "behind options");
+            let report = [&[58, 0, 5, 2, 0, 0, 1, 0][..], &icmp(143, 0, [0; 4], &[])].concat();
+            let expected = if to == host { Reason::SpoofedSource } else { Reason::NotIsolated };
+            assert_eq!(six(to, 0, &report), expected, "a listener report to {to:?}");
+        }
+        let router = six(group(2), 58, &icmp(133, 0, [0; 4], &[]));
+        assert!(matches!(router, Reason::Neighbour | Reason::NotIsolated), "{router:?}");
+    }
+}
+
+/// A group of the link (RFC 4291 section 2.7.1).
+const fn group(last: u8) -> [u8; 16] {
+    [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]
+}
+
+/// At its last segment the kernel unpacks the packet behind a routing header, and sends it on.
+#[test]
+fn a_packet_behind_a_routing_header_is_malformed() {
+    for row in [0, CLIENTS, NOBODY] {
+        let tables = tables(row, row);
+        for kind in [0, 2, 3, 4] {
+            for (next, expected) in [(4, true), (41, true), (17, false)] {
+                let header = [next, 0, kind, 0, 0, 0, 0, 0];
+                let data = [&header[..], &udp(5000, 53, b"data")].concat();
+                let packet = frame(&ipv6_between([Who::Pod.v6(), Who::Friend.v6()], 43, 64, &data));
+                let is_malformed = egress(&tables, &packet) == Reason::Malformed;
+                assert_eq!(is_malformed, expected, "row {row}, type {kind}, next {next}");
+            }
+        }
+    }
 }
 
 /// Turns a frame of [`frame4`] into a fragment; the offset in units of 8 bytes.

@@ -112,4 +112,7 @@ pub struct Options {
     pub known_endpoints: BTreeMap<(u32, u64), u32>,
     /// Slots of the endpoint table in which an earlier agent installed endpoints, by interface index.
     pub known_slots: BTreeMap<u32, u32>,
+    /// Indexes of interfaces with programs of an earlier agent; `None`: there was none. With [`NewPods::Deny`] other
+    /// interfaces are new.
+    pub judged: Option<BTreeSet<u32>>,
 }

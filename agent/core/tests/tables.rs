@@ -8,7 +8,7 @@ use netpold_core::compile::{CompileError, Compiler, Problem};
 use netpold_core::model::{Bound, Change, Interface, Key, Owner, Pod, Policy, Selector, Standing};
 use netpold_core::ops::Table;
 use netpold_core::ops::{Capacity, Op};
-use netpold_core::options::{CheckSource, ObserveFlows, Options, SourceExempt};
+use netpold_core::options::{CheckSource, NewPods, ObserveFlows, Options, SourceExempt};
 use netpold_ebpf::layout::{
     ENDPOINT_PROBES, EP_CHECK_SOURCE, EP_OBSERVE, ROW_NOT_ISOLATED, endpoint_slot,
 };
@@ -375,6 +375,31 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
     // Another secondary interface takes no slot of a primary one.
     world.apply([second(last)]);
     assert_eq!((slot(&world, first), slot(&world, last)), (Some(100), None));
+}
+
+/// With `--new-pods deny`, interfaces are open whose pod is unknown to the first agent, and stay open for the next.
+#[test]
+fn an_interface_is_familiar_if_the_earlier_agent_left_it_open() {
+    let denied = (4, netpold_core::compile::WAITING);
+    for (judged, known, expected) in [
+        (None, vec![], [false; 4]),
+        (Some(vec![1, 2, 4]), vec![((2, 7), 20), (denied, 21)], [false, true, true, true]),
+        (Some(vec![]), vec![], [true; 4]),
+    ] {
+        let options = Options {
+            node: NODE.into(),
+            new_pods: NewPods::Deny,
+            known_endpoints: known.into_iter().collect(),
+            judged: judged.map(|judged: Vec<u32>| judged.into_iter().collect()),
+            ..Options::default()
+        };
+        let mut world = World { compiler: Compiler::new(options), tables: MemoryTables::new() };
+        world.apply((1..=4).map(|n| Change::Interface(interface(n, &["10.0.0.1"]))));
+        let waiting = |n: u32| world.compiler.endpoints().any(|it| it.ifindex == n && it.waiting);
+        assert_eq!([1, 2, 3, 4].map(waiting), expected);
+        world.apply([Change::Interface(interface(5, &["10.0.0.1"]))]);
+        assert!(world.compiler.endpoints().any(|it| it.ifindex == 5 && it.waiting), "it is new");
+    }
 }
 
 #[test]

@@ -99,6 +99,7 @@ impl FlowMigration {
         if !self.is_pending() {
             return;
         }
+        self.layouts.iter().for_each(OtherLayout::expect_others);
         let watched = watch(wanted, hooks.attacher(), generation);
         // Packets that passed before the watchers were attached have their flows in the other tables by now.
         grace_period();

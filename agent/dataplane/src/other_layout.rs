@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::maps::{MapData, MapError};
 use netpold_ebpf::layout::{
-    Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint, SHARES_NAMES, STANDS_ASIDE, Settings,
+    Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint, MAY_BE_BEHIND, SHARES_NAMES, STANDS_ASIDE, Settings,
 };
 use std::os::fd::AsFd;
 
@@ -111,10 +111,21 @@ impl OtherLayout {
     /// Has the other version's programs at pods' hooks leave every packet as it is ([`STANDS_ASIDE`]), while other programs
     /// judge in front of them. False if the version has no such flag.
     pub(super) fn stand_aside(&self) -> bool {
+        self.set(STANDS_ASIDE)
+    }
+
+    /// Has the other version's programs expect programs in front of them ([`MAY_BE_BEHIND`]). Versions without this flag
+    /// expect them anyway.
+    pub(super) fn expect_others(&self) {
+        let _ = self.set(MAY_BE_BEHIND);
+    }
+
+    /// Sets a flag of the programs; false if the version has no flags.
+    fn set(&self, flag: u32) -> bool {
         let word = self.settings.as_ref().zip(self.description.find("settings.watch"));
         let Some((words, place)) = word else { return false };
         words.all().get(place.at / 8).is_some_and(|word| {
-            word.fetch_or(u64::from(STANDS_ASIDE) << (place.at % 8 * 8), Ordering::AcqRel);
+            word.fetch_or(u64::from(flag) << (place.at % 8 * 8), Ordering::AcqRel);
             true
         })
     }

@@ -13,7 +13,7 @@ pub(super) const PASSED_ON: [&str; 5] = ["bridge", "vrf", "ifb", "dummy", "nlmon
 const NAMESPACES: [&str; 1] = ["netkit"];
 
 /// Link kinds that decapsulate packets to an address of the node without a secret, so that a pod can send through them.
-const TUNNELS: [&str; 12] = [
+const TUNNELS: [&str; 13] = [
     "vxlan",
     "geneve",
     "gre",
@@ -26,6 +26,7 @@ const TUNNELS: [&str; 12] = [
     "ip6tnl",
     "sit",
     "bareudp",
+    "gtp",
 ];
 
 /// `ARPHRD_*` of `linux/if_arp.h`.
@@ -143,9 +144,14 @@ mod tests {
             "as a veth, another namespace's"
         );
         assert_eq!(link("wireguard", 0xfffe), Some(Some(DeviceLink::Ip)), "a pod has no key of it");
-        for (kind, hardware_type) in
-            [("ipip", 768), ("sit", 776), ("gre", 778), ("ip6tnl", 769), ("vxlan", 0xfffe)]
-        {
+        for (kind, hardware_type) in [
+            ("ipip", 768),
+            ("sit", 776),
+            ("gre", 778),
+            ("ip6tnl", 769),
+            ("vxlan", 0xfffe),
+            ("gtp", 0xfffe),
+        ] {
             assert_eq!(link(kind, hardware_type), Some(Some(DeviceLink::IpTunnel)), "{kind}");
         }
         for (kind, hardware_type) in

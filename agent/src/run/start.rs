@@ -19,12 +19,14 @@ use netpold_kube::inputs::kept;
 
 use crate::config::RunConfig;
 
-/// Creates an engine that has written nothing yet; it continues the pinned state of an earlier agent.
+/// Creates an engine that has written nothing yet; it continues the pinned state of an earlier agent. `judged`: the
+/// interfaces with programs of that agent, see [`Options::judged`].
 pub(super) fn engine(
     config: &RunConfig,
     pins: PinRoot,
     attacher: Attacher,
     pinned: &PinnedState,
+    judged: Option<BTreeSet<u32>>,
 ) -> Result<Engine> {
     let capacity = Capacity::SMALL;
     let known = pinned.endpoints.iter().map(|e| ((e.ifindex, e.uid_hash), e.id)).collect();
@@ -35,6 +37,7 @@ pub(super) fn engine(
         first_endpoint_id: first_endpoint_id(last, pinned.hash_seed.is_some(), random),
         known_endpoints: known,
         known_slots: pinned.slots.clone(),
+        judged,
         ..config.options.clone()
     };
     let seed = pinned.hash_seed.unwrap_or(random);

@@ -289,3 +289,23 @@ fn nobody_is_kept_from_a_new_address() {
         assert_eq!(arrivals(&wire, &probe, 1), 1, "{name} asks for its own IPv6 address");
     }
 }
+
+/// Sends data from the unspecified address. An ipBlock of the victim's policy would admit it, whoever sends.
+#[test]
+fn nobodys_data_arrives_nowhere() {
+    require_root!();
+    let cluster = world();
+    let victim = cluster.pod("victim");
+    let wire = victim.wire("eth0").unwrap();
+    for (nobody, to) in
+        [IpAddr::from([0; 4]), IpAddr::from([0; 16])].into_iter().zip(victim.addresses())
+    {
+        for port in [PORT, 67] {
+            let sent = |pod: &Pod| {
+                let own = udp_packet((nobody, 5000).into(), (*to, port).into(), &[7; 40]);
+                (frame(victim.mac(), pod.mac(), &own), own)
+            };
+            attack(&cluster, &wire, &format!("{nobody} to {to}, port {port}"), sent).unwrap();
+        }
+    }
+}

@@ -30,6 +30,7 @@ mod overlay;
 mod own_address;
 mod refragmented;
 mod reject;
+mod segments;
 mod spliced;
 mod synproxy;
 mod tunnel;

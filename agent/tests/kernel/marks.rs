@@ -139,6 +139,25 @@ fn packets_without_a_mark_pass_devices() {
     }
 }
 
+/// The node has unpacked the packet on the pod's interface, or a program of the pod has forged it.
+#[test]
+fn a_packet_with_the_proof_comes_from_no_pod() {
+    let Some(mut world) = world() else { return };
+    let proof = world.host.flows.settings.proof;
+    for family in FAMILIES {
+        let packet = frame(&ip(family, Who::Pod, Who::Server, TCP, &tcp(4000, 443, SYN)));
+        let dropped = world.dropped(Direction::Egress, Reason::SpoofedSource);
+        for (mark, passes) in [(0, true), (!proof, true), (proof, false), (u32::MAX, false)] {
+            let target = program(&mut world.bpf, "netpold_egress").fd().expect("egress");
+            let answer = run(target.as_fd(), &Run { mark, ..Run::once(&packet) }).expect("a run");
+            assert_eq!(answer.retval == PASS, passes, "{family:?}, {mark:x}");
+        }
+        let counted = world.dropped(Direction::Egress, Reason::SpoofedSource) - dropped;
+        assert_eq!(counted, 2, "{family:?}");
+        world.next_pod();
+    }
+}
+
 /// A packet that bypassed the program of its veth is judged where it leaves the node, in the kernel as on the host.
 #[test]
 fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {

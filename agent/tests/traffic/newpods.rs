@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use netpold_ebpf::layout::endpoint_slot;
 use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, eventually, none_pass};
 use netpold_testbed::{Cni, Netns, PodSpec, require_root};
+use nix::sys::signal::Signal;
 
 use crate::load::guarded;
 
@@ -33,8 +34,19 @@ fn a_pod_that_nobody_knows_reaches_its_node_alone() {
     cluster.agents[0].wait_for("aware of the interface", ENFORCED, waits).unwrap();
     let (late, stranger) = (cluster.pod("late"), cluster.pod("stranger"));
     none_pass(late, stranger, stranger.addresses());
-    // The pod is known now, and under no policy.
+    // Nor anything of a pod that came while no agent ran.
+    cluster.agents[0].end(Signal::SIGKILL);
+    cluster.add(0, "later");
+    cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
+    let name = cluster.pod("later").host_interface().to_owned();
+    let waits = |status: &serde_json::Value| status["waiting"].to_string().contains(&name);
+    cluster.agents[0].wait_for("aware of both interfaces", ENFORCED, waits).unwrap();
+    let (later, stranger) = (cluster.pod("later"), cluster.pod("stranger"));
+    none_pass(later, stranger, stranger.addresses());
+    none_pass(stranger, later, later.addresses());
+    // The pods are known now, and under no policy.
     cluster.enforce();
+    cluster.reaches("later", "stranger");
     cluster.reaches("late", "stranger");
     cluster.reaches("stranger", "late");
 }
@@ -50,6 +62,11 @@ fn what_was_there_before_the_agent_is_left_alone() {
     all_pass(&foreign, &cluster.nodes[0], &cluster.nodes[0].addresses());
     none_pass(&foreign, friend, friend.addresses());
     cluster.without_policy("f").without_policy("to").enforce();
+    let friend = cluster.pod("friend");
+    all_pass(&foreign, friend, friend.addresses());
+    // For the next agent as well.
+    cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
+    cluster.enforce();
     let friend = cluster.pod("friend");
     all_pass(&foreign, friend, friend.addresses());
 }

@@ -272,7 +272,9 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         let ParsedPacket { network, transport, parse_error, quoted } = reading;
         let policy = &self.context.policy;
         // A pod without egress policy may also request its address (DHCP) and send on its link.
-        let exempt = !policy.rows().isolates_egress() && F::is_link_scope(network.source);
+        let exempt = !policy.rows().isolates_egress()
+            && (F::is_link_local(network.source)
+                || F::is_unspecified(network.source) && F::needs_no_source(network, transport));
         if self.checks_source && !exempt && !F::owns(self.context.endpoint, network.source) {
             return Err(Reason::SpoofedSource);
         }

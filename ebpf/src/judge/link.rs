@@ -50,7 +50,7 @@ pub(crate) fn arp<B: Bytes>(
 }
 
 /// Verdict on a packet of a pod that no policy selects: only its claims of addresses count. `None`: its payload may
-/// have one. Unreadable packets may claim any address.
+/// have one, or shows whether it needs a source. Unreadable packets may claim any address.
 #[inline(always)]
 pub(crate) fn source_alone<B: Bytes>(
     bytes: &B,
@@ -63,18 +63,22 @@ pub(crate) fn source_alone<B: Bytes>(
                 return Some(Err(short::<B>()));
             };
             let source = header.be32(12);
-            V4::owns(sender, source) || V4::is_link_scope(source)
+            if V4::is_unspecified(source) {
+                return None;
+            }
+            V4::owns(sender, source)
         }
         Ok((ETHERTYPE_IPV6, offset)) => {
             let Some(header) = bytes.window::<40>(offset) else {
                 return Some(Err(short::<B>()));
             };
             let (source, next) = (header.words(8), header.byte(6));
-            let own = V6::owns(sender, source) || V6::is_link_scope(source);
+            let nobody = V6::is_unspecified(source);
+            let own = nobody || V6::owns(sender, source) || V6::is_link_local(source);
             if own && (next == ICMPV6 || is_extension(next)) {
                 return payload_alone(bytes, offset, next, source);
             }
-            own
+            own && !nobody
         }
         Ok((ETHERTYPE_ARP, offset)) => return Some(arp(bytes, offset, Some(sender), false)),
         Ok(_) => return Some(Err(Reason::NotIp)),
@@ -112,6 +116,8 @@ fn payload_alone<B: Bytes>(
         return None;
     }
     let kind = bytes.window::<1>(offset + 40).map(|message| message.byte(0));
-    let usual = next == ICMPV6 && kind.is_some_and(|kind| !is_claim(kind, source));
+    let usual = next == ICMPV6
+        && !V6::is_unspecified(source)
+        && kind.is_some_and(|kind| !is_claim(kind, source));
     Some(if usual { Ok(Reason::NotIsolated) } else { Err(Reason::Deferred) })
 }

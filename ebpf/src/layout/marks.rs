@@ -5,8 +5,9 @@ use crate::layout::endpoint::ENDPOINT_SLOTS;
 /// Bits of a mark that hold the endpoint slot.
 const MARK_SLOT_BITS: u32 = 13;
 /// Modulus of the endpoint's number; the remainder plus 1 is the upper part of a mark. So a mark ends with its
-/// endpoint, not with the endpoint's slot. [`answer_mark`] adds this number once more.
-const MARK_NUMBERS: u32 = 3;
+/// endpoint, not with the endpoint's slot: the agent gives an endpoint that takes over a record a number with another
+/// remainder. [`answer_mark`] adds this modulus once more.
+pub const MARK_NUMBERS: u32 = 3;
 const _: () = assert!(1 << MARK_SLOT_BITS == ENDPOINT_SLOTS);
 
 /// Mark of an endpoint: its slot and its number ([`Endpoint::id`](crate::layout::Endpoint::id)), in the 16 bits of

@@ -29,7 +29,7 @@ pub struct Settings {
     /// packets are judged.
     pub ipv6_blocks_root: u32,
     /// Flags while two generations' programs run at the pods' hooks, to migrate flows: [`WATCH_ONLY`], [`SHARES_NAMES`],
-    /// [`STANDS_ASIDE`]. Agents of later layouts write it, by the description of the layout.
+    /// [`STANDS_ASIDE`], [`MAY_BE_BEHIND`]. Agents of later layouts write it, by the description of the layout.
     pub watch: u32,
     /// Number of the policy in force. A cached verdict holds for the revision that was read before policy: the agent
     /// changes the revision after the last word of an update, and each generation uses its own numbers.
@@ -86,12 +86,13 @@ impl Settings {
         unsafe { (&raw const self.any_endpoint).read_volatile() & flag != 0 }
     }
 
-    /// Whether these flags of [`Settings::watch`] are set, and no others; the agent changes them while programs run.
+    /// Whether these flags of [`Settings::watch`] are set, and no others but [`MAY_BE_BEHIND`]; the agent changes them
+    /// while programs run.
     #[must_use]
     #[inline(always)]
     pub fn watches(&self, flags: u32) -> bool {
         // SAFETY: a reference is readable.
-        unsafe { (&raw const self.watch).read_volatile() == flags }
+        unsafe { (&raw const self.watch).read_volatile() & !MAY_BE_BEHIND == flags }
     }
 }
 
@@ -104,6 +105,8 @@ pub const SHARES_NAMES: u32 = 1 << 1;
 /// Flag in [`Settings::watch`]: those in front judge alone. These programs at pods' hooks leave every packet and its marks
 /// as they are, XDP programs drop none, and those at other devices go on.
 pub const STANDS_ASIDE: u32 = 1 << 2;
+/// Flag in [`Settings::watch`]: programs may run in front of these, so packets may have their proof already.
+pub const MAY_BE_BEHIND: u32 = 1 << 3;
 
 /// Flag in [`Settings::any_endpoint`]: policy isolates an endpoint for egress.
 pub const ANY_ISOLATES_EGRESS: u32 = 1 << 0;

@@ -8,9 +8,16 @@ use crate::{
         bytes::Bytes,
         icmp,
         parse::{self, Network, Transport},
+        protocol::{ICMPV6, UDP},
     },
     reason::Reason,
 };
+
+/// IGMP (RFC 3376).
+const IGMP: u8 = 2;
+/// UDP ports of DHCP (RFC 2131 section 4.1).
+const DHCP_SERVER: u16 = 67;
+const DHCP_CLIENT: u16 = 68;
 
 /// An IP version.
 pub trait Family: Copy + Default + core::fmt::Debug {
@@ -49,8 +56,14 @@ pub trait Family: Copy + Default + core::fmt::Debug {
     /// Whether the packet is a neighbour solicitation or advertisement that no router has forwarded.
     fn is_solicitation(network: &Network<Self::Address>, transport: &Transport) -> bool;
 
-    /// Whether a pod may use an address before it has its own, or beside it on the link.
-    fn is_link_scope(address: Self::Address) -> bool;
+    /// Whether a pod may use an address beside its own, in any packet: a link-local one.
+    fn is_link_local(address: Self::Address) -> bool;
+
+    /// Whether an address is unspecified.
+    fn is_unspecified(address: Self::Address) -> bool;
+
+    /// Whether a packet may be from the unspecified address, before its sender has one.
+    fn needs_no_source(network: &Network<Self::Address>, transport: &Transport) -> bool;
 
     /// Whether an address may reach a pod without being its own.
     fn is_shared(address: Self::Address) -> bool;
@@ -105,8 +118,23 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn is_link_scope(address: u32) -> bool {
+    fn is_link_local(_address: u32) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn is_unspecified(address: u32) -> bool {
         address == 0
+    }
+
+    /// DHCP from a client to a server (RFC 2131 section 4.1), and IGMP (RFC 3376 section 4.2.13) to a group.
+    #[inline(always)]
+    fn needs_no_source(network: &Network<u32>, transport: &Transport) -> bool {
+        match transport.protocol {
+            UDP => transport.source == DHCP_CLIENT && transport.destination == DHCP_SERVER,
+            IGMP => network.destination >> 28 == 0xe,
+            _ => false,
+        }
     }
 
     /// Multicast and the limited broadcast.
@@ -190,8 +218,23 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn is_link_scope(address: [u64; 2]) -> bool {
-        is_link_local(address) || Self::same(address, [0; 2])
+    fn is_link_local(address: [u64; 2]) -> bool {
+        is_link_local(address)
+    }
+
+    #[inline(always)]
+    fn is_unspecified(address: [u64; 2]) -> bool {
+        Self::same(address, [0; 2])
+    }
+
+    /// Neighbour and listener discovery, to a group: router solicitation (RFC 4861 section 4.1), solicitation of an
+    /// address about to be used (RFC 4862 section 5.4.2), listener queries, reports and dones (RFC 3590, RFC 3810
+    /// section 5.2.13).
+    #[inline(always)]
+    fn needs_no_source(network: &Network<[u64; 2]>, transport: &Transport) -> bool {
+        transport.protocol == ICMPV6
+            && matches!(transport.destination >> 8, 130..=133 | 135 | 143)
+            && is_multicast(network.destination)
     }
 
     /// Multicast, and link-local addresses: the pods' are in no table.

@@ -255,12 +255,20 @@ pub const fn is_extension(protocol: u8) -> bool {
     matches!(protocol, 0 | 43 | 44 | 51 | 60)
 }
 
+/// Whether a next header number is an IP header: IPv4 or IPv6 in IPv6 (RFC 2473).
+#[inline(always)]
+const fn is_ip(protocol: u8) -> bool {
+    matches!(protocol, 4 | 41)
+}
+
 /// Follows IPv6 extension headers: hop-by-hop, routing, fragment, authentication, destination options (RFC 8200
 /// section 4). Headers behind a later fragment's Fragment header are not read.
 ///
 /// # Errors
 /// As [`ipv4`], and [`Reason::TooManyHeaders`]. [`Reason::Malformed`] also for nested fragments, and for a routing
-/// header with segments left: the packet goes on from its destination to an address that no program judged.
+/// header with segments left: the packet goes on from its destination to an address that no program judged. And for
+/// one directly before an IP header: at the last segment the kernel unpacks the inner packet, which no program judged
+/// (RFC 8986 section 4.13, RFC 6554 section 4.2).
 #[inline(always)]
 pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
     if !is_extension(network.protocol) {
@@ -272,7 +280,7 @@ pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Resul
     for _ in 0..MAX_EXTENSIONS {
         let header = bytes.window::<8>(network.payload).ok_or(Reason::Truncated)?;
         let length = match network.protocol {
-            43 if header.byte(3) != 0 => return Err(Reason::Malformed),
+            43 if header.byte(3) != 0 || is_ip(header.byte(0)) => return Err(Reason::Malformed),
             44 if network.fragment.is_first() => return Err(Reason::Malformed),
             44 => {
                 let part = header.be16(2);

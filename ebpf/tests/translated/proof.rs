@@ -8,8 +8,8 @@ use netpold_ebpf::{
     },
     layout::{
         BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, DEVICE_LINE, DEVICE_PROBES, DEVICES,
-        ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, answer_mark, device_place, endpoint_slot,
-        is_mark, mark, marked_slot, parts_of,
+        ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, MARK_NUMBERS, answer_mark, device_place,
+        endpoint_slot, is_mark, mark, marked_slot, parts_of,
     },
     packet::parse,
     reason::Reason,
@@ -169,12 +169,14 @@ fn a_mark_ends_with_its_endpoint() {
     let packet = tcp((POD, 40000), (OPEN, 80), SYN);
     let exit = marked(&tables, UPLINK);
     assert_eq!(leave_by(&tables, &packet, exit), Reason::Allowed);
-    tables.endpoint_mut(POD_IFINDEX).id += 1;
-    assert_eq!(
-        leave_by(&tables, &packet, exit),
-        Reason::ServiceBackend,
-        "another pod has the slot"
-    );
+    let id = tables.endpoint_mut(POD_IFINDEX).id;
+    for next in 1..=2 * MARK_NUMBERS {
+        tables.endpoint_mut(POD_IFINDEX).id = id + next;
+        // The agent gives no such number to an endpoint that takes over the record.
+        let same = next % MARK_NUMBERS == 0;
+        let expected = if same { Reason::Allowed } else { Reason::ServiceBackend };
+        assert_eq!(leave_by(&tables, &packet, exit), expected, "a pod has the slot as {next}");
+    }
 }
 
 #[test]

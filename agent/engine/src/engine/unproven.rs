@@ -117,8 +117,11 @@ impl Missing {
             problems.push(format!(
                 "{packets} packets of {} lost skb->tc_index on this node after netpold had judged them: a tc filter \
                  behind netpold's that ends in TC_ACT_OK clears it; their packets to Services are not judged after \
-                 translation; make that filter return TC_ACT_UNSPEC (continue)",
-                named(&unmarked)
+                 translation; make that filter return TC_ACT_UNSPEC (continue); or a rule sets bit {} of skb->mark \
+                 on packets that bypass netpold's program (CONNMARK --restore-mark without a mask): make it leave \
+                 {proof:#x} out",
+                named(&unmarked),
+                proof.trailing_zeros(),
             ));
         }
         problems

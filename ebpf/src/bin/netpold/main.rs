@@ -43,7 +43,7 @@ use netpold_ebpf::{
         hook::Hook,
         proof::UNKNOWN_INTERFACE,
     },
-    layout::{STANDS_ASIDE, WATCH_ONLY},
+    layout::{MAY_BE_BEHIND, STANDS_ASIDE, WATCH_ONLY},
     packet::{
         family::{V4, V6},
         parsed::ParsedPacket,
@@ -126,6 +126,11 @@ fn netpold_egress(context: TcContext) -> i32 {
             mark::leave(skb, Reason::Related as u32);
         }
         return NEXT;
+    }
+    // The pod's own packets arrive without the proof: this one comes from the node, with a verdict that is not its own.
+    if mark::is_judged(skb) && !may_be_behind() {
+        let _ = mark::netpold_refuse(skb, mark::ETHERNET, Reason::SpoofedSource as u32);
+        return DROP;
     }
     trace::begin::<Egress>(skb);
     let reason = if checksum::is_settled(skb, mark::ETHERNET) {
@@ -259,6 +264,12 @@ fn watches_only() -> bool {
 #[inline(always)]
 fn stands_aside() -> bool {
     watch() & STANDS_ASIDE != 0
+}
+
+/// Whether programs in front of these may have judged a packet.
+#[inline(always)]
+fn may_be_behind() -> bool {
+    watch() & MAY_BE_BEHIND != 0
 }
 
 /// [`Settings::watch`](netpold_ebpf::layout::Settings)

@@ -236,6 +236,12 @@ extern "C" fn netpold_astray(skb: *mut __sk_buff) -> u32 {
     astray.unwrap_or(false).into()
 }
 
+/// Whether a packet has the proof.
+#[inline(always)]
+pub(crate) fn is_judged(skb: *mut __sk_buff) -> bool {
+    is_proven(read_mark(skb))
+}
+
 /// Whether `skb->mark` contains the proof.
 #[inline(always)]
 fn is_proven(mark: u32) -> bool {
@@ -355,10 +361,10 @@ fn counted(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
     if drops::count_one(true, reason, whose) { reason | TELL } else { reason }
 }
 
-/// Counts the drop of a packet that [`netpold_unfit`] refuses.
+/// Counts the drop of a packet that [`netpold_unfit`] refuses, or that comes back to a pod's hook.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_refuse(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
+pub(crate) extern "C" fn netpold_refuse(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
     counted(skb, link, reason)
 }
 

@@ -123,6 +123,8 @@ pub(crate) struct Endpoints {
     /// they existed before the first update and may not belong to pods.
     new_pods: NewPods,
     familiar: Option<BTreeSet<(u32, u64)>>,
+    /// [`Options::judged`]
+    judged: Option<BTreeSet<u32>>,
 }
 
 impl Endpoints {
@@ -138,16 +140,21 @@ impl Endpoints {
             quarantine: BTreeSet::new(),
             new_pods: options.new_pods,
             familiar: None,
+            judged: options.judged.clone(),
         }
     }
 
-    /// Before the first update: marks the present interfaces as familiar, except those that an earlier agent denied.
+    /// Before the first update: marks the present interfaces as familiar, except those that an earlier agent denied, had
+    /// for a pod's, or did not know.
     pub(crate) fn begin(&mut self, cluster: &Cluster) {
         if self.familiar.is_some() {
             return;
         }
         let there = cluster.interfaces().values();
-        let there = there.filter(|i| !self.numbers.was_waiting(i.index));
+        let there = there.filter(|i| {
+            self.judged.as_ref().is_none_or(|judged| judged.contains(&i.index))
+                && !self.numbers.was_endpoint(i.index)
+        });
         self.familiar = Some(there.map(|i| (i.index, i.incarnation)).collect());
     }
 
@@ -193,7 +200,8 @@ impl Endpoints {
         let record = before.and_then(|live| live.record);
         let known = before.filter(|live| live.identity == *identity).map(|live| live.id);
         let live = self.live.values().map(|live| live.id);
-        (known.unwrap_or_else(|| self.numbers.take(ifindex, identity, live)), record)
+        let former = record.map(|(_, record)| record.id);
+        (known.unwrap_or_else(|| self.numbers.take(ifindex, identity, live, former)), record)
     }
 
     /// Drops everything except the numbers and the slots.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use netpold_ebpf::layout::DOUBT_BLOCKS;
+use netpold_ebpf::layout::{DOUBT_BLOCKS, MARK_NUMBERS};
 
 use crate::model::Key;
 use crate::options::Options;
@@ -39,9 +39,9 @@ impl Numbers {
         Self { next, known: options.known_endpoints.clone(), kept: BTreeMap::new() }
     }
 
-    /// Whether the pod behind an interface was unknown to an earlier agent.
-    pub(super) fn was_waiting(&self, ifindex: u32) -> bool {
-        self.known.contains_key(&(ifindex, WAITING))
+    /// Whether an interface was an endpoint of an earlier agent: of a pod, or of an unknown one that it denied.
+    pub(super) fn was_endpoint(&self, ifindex: u32) -> bool {
+        self.known.range((ifindex, 0)..=(ifindex, u64::MAX)).next().is_some()
     }
 
     /// Reserves the number of an endpoint.
@@ -55,11 +55,13 @@ impl Numbers {
     }
 
     /// The number of a pod instance seen for the first time: a reserved one, else a new one. `live`: the numbers in use.
+    /// `former`: the number in the record that the instance takes over, whose marks must not become its own.
     pub(super) fn take(
         &mut self,
         ifindex: u32,
         identity: &Identity,
         live: impl Iterator<Item = u32>,
+        former: Option<u32>,
     ) -> u32 {
         if let Some(id) = self.kept.remove(&(ifindex, identity.clone())) {
             return id;
@@ -71,7 +73,8 @@ impl Numbers {
         let mut sharing = [0_u32; DOUBT_BLOCKS as usize];
         live.chain(self.put_by()).for_each(|id| sharing[block(id)] += 1);
         let next = self.next..self.next.saturating_add(DOUBT_BLOCKS);
-        let id = next.min_by_key(|id| sharing[block(*id)]).unwrap_or(self.next);
+        let differs = |id: &u32| former.is_none_or(|it| it % MARK_NUMBERS != id % MARK_NUMBERS);
+        let id = next.filter(differs).min_by_key(|id| sharing[block(*id)]).unwrap_or(self.next);
         self.next = id.saturating_add(1);
         id
     }
@@ -92,7 +95,8 @@ mod tests {
         let known_endpoints = BTreeMap::from([((1, 7), 20)]);
         let mut numbers = Numbers::new(&Options { known_endpoints, ..Options::default() });
         let of = |uid_hash| Identity { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
-        let take = |numbers: &mut Numbers, ifindex| numbers.take(ifindex, &of(7), [].into_iter());
+        let take =
+            |numbers: &mut Numbers, ifindex| numbers.take(ifindex, &of(7), [].into_iter(), None);
         assert_eq!(take(&mut numbers, 1), 20, "as the earlier agent gave it");
         assert_eq!(take(&mut numbers, 1), 21, "once");
         numbers.keep(1, of(7), 21);
@@ -102,13 +106,26 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_takes_over_a_record_has_another_mark() {
+        let of = |uid_hash| Identity { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
+        for former in 20..26 {
+            let options = Options { first_endpoint_id: former + 1, ..Options::default() };
+            // The next two numbers share doubts with others, so the one with the former remainder is next.
+            let live = [former, former + 1 + DOUBT_BLOCKS, former + 2 + DOUBT_BLOCKS];
+            let take = |former| Numbers::new(&options).take(1, &of(7), live.into_iter(), former);
+            assert_eq!(take(None), former + MARK_NUMBERS);
+            assert_eq!(take(Some(former)), former + MARK_NUMBERS + 1);
+        }
+    }
+
+    #[test]
     fn endpoints_share_no_doubts_while_there_are_blocks_left() {
         let mut numbers = Numbers::new(&Options::default());
         let of = |uid_hash| Identity { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
         let mut live: Vec<u32> = Vec::new();
         // Pods come and go: every third of them stays.
         for pod in 0..3 * u64::from(DOUBT_BLOCKS) {
-            let id = numbers.take(pod as u32, &of(pod), live.iter().copied());
+            let id = numbers.take(pod as u32, &of(pod), live.iter().copied(), None);
             assert!(!live.contains(&id));
             if pod % 3 == 0 {
                 live.push(id);
@@ -122,7 +139,7 @@ mod tests {
             (DOUBT_BLOCKS as usize, DOUBT_BLOCKS as usize)
         );
         for pod in 0..u64::from(DOUBT_BLOCKS) {
-            live.push(numbers.take(1, &of(1000 + pod), live.iter().copied()));
+            live.push(numbers.take(1, &of(1000 + pod), live.iter().copied(), None));
         }
         let second = &live[DOUBT_BLOCKS as usize..];
         assert_eq!(blocks(second).len(), second.len(), "a block is shared by two at most");
