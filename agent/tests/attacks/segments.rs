@@ -10,8 +10,9 @@ use netpold_testbed::{Cni, Pod, require_root};
 use crate::volley::{PACKETS, Sender, Tally, Volley, pairs};
 
 const PORT: u16 = 4000;
-/// Types of routing headers: RPL, SRv6.
-const TYPES: [u8; 2] = [3, 4];
+/// Types of routing headers. The kernel unpacks only IPv6 behind the first one.
+const RPL: u8 = 3;
+const SRV6: u8 = 4;
 
 fn six(address: IpAddr) -> Ipv6Addr {
     let IpAddr::V6(address) = address else { panic!("IPv6 only") };
@@ -61,7 +62,8 @@ fn unpacked(cni: Cni, tally: &mut Tally) {
         let wire = victim.wire("eth0").unwrap();
         let node = cluster.nodes[0].addresses()[1];
         for ends in pairs(cluster.pod("friend"), victim) {
-            for kind in TYPES {
+            let types = if ends.0.is_ipv4() { &[SRV6][..] } else { &[SRV6, RPL] };
+            for &kind in types {
                 let what = format!("type {kind}, as {}, {cni:?}, isolated: {policy:?}", ends.0);
                 let volley = Volley::new();
                 routed(hostile, node, volley, kind, ends);

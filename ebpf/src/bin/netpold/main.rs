@@ -128,8 +128,7 @@ fn netpold_egress(context: TcContext) -> i32 {
         return NEXT;
     }
     // The pod's own packets arrive without the proof: this one comes from the node, with a verdict that is not its own.
-    if mark::is_judged(skb) && !may_be_behind() {
-        let _ = mark::netpold_refuse(skb, mark::ETHERNET, Reason::SpoofedSource as u32);
+    if mark::is_judged(skb) && mark::netpold_refuse_judged(skb) != 0 {
         return DROP;
     }
     trace::begin::<Egress>(skb);

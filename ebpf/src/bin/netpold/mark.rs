@@ -29,7 +29,7 @@ use netpold_ebpf::{
 };
 
 use crate::{
-    DROP, NEXT, checksum, connection, drops, has_foreign_socket, maps,
+    DROP, NEXT, checksum, connection, drops, has_foreign_socket, maps, may_be_behind,
     packet::{Copied, Direct as Headers},
     reject::netpold_reject_backend,
     tables::{Maps, add_one},
@@ -361,10 +361,24 @@ fn counted(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
     if drops::count_one(true, reason, whose) { reason | TELL } else { reason }
 }
 
-/// Counts the drop of a packet that [`netpold_unfit`] refuses, or that comes back to a pod's hook.
+/// Counts the drop of a packet that comes to a pod's hook with the proof; 1: it drops, 0: programs in front may have
+/// judged it.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_refuse(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
+pub(crate) extern "C" fn netpold_refuse_judged(skb: *mut __sk_buff) -> u32 {
+    if may_be_behind() {
+        return 0;
+    }
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let _ = drops::count_one(true, Reason::SpoofedSource as u32, ifindex);
+    1
+}
+
+/// Counts the drop of a packet that [`netpold_unfit`] refuses.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_refuse(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
     counted(skb, link, reason)
 }
 
