@@ -274,7 +274,18 @@ fn no_packet_that_a_pods_program_hands_over_passes_as_an_answer() {
             }
         };
         let what = format!("{cni:?}: handed over");
-        try_both(&mut cluster, (&what, "hostile"), &wire, &mut tally, attack);
+        let volley = Volley::new();
+        attack(&cluster, volley);
+        volley.arrives(&wire, &what);
+        // The proof alone is a forgery, whatever policy allows.
+        for isolated in [false, true] {
+            if isolated {
+                cluster.policy("hostile", isolate("hostile", &BOTH));
+            }
+            let volley = Volley::new();
+            attack(cluster.enforce(), volley);
+            tally.note(&what, volley.leaked(&wire));
+        }
         tally.holds();
     }
 }

@@ -272,11 +272,17 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         let ParsedPacket { network, transport, parse_error, quoted } = reading;
         let policy = &self.context.policy;
         // A pod without egress policy may also request its address (DHCP) and send on its link.
-        let exempt = !policy.rows().isolates_egress()
-            && (F::is_link_local(network.source)
-                || F::is_unspecified(network.source) && F::needs_no_source(network, transport));
+        let exempt = !policy.rows().isolates_egress() && F::is_link_local(network.source);
         if self.checks_source && !exempt && !F::owns(self.context.endpoint, network.source) {
-            return Err(Reason::SpoofedSource);
+            if policy.rows().isolates_egress() || !F::is_unspecified(network.source) {
+                return Err(Reason::SpoofedSource);
+            }
+            if quoted.quote == Quote::Unread {
+                return Err(Reason::Deferred);
+            }
+            if !F::needs_no_source(network, transport) {
+                return Err(Reason::SpoofedSource);
+            }
         }
         if let Some(reason) = *parse_error {
             // IPv4 packets claim no address: ARP does. IPv6 packets may (neighbour discovery).

@@ -64,7 +64,7 @@ pub(crate) fn source_alone<B: Bytes>(
             };
             let source = header.be32(12);
             if V4::is_unspecified(source) {
-                return None;
+                return if B::PLAIN { Some(Err(Reason::Deferred)) } else { None };
             }
             V4::owns(sender, source)
         }
