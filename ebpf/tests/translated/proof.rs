@@ -182,7 +182,7 @@ fn a_mark_ends_with_its_endpoint() {
 #[test]
 fn a_mark_whose_endpoint_is_gone_grants_nothing() {
     let mut tables = tables();
-    tables.policy.endpoints.remove(&POD_IFINDEX);
+    tables.policy.endpoints.remove(&endpoint_slot(POD_IFINDEX, 0));
     let packet = tcp((POD, 40000), (OPEN, 80), SYN);
     assert_eq!(behind(&tables, &packet, UPLINK), Reason::ServiceBackend);
 }
