@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use netpold_core::cluster::ObjectKey;
 use netpold_core::labels::{OF_PODS, OF_RELEASES};
-use netpold_core::model::{Change, Key, Labels, NamedPort, Pod};
+use netpold_core::model::{Change, Key, Labels, NamedPort, Pod, WorkloadRef};
 
 use super::owner::{Owner, is_generated, is_run, job, owner};
 
@@ -34,21 +34,23 @@ pub fn stand_in(objects: Vec<Change>) -> Vec<Change> {
         objects.into_iter().partition(is_template);
     // The latest of several runs of a CronJob comes first.
     templates.sort_by_key(|template| Reverse(ObjectKey::of(template)));
+    let schedules: HashSet<(&str, &str)> =
+        templates.iter().filter_map(as_pod).filter_map(schedule).collect();
+    for object in &mut objects {
+        if let Change::Pod(pod) = object {
+            set_schedule(pod, &schedules);
+        }
+    }
     let pods = || objects.iter().filter_map(as_pod);
     let running = RunningPods::new(pods().filter(|pod| !pod.finished));
     let mut wanted: BTreeMap<(String, OwnerKey, Option<TemplateTraits>), Pod> = BTreeMap::new();
-    // The Jobs of a CronJob among the templates are its runs, whatever their labels.
-    let schedules: HashSet<(&str, &str)> = templates
-        .iter()
-        .filter_map(as_pod)
-        .filter_map(|pod| Some((pod.key.namespace.as_str(), pod.template()?)))
-        .filter(|(_, workload)| workload.kind == "CronJob")
-        .map(|(namespace, workload)| (namespace, workload.name.as_str()))
-        .collect();
-    for template in templates.iter().filter_map(as_pod).filter(|pod| !running.has(pod)) {
+    for template in templates.iter().filter_map(as_pod) {
         let Some(owner) = owner(template) else { continue };
         let is_guessed =
             is_run(template) && !schedules.contains(&(template.key.namespace.as_str(), owner.name));
+        if running.has(template, is_guessed) {
+            continue;
+        }
         let traits = is_guessed.then(|| TemplateTraits::of(template));
         let key = (template.key.namespace.clone(), OwnerKey::of(owner), traits);
         // The Deployment's template takes precedence over its ReplicaSets', the CronJob's over its Jobs'.
@@ -70,6 +72,22 @@ pub fn stand_in(objects: Vec<Change>) -> Vec<Change> {
         objects.push(Change::Pod(template));
     }
     objects
+}
+
+/// Returns namespace and name of the CronJob that a template is of.
+fn schedule(template: &Pod) -> Option<(&str, &str)> {
+    let workload = template.template().filter(|workload| workload.kind == "CronJob")?;
+    Some((&template.key.namespace, &workload.name))
+}
+
+/// Makes a CronJob among the objects the workload of a pod of its runs: labels and owner name the run's Job only.
+fn set_schedule(pod: &mut Pod, schedules: &HashSet<(&str, &str)>) {
+    let name = owner(pod).filter(|_| is_run(pod)).map(|owner| owner.name.to_owned());
+    let known = |name: &String| schedules.contains(&(pod.key.namespace.as_str(), name.as_str()));
+    if let Some(name) = name.filter(known) {
+        let kind = "CronJob".to_owned();
+        pod.workload = Some(Box::new(WorkloadRef { kind, name, is_template: false }));
+    }
 }
 
 /// Ranks templates: the workload's own before others of the same workload, then by kind.
@@ -131,10 +149,11 @@ impl<'p> RunningPods<'p> {
         Self { owned, runs, others }
     }
 
-    fn has(&self, template: &Pod) -> bool {
+    /// Returns whether a pod of the template's workload runs; `is_guessed` is set for a run of an unknown CronJob.
+    fn has(&self, template: &Pod, is_guessed: bool) -> bool {
         let namespace = template.key.namespace.as_str();
         let others = self.others.get(namespace).into_iter().flatten();
-        if is_run(template) {
+        if is_guessed {
             let is_alike = |pod: &&Pod| is_as_made(pod, template) || job(pod) == job(template);
             let mut alike = self.runs.iter().filter(|pod| is_alike(pod));
             return alike
