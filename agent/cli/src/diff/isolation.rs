@@ -25,6 +25,8 @@ pub struct Isolation {
     pub templates: Vec<String>,
     /// Number of compared workloads.
     pub compared: usize,
+    /// Number of workloads in both clusters that are not compared, because their pods use the host's network.
+    pub on_host: usize,
 }
 
 /// Workload for which isolation begins or ends.
@@ -206,7 +208,10 @@ impl Isolation {
         };
         // A pod on the host's network is the node on one side at least.
         let is_host = |(b, a): &(&Key, &Key)| is_host(&sides[0], b) || is_host(&sides[1], a);
-        if !is_compared && (pairs.is_empty() || !pairs.iter().all(is_host)) {
+        let are_hosts = !pairs.is_empty() && pairs.iter().all(is_host);
+        if are_hosts && !is_compared {
+            self.on_host += 1;
+        } else if !is_compared {
             let why = match pairs.is_empty() {
                 true => "no pod before the change corresponds to one after it",
                 false => "its pods have no unshared addresses of one family",

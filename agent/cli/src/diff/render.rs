@@ -165,9 +165,13 @@ pub(crate) fn counts(difference: &Difference) -> (usize, usize) {
 
 fn summary(difference: &Difference) -> String {
     let pairs = |count| if count == 1 { "1 pair".to_owned() } else { format!("{count} pairs") };
-    let Isolation { compared, alone, unknown, .. } = &difference.isolation;
+    let Isolation { compared, alone, unknown, on_host, .. } = &difference.isolation;
     match counts(difference) {
         (0, 0) if *compared == 0 && !unknown.is_empty() => "nothing was compared".to_owned(),
+        (0, 0) if *compared == 0 && *on_host > 0 => {
+            "nothing was compared: the pods in both use the host's network, where no policy applies"
+                .to_owned()
+        }
         (0, 0) if *compared == 0 => {
             "nothing was compared: no pod and no pod template is in both".to_owned()
         }
@@ -266,7 +270,7 @@ pub(crate) fn document(difference: &Difference) -> Value {
         })
         .collect();
     let (cut, opened) = counts(difference);
-    let Isolation { open, isolated, moved, alone, unknown, templates, compared } =
+    let Isolation { open, isolated, moved, alone, unknown, templates, compared, .. } =
         &difference.isolation;
     let named = |is_new: bool| {
         let names = alone.iter().filter(|it| it.is_new == is_new).map(|it| it.workload.clone());

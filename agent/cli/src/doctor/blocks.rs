@@ -48,6 +48,9 @@ const SERVICE_ADDRESS: Check = Check {
           endpoints (`kubectl get endpointslices`)",
 };
 
+/// Fix of [`SERVICE_ADDRESS`] in a ClusterNetworkPolicy.
+const BACKENDS: &str = "select the Service's pods by labels, with the targetPort; where it has no selector, write its \
+                        endpoints as networks (`kubectl get endpointslices`)";
 /// Problem and fix of [`SERVICE_ADDRESS`] on ingress.
 const NEVER_A_SOURCE: &str =
     "an ipBlock is the address of Services, which no packet has as its source: it {} nothing";
@@ -76,6 +79,9 @@ pub(super) fn examine(
             found.add_of(&NO_ADDRESS, place.effect(), at(&block.cidr.to_string()));
         } else if let Some(what) = services(objects, place, (rule, block), subject) {
             let check = match place.direction {
+                Direction::Egress if place.policy.namespace().is_none() => {
+                    Check { fix: BACKENDS, ..SERVICE_ADDRESS }
+                }
                 Direction::Egress => SERVICE_ADDRESS,
                 Direction::Ingress => {
                     Check { problem: NEVER_A_SOURCE, fix: SENDERS, ..SERVICE_ADDRESS }

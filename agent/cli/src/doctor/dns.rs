@@ -16,7 +16,7 @@ use self::allowance::{is_resolver, may_be_dns, may_need_names};
 
 pub(super) use self::server::{Server, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{GroupedObjects, NamedPolicy, PodGroup, pods_text};
+use super::objects::{GroupedObjects, NamedPolicy, PodGroup, pods_text, some_pods_text};
 
 const NO_DNS: Check = Check {
     name: "no-dns",
@@ -31,6 +31,13 @@ const CLOSED: Check = Check {
     severity: Severity::Warning,
     problem: "the cluster's DNS server is closed to pods: its policies allow no queries from them",
     fix: "",
+};
+
+/// [`NO_DNS`] where a ClusterNetworkPolicy denies it.
+const DENIED_DNS: Check = Check {
+    problem: "a ClusterNetworkPolicy denies pods DNS (UDP and TCP 53)",
+    fix: ACCEPT_FIRST,
+    ..NO_DNS
 };
 
 /// Fix where a ClusterNetworkPolicy denies DNS: rules of NetworkPolicies are not evaluated then.
@@ -98,11 +105,19 @@ fn senders(
         (true, false) => is_resolver(rule),
         (true, true) => is_resolver(rule) || is_for_unknown(objects, group, rule),
     };
-    let asks = |pod: &&Pod| servers.iter().any(|server| reaches(pod, server));
-    if group.by_node.iter().all(asks) || rules.iter().any(is_dns) {
+    let fails = |pod: &&Pod| !servers.iter().any(|server| reaches(pod, server));
+    let failing: Vec<&Pod> = group.by_node.iter().copied().filter(fails).collect();
+    if failing.is_empty() || rules.iter().any(is_dns) {
         return;
     }
-    let text = |names: &str| format!("{}: {names}", pods_text(group));
+    let pods = some_pods_text(&group.beside(&failing));
+    // The NetworkPolicies may well allow DNS: a rule of an Admin tier decides before them.
+    if let Some(policy) = failing.iter().find_map(|pod| refusing_questions(objects, pod, servers)) {
+        let named = NamedPolicy::cluster_policy(policy, objects.details);
+        found.add(&DENIED_DNS, named.at("spec.egress", &pods));
+        return;
+    }
+    let text = |names: &str| format!("{pods}: {names}");
     let place = objects.place_of(isolating.iter().map(|(policy, _)| *policy), "spec.egress", text);
     match servers.iter().find(|server| server.is_of_cluster) {
         Some(server) => {
@@ -122,37 +137,26 @@ fn denied_by_tier(
 ) {
     let (outside, port) = OUTSIDE;
     let sends = |pod: &&&Pod| objects.may_send(pod, outside, IpProtocol::TCP, port);
-    let mut questions = servers.iter().filter(|it| it.is_of_cluster).flat_map(Server::questions);
-    let Some(first) = questions.next() else { return };
-    let questions: Vec<_> = std::iter::once(first).chain(questions).take(ASKED).collect();
-    for pod in group.by_node.iter().filter(sends) {
-        let policies = questions.iter().map(|(protocol, address, port)| {
-            let at = (IpProtocol(protocol.number()), *port);
-            denying(objects, &pod.key, Direction::Egress, *address, at)
-        });
-        if let Some(policies) = policies.collect::<Option<Vec<_>>>()
-            && let Some(policy) = policies.first()
-        {
-            let named = NamedPolicy::cluster_policy(policy, objects.details);
-            let place = named.at("spec.egress", &pods_text(group));
-            found.add_with_fix(&NO_DNS, ACCEPT_FIRST, place);
-            return;
-        }
+    let mut senders = group.by_node.iter().filter(sends);
+    if let Some(policy) = senders.find_map(|pod| refusing_questions(objects, pod, servers)) {
+        let named = NamedPolicy::cluster_policy(policy, objects.details);
+        found.add(&DENIED_DNS, named.at("spec.egress", &pods_text(group)));
     }
 }
 
-/// Returns the ClusterNetworkPolicy with the rule that denies this traffic at a pod, if there is one.
-fn denying<'o>(
+/// Returns the first ClusterNetworkPolicy that denies a pod DNS, if such policies deny every question to the cluster's name
+/// servers.
+fn refusing_questions<'o>(
     objects: &'o GroupedObjects<'_>,
-    pod: &Key,
-    direction: Direction,
-    remote: IpAddr,
-    (protocol, port): (IpProtocol, u16),
+    pod: &Pod,
+    servers: &[Server<'_>],
 ) -> Option<&'o ClusterPolicy> {
-    let judged = objects.explainer.judge(pod, direction, remote, protocol, port)?;
-    let rule = judged.tiers.decided_by.filter(|_| judged.verdict == Verdict::Deny)?;
-    let mut policies = objects.cluster.cluster_policies();
-    policies.find(|policy| policy.name == rule.policy.policy).map(|policy| &**policy)
+    let questions = servers.iter().filter(|it| it.is_of_cluster).flat_map(Server::questions);
+    let policies = questions.take(ASKED).map(|(protocol, address, port)| {
+        let at = (IpProtocol(protocol.number()), *port);
+        objects.denying(&pod.key, Direction::Egress, *address, at)
+    });
+    policies.collect::<Option<Vec<_>>>()?.first().copied()
 }
 
 /// Returns whether a rule may allow DNS to pods that are not among the objects.
@@ -265,7 +269,7 @@ fn refusing<'o>(
     group: &PodGroup<'_>,
 ) -> Option<&'o ClusterPolicy> {
     let mut questions = questions_of(objects, server, group);
-    questions.find_map(|(pod, from, at)| denying(objects, pod, Direction::Ingress, from, at))
+    questions.find_map(|(pod, from, at)| objects.denying(pod, Direction::Ingress, from, at))
 }
 
 /// Returns whether some pod of the name server admits a group.

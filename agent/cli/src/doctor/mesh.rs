@@ -5,7 +5,9 @@
 
 mod control_plane;
 
+use netpold_core::explain::Verdict;
 use netpold_core::model::{Direction, Labels, Peer, PortMatch, PortRule, Protocol, Rule};
+use netpold_core::probe::IpProtocol;
 
 use super::complete::is_stand_in;
 use super::details::{IgnoredPorts, Mesh, PastProxy};
@@ -26,6 +28,9 @@ const DATAPLANE: &str = "istio.io/dataplane-mode";
 /// Ports at which members of meshes receive.
 const HBONE: u16 = 15008;
 const LINKERD: u16 = 4143;
+
+/// Most groups of members for which rules of ClusterNetworkPolicies are judged.
+const ASKED: usize = 32;
 
 /// Checks every group that some policy isolates.
 pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
@@ -97,6 +102,7 @@ fn lacks(
             if is_tcp(rule)
                 && is_for_member(rule)
                 && !passes_proxies(objects, (group, direction), rule, members)
+                && !is_accepted(objects, (group, direction), (rule, number), members)
             {
                 let named = NamedPolicy::policy(policy, objects.details);
                 let path = format!("spec.{direction}[{index}].ports");
@@ -108,14 +114,12 @@ fn lacks(
     None
 }
 
-/// Returns whether the packets of every TCP port of a rule pass the proxies by: at the receivers or at the senders, which
-/// are the group and the members that the rule has as peers.
-fn passes_proxies(
-    objects: &GroupedObjects<'_>,
-    (group, direction): (&PodGroup<'_>, Direction),
+/// Returns the members that a rule for the group has as peers.
+fn peers_of<'g>(
+    group: &PodGroup<'_>,
     rule: &Rule,
-    members: &[&PodGroup<'_>],
-) -> bool {
+    members: &[&'g PodGroup<'g>],
+) -> Vec<&'g PodGroup<'g>> {
     let own = Some(group.namespace);
     let is_peer = |member: &PodGroup<'_>| match &rule.peers {
         None => true,
@@ -124,7 +128,44 @@ fn passes_proxies(
                 if member.is_in(own, namespaces.as_ref(), pods))
         }),
     };
-    let peers: Vec<&PodGroup<'_>> = members.iter().copied().filter(|it| is_peer(it)).collect();
+    members.iter().copied().filter(|it| is_peer(it)).collect()
+}
+
+/// Returns whether rules of ClusterNetworkPolicies accept the mesh's port between the group and the members that the rule
+/// has as peers.
+fn is_accepted(
+    objects: &GroupedObjects<'_>,
+    (group, direction): (&PodGroup<'_>, Direction),
+    (rule, number): (&Rule, u16),
+    members: &[&PodGroup<'_>],
+) -> bool {
+    let Some(pod) = group.pods.first() else { return false };
+    if objects.cluster.cluster_policies().next().is_none() {
+        return false;
+    }
+    let mut remotes = peers_of(group, rule, members)
+        .into_iter()
+        .take(ASKED)
+        .filter_map(|peer| peer.pods.iter().find(|peer| peer.key != pod.key))
+        .flat_map(|peer| &peer.addresses)
+        .peekable();
+    remotes.peek().is_some()
+        && remotes.all(|remote| {
+            let judged =
+                objects.explainer.judge(&pod.key, direction, *remote, IpProtocol::TCP, number);
+            judged.is_some_and(|it| it.verdict == Verdict::Allow && it.tiers.decided_by.is_some())
+        })
+}
+
+/// Returns whether the packets of every TCP port of a rule pass the proxies by: at the receivers or at the senders, which
+/// are the group and the members that the rule has as peers.
+fn passes_proxies(
+    objects: &GroupedObjects<'_>,
+    (group, direction): (&PodGroup<'_>, Direction),
+    rule: &Rule,
+    members: &[&PodGroup<'_>],
+) -> bool {
+    let peers = peers_of(group, rule, members);
     let (receivers, senders) = match direction {
         Direction::Ingress => (vec![group], peers),
         Direction::Egress => (peers, vec![group]),

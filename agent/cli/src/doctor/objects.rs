@@ -217,6 +217,19 @@ impl<'c> GroupedObjects<'c> {
         judged.is_none_or(|judged| judged.verdict == Verdict::Allow)
     }
 
+    /// Returns the ClusterNetworkPolicy with the rule that denies this traffic at a pod, if there is one.
+    pub(super) fn denying(
+        &self,
+        pod: &Key,
+        direction: Direction,
+        remote: IpAddr,
+        (protocol, port): (IpProtocol, u16),
+    ) -> Option<&ClusterPolicy> {
+        let judged = self.explainer.judge(pod, direction, remote, protocol, port)?;
+        let rule = judged.tiers.decided_by.filter(|_| judged.verdict == Verdict::Deny)?;
+        self.cluster.cluster_policy(&rule.policy.policy).map(|policy| &**policy)
+    }
+
     /// Returns the place of policies that together cause a problem: a text of their names, with file and line of a field
     /// of the first.
     pub(super) fn place_of<'p>(
@@ -274,6 +287,12 @@ fn groups(cluster: &Cluster) -> Vec<PodGroup<'_>> {
 }
 
 impl PodGroup<'_> {
+    /// Returns the pods on the nodes of these ones, which are of [`PodGroup::by_node`].
+    pub(super) fn beside(&self, some: &[&Pod]) -> Vec<&Pod> {
+        let nodes: BTreeSet<&str> = some.iter().map(|pod| &*pod.node).collect();
+        self.pods.iter().copied().filter(|pod| nodes.contains(&*pod.node)).collect()
+    }
+
     /// Returns whether a peer or a subject matches the group; `own` is the policy's namespace, `namespaces` the
     /// namespace selector.
     pub(super) fn is_in(
@@ -297,12 +316,14 @@ impl PodGroup<'_> {
 
 /// Describes a group by its first pod and the number of the others.
 pub(super) fn pods_text(group: &PodGroup<'_>) -> String {
-    let first = group.pods.first().map(|pod| &pod.key);
-    match (first, group.pods.len()) {
-        (Some(Key { namespace, name }), 1) => format!("Pod {namespace}/{name}"),
-        (Some(Key { namespace, name }), count) => {
-            format!("Pod {namespace}/{name} and {} like it", count - 1)
-        }
-        (None, _) => String::new(),
+    some_pods_text(&group.pods)
+}
+
+/// Describes pods of a group by the first one and the number of the others.
+pub(super) fn some_pods_text(pods: &[&Pod]) -> String {
+    match pods {
+        [] => String::new(),
+        [pod] => format!("Pod {}", pod.key),
+        [first, others @ ..] => format!("Pod {} and {} like it", first.key, others.len()),
     }
 }

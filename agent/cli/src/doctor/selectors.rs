@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use netpold_core::labels::NAMESPACE_NAME;
-use netpold_core::model::{Labels, Peer, Pod, Requirement, Rule, Selector};
+use netpold_core::model::{Direction, Labels, Peer, Pod, Requirement, Rule, Selector};
 
 use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, NamedPolicy, PodGroup, RulePlace};
@@ -39,6 +39,8 @@ const PEER_WITHOUT_PODS: Check = Check {
     fix: "compare the selectors with the labels: `kubectl get pods -A --show-labels`, `kubectl get ns \
           --show-labels`; pods of other namespaces need a namespaceSelector beside the podSelector",
 };
+/// Problem of [`PEER_WITHOUT_PODS`] where the rule has other peers.
+const ONE_OF_PEERS: &str = "no pod is one of the peers of a rule: this peer {} nothing";
 const PEER_ON_HOSTS: Check = Check {
     name: "peer-on-host-network",
     severity: Severity::Warning,
@@ -54,6 +56,11 @@ const PARTLY_ON_HOSTS: Check = Check {
               which no selector matches",
     fix: "none, if only the others are meant; else name the nodes' addresses, - ipBlock: {cidr: ADDRESS/32} for each",
 };
+/// Fixes of [`PEER_ON_HOSTS`] and [`PARTLY_ON_HOSTS`] in a ClusterNetworkPolicy, by direction.
+const BY_NETWORKS: &str = "name the nodes' addresses, - networks: [ADDRESS/32], or the nodes by their labels, - nodes: {...}; a pod's own node is \
+                           always allowed";
+const ONLY_IN_POLICIES: &str = "none in this kind, which cannot name nodes as senders: NetworkPolicies decide about them, - ipBlock: {cidr: \
+                                ADDRESS/32} for each address; a pod's own node is always allowed";
 const NO_NODE: Check = Check {
     name: "peer-without-nodes",
     severity: Severity::Warning,
@@ -214,7 +221,7 @@ pub(super) fn peers(
                     let hosts = host_peers::beside_pods(objects, own, namespaces, pods);
                     if !hosts.is_empty() && !is_host_allowed(&hosts) {
                         let what = format!("{}{}", text(pods), hosts_text(&hosts));
-                        found.add(&PARTLY_ON_HOSTS, at(&what));
+                        found.add(&in_kind(place, &PARTLY_ON_HOSTS), at(&what));
                     }
                     continue;
                 }
@@ -227,7 +234,7 @@ pub(super) fn peers(
                     UngroupedPods::Hosts(hosts) if is_host_allowed(&hosts) => {}
                     UngroupedPods::Hosts(hosts) => {
                         let what = format!("{who}{}", hosts_text(&hosts));
-                        found.add(&PEER_ON_HOSTS, at(&what));
+                        found.add(&in_kind(place, &PEER_ON_HOSTS), at(&what));
                     }
                     UngroupedPods::Nowhere => {
                         let peer = (namespaces, pods);
@@ -240,6 +247,9 @@ pub(super) fn peers(
                             continue;
                         }
                         let mut check = here(objects, &PEER_WITHOUT_PODS);
+                        if rule.peers.iter().flatten().count() > 1 {
+                            check.problem = ONE_OF_PEERS;
+                        }
                         let made = made_by_controller(objects, pods);
                         let unlabelled = namespaces.and_then(|it| unlabelled(objects, it));
                         if unlabelled.is_some() {
@@ -267,6 +277,16 @@ pub(super) fn peers(
     }
 }
 
+/// Replaces the fix of a check in a ClusterNetworkPolicy, which has no `ipBlock`.
+fn in_kind(place: &RulePlace<'_>, check: &Check) -> Check {
+    let fix = match (place.policy.namespace(), place.direction) {
+        (Some(_), _) => check.fix,
+        (None, Direction::Egress) => BY_NETWORKS,
+        (None, Direction::Ingress) => ONLY_IN_POLICIES,
+    };
+    Check { fix, ..*check }
+}
+
 /// Describes a Namespace that a selector gives as the value of a label, which the Namespace lacks, as in `name: shop`.
 fn unlabelled(objects: &GroupedObjects<'_>, selector: &Selector) -> Option<String> {
     let cluster = objects.cluster;
@@ -281,8 +301,9 @@ fn unlabelled(objects: &GroupedObjects<'_>, selector: &Selector) -> Option<Strin
     })
 }
 
-/// Returns whether a peer is one of several for a component that need not run: another peer of the rule has pods, and no
-/// pod of any namespace has these labels. A pod elsewhere with them shows a namespaceSelector that is missing.
+/// Returns whether a peer is one of several that need not have pods: another peer of the rule has pods, and either no pod of
+/// any namespace has these labels, or no namespace has a label of the selector, by which namespaces opt in. A pod elsewhere
+/// with the labels shows a namespaceSelector that is missing.
 fn is_optional(
     objects: &GroupedObjects<'_>,
     own: Option<&str>,
@@ -293,9 +314,20 @@ fn is_optional(
         let Peer::Pods { namespaces, pods } = peer else { return false };
         objects.groups.iter().any(|group| group.is_in(own, namespaces.as_ref(), pods))
     };
-    namespaces.is_none_or(|namespaces| namespaces.requirements.is_empty())
-        && rule.peers.iter().flatten().any(has_pods)
-        && !objects.groups.iter().any(|group| pods.matches(group.labels))
+    let is_everywhere = namespaces.is_none_or(|namespaces| namespaces.requirements.is_empty());
+    let has_label = |key: &str| {
+        let mut all = objects.cluster.namespaces().keys();
+        all.any(|name| objects.cluster.namespace_labels(name).contains_key(key))
+    };
+    let is_by_label = namespaces.is_some_and(|namespaces| {
+        let mut wanted = namespaces.requirements.iter();
+        wanted.any(|it| {
+            matches!(it, Requirement::In(..) | Requirement::Exists(_)) && !has_label(it.key())
+        })
+    });
+    rule.peers.iter().flatten().any(has_pods)
+        && (is_by_label
+            || is_everywhere && !objects.groups.iter().any(|group| pods.matches(group.labels)))
 }
 
 /// Returns whether pods of a peer may exist later or elsewhere: a namespace that the selector matches has no pods at

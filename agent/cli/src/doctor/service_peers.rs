@@ -52,7 +52,7 @@ pub(super) fn without_pods(
     let led = objects.leads.all().iter().find(is_meant)?;
     let needs_none = is_of_api_server(&led.service.key)
         && subject.iter().all(|group| has_no_token(objects, group));
-    (!needs_none && !reaches(objects, led, subject)).then(|| describe(objects, led))
+    (!needs_none && !reaches(objects, led, subject)).then(|| describe(objects, place.policy.namespace().is_some(), led))
 }
 
 fn api_server_labels() -> Labels {
@@ -71,7 +71,17 @@ fn has_port(ports: &[PortRule], led: &PortBackends<'_>) -> bool {
     has(led.port.port) || led.backends.iter().any(|(_, number)| has(*number))
 }
 
-fn describe(objects: &GroupedObjects<'_>, led: &PortBackends<'_>) -> IntendedService {
+fn listed(items: impl Iterator<Item = String>) -> String {
+    items.collect::<Vec<_>>().join(", ")
+}
+
+/// Describes the Service; the rule of the fix is that of a NetworkPolicy, or of a ClusterNetworkPolicy, which has no
+/// namespace.
+fn describe(
+    objects: &GroupedObjects<'_>,
+    is_of_namespace: bool,
+    led: &PortBackends<'_>,
+) -> IntendedService {
     let endpoint = |(address, port): &(IpAddr, u16)| {
         let at = std::net::SocketAddr::new(*address, *port);
         match objects.node_addresses.contains(address) {
@@ -90,17 +100,22 @@ fn describe(objects: &GroupedObjects<'_>, led: &PortBackends<'_>) -> IntendedSer
     };
     let text =
         format!("; Service {} has no pods, its {verb} {}{more}", led.service.key, shown.join(", "));
-    let blocks: BTreeSet<String> = led
-        .backends
-        .iter()
-        .map(|(address, _)| format!("{{ipBlock: {{cidr: {}}}}}", IpNet::from(*address)))
-        .collect();
+    let blocks: BTreeSet<IpNet> = led.backends.iter().map(|(it, _)| IpNet::from(*it)).collect();
     let ports: BTreeSet<u16> = led.backends.iter().map(|(_, port)| *port).collect();
-    let port = |port: &u16| format!("{{protocol: {}, port: {port}}}", led.port.protocol);
-    let fix = format!(
-        "name the endpoints, which no selector matches: - {{to: [{}], ports: [{}]}}",
-        blocks.into_iter().collect::<Vec<_>>().join(", "),
-        ports.iter().map(port).collect::<Vec<_>>().join(", ")
-    );
+    let protocol = led.port.protocol;
+    let rule = if is_of_namespace {
+        let blocks = blocks.iter().map(|it| format!("{{ipBlock: {{cidr: {it}}}}}"));
+        let ports = ports.iter().map(|port| format!("{{protocol: {protocol}, port: {port}}}"));
+        format!("{{to: [{}], ports: [{}]}}", listed(blocks), listed(ports))
+    } else {
+        let key = protocol.to_string().to_lowercase();
+        let blocks = blocks.iter().map(ToString::to_string);
+        let ports = ports
+            .iter()
+            .map(|port| format!("{{{key}: {{destinationPort: {{number: {port}}}}}}}"));
+        let to = listed(blocks);
+        format!("{{action: Accept, to: [{{networks: [{to}]}}], protocols: [{}]}}", listed(ports))
+    };
+    let fix = format!("name the endpoints, which no selector matches: - {rule}");
     IntendedService { text, fix }
 }

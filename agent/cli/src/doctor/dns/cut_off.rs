@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use netpold_core::model::{Direction, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
+use netpold_core::model::{ClusterPolicy, Direction, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
 use netpold_core::probe::IpProtocol;
 
 use super::server::Server;
 use crate::doctor::blocks::has_no_address;
 use crate::doctor::callers::endpoints;
 use crate::doctor::finding::{Check, Findings, Severity};
-use crate::doctor::objects::{GroupedObjects, pods_text};
+use crate::doctor::objects::{GroupedObjects, NamedPolicy, some_pods_text};
 
 const CUT_OFF: Check = Check {
     name: "dns-server-cut-off",
@@ -20,6 +20,9 @@ const CUT_OFF: Check = Check {
           endpoints kubernetes`), one with UDP and TCP 53 for the servers that it forwards to, both without `to` or with \
           ipBlocks",
 };
+/// Fix of [`CUT_OFF`] where a ClusterNetworkPolicy denies it: rules of NetworkPolicies are not evaluated then.
+const ACCEPT_FIRST: &str = "put a rule with action Accept for TCP and the port of the API server's endpoints (`kubectl get endpoints kubernetes`) \
+                            before the rule that denies it, by its place or its policy's priority";
 /// Port of DNS.
 const PORT: u16 = 53;
 
@@ -32,8 +35,16 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, server: &Server<'_>, found: 
     for group in objects.groups.iter().filter(|group| server.is(group)) {
         let isolating = objects.isolating(group, Direction::Egress);
         let rules: Vec<&Rule> = isolating.iter().flat_map(|(_, rules)| rules.iter()).collect();
-        let reaches = |pod: &&Pod| reaches_api_server(objects, pod, &rules);
-        if isolating.is_empty() || group.by_node.iter().all(reaches) {
+        let fails = |pod: &&Pod| !reaches_api_server(objects, pod, &rules);
+        let failing: Vec<&Pod> = group.by_node.iter().copied().filter(fails).collect();
+        let pods = some_pods_text(&group.beside(&failing));
+        if let Some(policy) = failing.iter().find_map(|pod| refusing(objects, pod)) {
+            let named = NamedPolicy::cluster_policy(policy, objects.details);
+            let place = named.at("spec.egress", &format!("{pods}: not to the API server"));
+            found.add_with_fix(&CUT_OFF, ACCEPT_FIRST, place);
+            continue;
+        }
+        if isolating.is_empty() || failing.is_empty() {
             continue;
         }
         let lacks = if rules.iter().any(|rule| may_be_upstream(rule)) {
@@ -41,10 +52,19 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, server: &Server<'_>, found: 
         } else {
             "neither to the API server nor to other name servers"
         };
-        let text = |names: &str| format!("{}: {lacks} ({names})", pods_text(group));
+        let text = |names: &str| format!("{pods}: {lacks} ({names})");
         let policies = isolating.iter().map(|(policy, _)| *policy);
         found.add(&CUT_OFF, objects.place_of(policies, "spec.egress", text));
     }
+}
+
+/// Returns the first ClusterNetworkPolicy that denies a pod the API server, if such policies deny every known endpoint.
+fn refusing<'o>(objects: &'o GroupedObjects<'_>, pod: &Pod) -> Option<&'o ClusterPolicy> {
+    let endpoints = endpoints(objects);
+    let policies = endpoints.into_iter().map(|(address, port)| {
+        objects.denying(&pod.key, Direction::Egress, address, (IpProtocol::TCP, port))
+    });
+    policies.collect::<Option<Vec<_>>>()?.first().copied()
 }
 
 /// Returns whether a pod of the name server reaches some endpoint of the API server; without known endpoints, whether a
