@@ -322,6 +322,107 @@ fn a_named_port_of_a_cluster_policy_needs_no_protocol() {
     assert!(places[0].contains("protocols[1]: absent"), "{places:?}");
 }
 
+/// A ClusterNetworkPolicy of an Admin tier about the pods of a namespace.
+fn tier(name: &str, namespace: &str, rules: &str) -> String {
+    format!(
+        "{{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {{name: {name}}}, spec: {{tier: Admin, \
+         priority: 1, subject: {{namespaces: {{matchLabels: {{kubernetes.io/metadata.name: {namespace}}}}}}}, {rules}}}}}"
+    )
+}
+
+/// NetworkPolicies are not evaluated where a rule of an Admin tier decides.
+#[test]
+fn the_cluster_policy_that_denies_dns_is_named() {
+    let denied = tier("d", "app", "egress: [{action: Deny, to: [{namespaces: {}}]}]");
+    let only = is_only(&[&egress("{ports: [{port: 443}]}"), &denied], Severity::Warning, "no-dns");
+    assert!(only.places.iter().all(|it| it.starts_with("ClusterNetworkPolicy d: ")), "{only:#?}");
+    assert!(only.fix.contains("action Accept") && only.places.len() == 2, "{only:#?}");
+    let accepted = "egress: [{action: Accept, to: [{namespaces: {}}]}, {action: Deny, to: [{namespaces: {}}]}]";
+    is_nothing(&[&egress("{ports: [{port: 443}]}"), &tier("d", "app", accepted)]);
+    // The name server itself, on another node than the API server; with a NetworkPolicy and without.
+    let cut_off =
+        tier("de", "kube-system", "egress: [{action: Deny, to: [{networks: [0.0.0.0/0]}]}]");
+    let open = policy("kube-system", "dns", "podSelector: {}, egress: [{}], policyTypes: [Egress]");
+    for objects in [&[&*cut_off][..], &[&*cut_off, &open]] {
+        let only = is_only(objects, Severity::Warning, "dns-server-cut-off");
+        assert!(only.places[0].starts_with("ClusterNetworkPolicy de: "), "{only:#?}");
+        assert!(only.fix.contains("action Accept"), "{only:#?}");
+    }
+}
+
+/// A pod reaches the API server on its own node whatever policy denies.
+#[test]
+fn a_name_server_beside_the_api_server_is_not_cut_off() {
+    let beside = "{apiVersion: v1, kind: Pod, metadata: {namespace: kube-system, name: beside, labels: {k8s-app: kube-dns}}, spec: \
+                  {nodeName: n1, containers: [{name: c, ports: [{name: dns, containerPort: 53, protocol: UDP}, {name: dns-tcp, \
+                  containerPort: 53}]}]}, status: {phase: Running, podIP: 10.244.1.2}}";
+    let upstream = policy(
+        "kube-system",
+        "dns",
+        "podSelector: {}, policyTypes: [Egress], egress: [{ports: [{protocol: UDP, port: 53}]}]",
+    );
+    let only = is_only(&[beside, &upstream], Severity::Warning, "dns-server-cut-off");
+    assert!(only.places[0].starts_with("Pod kube-system/coredns: not to the API"), "{only:#?}");
+}
+
+#[test]
+fn cluster_policies_may_accept_the_meshs_port() {
+    let (one, other) = (meshed("a", "", ""), meshed("bb", "", ""));
+    let rule = policy(
+        "new",
+        "m",
+        "podSelector: {matchLabels: {app: a}}, ingress: [{from: [{podSelector: {matchLabels: {app: bb}}}], ports: [{port: 8080}]}]",
+    );
+    is_only(&[&one, &other, &rule], Severity::Warning, "mesh-port");
+    let accept = |port: u16| {
+        let protocols = format!("[{{tcp: {{destinationPort: {{number: {port}}}}}}}]");
+        tier(
+            "mesh",
+            "new",
+            &format!(
+                "ingress: [{{action: Accept, from: [{{namespaces: {{}}}}], protocols: {protocols}}}]"
+            ),
+        )
+    };
+    is_nothing(&[&one, &other, &rule, &accept(4143)]);
+    let found = found(&[&one, &other, &rule, &accept(4144)]);
+    assert!(found.iter().any(|(_, check)| check == "mesh-port"), "{found:?}");
+}
+
+/// A ClusterNetworkPolicy has no `ipBlock`, and names no nodes as senders.
+#[test]
+fn fixes_are_of_the_policys_kind() {
+    let agent = "{apiVersion: v1, kind: Pod, metadata: {namespace: new, name: agent, labels: {app: agent}}, spec: {nodeName: n2, \
+                 hostNetwork: true, containers: [{name: c}]}, status: {phase: Running, podIP: 192.168.5.12}}";
+    let new = "[{namespaces: {matchLabels: {kubernetes.io/metadata.name: new}}}]";
+    for (rules, fix) in [
+        (format!("ingress: [{{action: Accept, from: {new}}}]"), "none in this kind"),
+        (format!("egress: [{{action: Accept, to: {new}}}]"), "networks: [ADDRESS/32]"),
+    ] {
+        let only =
+            is_only(&[agent, &tier("c", "app", &rules)], Severity::Warning, "peer-on-host-network");
+        assert!(only.fix.contains(fix), "{only:#?}");
+    }
+    let service = "egress: [{action: Accept, to: [{networks: [10.96.0.10/32]}]}]";
+    let only = is_only(&[&tier("c", "app", service)], Severity::Warning, "block-of-a-service");
+    assert!(only.fix.contains("as networks"), "{only:#?}");
+}
+
+/// netpold's own preset has a peer by a label with which namespaces opt in.
+#[test]
+fn a_peer_by_a_label_of_no_namespace_is_optional_beside_others() {
+    let shared = "{namespaceSelector: {matchLabels: {shared: 'true'}}}";
+    let beside = format!("{{from: [{{podSelector: {{}}}}, {shared}]}}");
+    let only = is_only(&[&ingress(&beside)], Severity::Info, "peer-without-pods");
+    assert_eq!(only.problem, "no pod is one of the peers of a rule: this peer allows nothing");
+    let only = is_only(
+        &[&ingress(&format!("{{from: [{shared}]}}"))],
+        Severity::Warning,
+        "peer-without-pods",
+    );
+    assert_eq!(only.problem, "no pod is the peer of a rule: it allows nothing");
+}
+
 /// The only pods are on the host's network: no policy applies to them.
 #[test]
 fn a_chart_of_pods_on_the_hosts_network_is_checked() {

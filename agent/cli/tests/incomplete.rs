@@ -204,6 +204,55 @@ fn empty_values_are_read_as_the_api_server_reads_them() {
     explained(&objects, other, ALLOWED, &[]);
 }
 
+/// Plain `y` and `n` are booleans: kubectl refuses such labels, and the policy closes its namespace.
+#[test]
+fn letters_that_kubectl_reads_as_booleans_are_no_text() {
+    let pods = on_two_nodes();
+    let labelled = |letter: &str| {
+        policy("web", "policyTypes: [Ingress]")
+            .replace("{app: web}}", &format!("{{app: web, d: {letter}}}}}"))
+    };
+    let objects = |letter: &str| [&pods[..], &[labelled(letter)]].concat();
+    explained(&objects("'y'"), ASK, ALLOWED, &[]);
+    for letter in ["y", "Y", "n", "N"] {
+        let (found, text) = netpold("doctor", &objects(letter), &[]);
+        assert_eq!(found, DENIED, "{text}");
+        for part in ["object-not-read", "is a boolean"] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+        explained(&objects(letter), ASK, DENIED, &["isolated by shop/web"]);
+    }
+}
+
+/// Only the pods of an Indexed Job have their index as a label.
+#[test]
+fn pods_of_an_indexed_job_have_an_index() {
+    let job = |mode: &str| {
+        workload("Job", "api")
+            .replace("apps/v1", "batch/v1")
+            .replace("spec: {template", &format!("spec: {{{mode}template"))
+    };
+    let from = |operator: &str| {
+        let key = "batch.kubernetes.io/job-completion-index";
+        policy(
+            "web",
+            &format!(
+                "ingress: [{{from: [{{podSelector: {{matchExpressions: [{{key: {key}, operator: {operator}}}]}}}}]}}]"
+            ),
+        )
+    };
+    let ask = ("shop/api", "shop/web", "8080");
+    let pods = on_two_nodes();
+    let web = pods.iter().find(|it| it.contains("name: web,")).unwrap();
+    let status = |mode: &str, operator: &str| {
+        let objects = [job(mode), web.clone(), from(operator)];
+        netpold("explain", &objects, &["--from", ask.0, "--to", ask.1, "--port", ask.2]).0
+    };
+    let indexed = "completionMode: Indexed, ";
+    assert_eq!([status(indexed, "Exists"), status("", "Exists")], [ALLOWED, DENIED]);
+    assert_eq!([status(indexed, "DoesNotExist"), status("", "DoesNotExist")], [DENIED, ALLOWED]);
+}
+
 /// Pods `web` on node n1 and `api` on node n2, with a Service `web` of both kinds of backends.
 fn on_two_nodes() -> Vec<String> {
     let pods =

@@ -6,7 +6,7 @@ pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 pub const OF_PODS: [&str; 11] = [
     "apps.kubernetes.io/pod-index",
     "batch.kubernetes.io/controller-uid",
-    "batch.kubernetes.io/job-completion-index",
+    COMPLETION_INDEX,
     "batch.kubernetes.io/job-name",
     "controller-revision-hash",
     "controller-uid",
@@ -18,6 +18,8 @@ pub const OF_PODS: [&str; 11] = [
 ];
 /// Labels of a Job's pods; their value is the Job's name.
 pub const JOB_NAME: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
+/// Label of an Indexed Job's pods with the pod's index (Kubernetes 1.28).
+pub const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
 /// Label of a `StatefulSet`'s pods with the pod's name.
 pub const POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 /// Label of a `StatefulSet`'s pods with the number at the end of the pod's name (Kubernetes 1.28).
@@ -71,6 +73,7 @@ pub fn may_be_set_to((kind, name): (&str, &str), label: &str, value: &str) -> bo
     match kind {
         "StatefulSet" if label == POD_NAME => rest().is_some_and(is_number),
         "StatefulSet" if label == POD_INDEX => is_number(value),
+        "Job" | "CronJob" if label == COMPLETION_INDEX => is_number(value),
         // A run that a user starts has another suffix than the controller's.
         "CronJob" if JOB_NAME.contains(&label) => rest().is_some(),
         _ => true,
@@ -105,6 +108,8 @@ mod tests {
             (nightly, "job-name", "nightly-29384756", true),
             (nightly, JOB_NAME[0], "nightly-by-hand", true),
             (nightly, "job-name", "other", false),
+            (nightly, COMPLETION_INDEX, "3", true),
+            (nightly, COMPLETION_INDEX, "three", false),
             (nightly, "job-name", "nightly", false),
             (nightly, "controller-uid", "other", true),
         ] {

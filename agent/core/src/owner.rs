@@ -138,7 +138,8 @@ mod tests {
         ] {
             let mut pod = pod("p", &[]);
             let (kind, name) = (kind.to_owned(), name.to_owned());
-            pod.workload = Some(Box::new(WorkloadRef { kind, name, is_template: false }));
+            pod.workload =
+                Some(Box::new(WorkloadRef { kind, name, is_template: false, is_indexed: false }));
             assert_eq!(owner(&pod).map(|owner| (owner.kind, owner.name)), Some(expected));
         }
     }

@@ -52,7 +52,8 @@ pub(super) fn without_pods(
     let led = objects.leads.all().iter().find(is_meant)?;
     let needs_none = is_of_api_server(&led.service.key)
         && subject.iter().all(|group| has_no_token(objects, group));
-    (!needs_none && !reaches(objects, led, subject)).then(|| describe(objects, place.policy.namespace().is_some(), led))
+    (!needs_none && !reaches(objects, led, subject))
+        .then(|| describe(objects, place.policy.namespace().is_some(), led))
 }
 
 fn api_server_labels() -> Labels {
@@ -110,9 +111,8 @@ fn describe(
     } else {
         let key = protocol.to_string().to_lowercase();
         let blocks = blocks.iter().map(ToString::to_string);
-        let ports = ports
-            .iter()
-            .map(|port| format!("{{{key}: {{destinationPort: {{number: {port}}}}}}}"));
+        let ports =
+            ports.iter().map(|port| format!("{{{key}: {{destinationPort: {{number: {port}}}}}}}"));
         let to = listed(blocks);
         format!("{{action: Accept, to: [{{networks: [{to}]}}], protocols: [{}]}}", listed(ports))
     };

@@ -86,7 +86,8 @@ fn set_schedule(pod: &mut Pod, schedules: &HashSet<(&str, &str)>) {
     let known = |name: &String| schedules.contains(&(pod.key.namespace.as_str(), name.as_str()));
     if let Some(name) = name.filter(known) {
         let kind = "CronJob".to_owned();
-        pod.workload = Some(Box::new(WorkloadRef { kind, name, is_template: false }));
+        pod.workload =
+            Some(Box::new(WorkloadRef { kind, name, is_template: false, is_indexed: false }));
     }
 }
 

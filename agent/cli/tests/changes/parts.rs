@@ -155,3 +155,43 @@ fn pod_templates_of_other_controllers_are_compared() {
     let text = expect(&objects, &objects, SAME, &["no connection is cut or opened\n"]);
     assert!(!text.contains("template"), "{text}");
 }
+
+/// A CronJob with a run that is over, goes on, or is cleaned up is one workload.
+#[test]
+fn runs_of_a_cron_job_are_the_cron_job() {
+    let schedule = "{apiVersion: batch/v1, kind: CronJob, metadata: {namespace: shop, name: bk}, spec: {jobTemplate: {spec: {template: \
+                    {metadata: {labels: {app: cart}}, spec: {containers: [{name: c}]}}}}}}";
+    let run = |number: &str, phase: &str| {
+        let name = format!("bk-{number}");
+        pod(&format!("{name}-abcde"), "n1", "10.0.0.9")
+            .replace("Running", phase)
+            .replace("labels: {", &format!("labels: {{job-name: {name}, "))
+            .replace(&format!("app: {name}-abcde"), "app: cart")
+    };
+    let [goes_on, over] = [run("29012345", "Running"), run("29012350", "Succeeded")];
+    let web = pod("web", "n2", "10.0.0.2");
+    let rule = |port: u16| {
+        let from = "{podSelector: {matchLabels: {app: cart}}}";
+        policy("web", &format!("ingress: [{{from: [{from}], ports: [{{port: {port}}}]}}]"))
+    };
+    let (old, new) = (rule(80), rule(81));
+    for runs in [[&goes_on, &over], [&over, &goes_on], [&over, &over]] {
+        let [before, after] = runs.map(|run| [NAMESPACE, schedule, run, &web, &old]);
+        expect(&before, &after, SAME, &["no connection is cut or opened\n"]);
+        let after = [NAMESPACE, schedule, runs[1], &web, &new];
+        let parts = ["shop/bk -> shop/web: loses TCP 80, gains TCP 81\n", "cut: 1 pair, opened"];
+        let text = expect(&before, &after, DIFFERENT, &parts);
+        assert!(!text.contains("not compared"), "{text}");
+    }
+    let before = [NAMESPACE, schedule, &over, &web, &old];
+    expect(&before, &[NAMESPACE, schedule, &web, &old], SAME, &["no connection is cut or opened"]);
+}
+
+#[test]
+fn workloads_on_the_hosts_network_alone_are_the_reason_that_nothing_is_compared() {
+    let exporter = deployment("web", "hostNetwork: true,");
+    let objects = [NAMESPACE, &exporter, &policy("web", "ingress: []")];
+    let text =
+        "nothing was compared: the pods in both use the host's network, where no policy applies\n";
+    expect(&objects, &objects, CANNOT_TELL, &[text]);
+}

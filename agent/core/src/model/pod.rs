@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::labels::{may_be_set_to, set_by_controller};
+use crate::labels::{COMPLETION_INDEX, may_be_set_to, set_by_controller};
 use crate::model::object::{Key, Labels};
 use crate::model::selector::Requirement;
 use crate::model::shared_str::SharedStr;
@@ -88,8 +88,10 @@ impl Pod {
     /// Whether a controller sets this label on the pods of a template.
     #[must_use]
     pub fn is_set_later(&self, label: &str) -> bool {
-        let of_kind = self.template().map_or(&[][..], |workload| set_by_controller(&workload.kind));
-        of_kind.contains(&label) && !self.labels.contains_key(label)
+        let Some(workload) = self.template() else { return false };
+        let is_set = set_by_controller(&workload.kind).contains(&label)
+            || workload.is_indexed && label == COMPLETION_INDEX;
+        is_set && !self.labels.contains_key(label)
     }
 
     /// Whether a controller may set a label on the pods of a template so that it meets a requirement.
@@ -130,6 +132,9 @@ pub struct WorkloadRef {
     /// Whether the pod represents the workload's pod template, without a Pod object.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_template: bool,
+    /// Whether this is the template of an Indexed Job (`completionMode: Indexed`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_indexed: bool,
 }
 
 /// Interface of a pod on a secondary network: an entry of `k8s.v1.cni.cncf.io/network-status`.

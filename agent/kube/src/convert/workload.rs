@@ -56,8 +56,18 @@ pub fn template(node: &DocumentNode) -> Option<ConvertedTemplate> {
     if owner.is_some() && replicas.is_some_and(|replicas| replicas.value == Value::Int(0)) {
         return None;
     }
-    let own = || WorkloadRef { kind: kind.to_owned(), name: name.to_owned(), is_template: true };
-    let workload = owner.map_or_else(own, |owner| WorkloadRef { is_template: true, ..owner });
+    let own = || WorkloadRef {
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        is_template: true,
+        is_indexed: false,
+    };
+    let mut workload = owner.map_or_else(own, |owner| WorkloadRef { is_template: true, ..owner });
+    // The mode of a Job is beside its template.
+    let job = path
+        .split_last()
+        .and_then(|(_, above)| above.iter().try_fold(node, |node, field| node.get(field)));
+    workload.is_indexed = job.and_then(|job| job.text("completionMode")) == Some("Indexed");
     let prefix = path.join(".");
     let pod = path.iter().try_fold(node, |node, field| node.get(field));
     let is_missing = pod.is_none_or(|pod| pod.value == Value::Null);
@@ -141,5 +151,10 @@ pub(super) fn owner(object: &DocumentNode, labels: &Labels) -> Option<WorkloadRe
             Some((*kind, name.strip_suffix(labels.get(*label)?.as_str())?.strip_suffix('-')?))
         });
     let (kind, name) = above.unwrap_or((kind, name));
-    Some(WorkloadRef { kind: kind.to_owned(), name: name.to_owned(), is_template: false })
+    Some(WorkloadRef {
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        is_template: false,
+        is_indexed: false,
+    })
 }

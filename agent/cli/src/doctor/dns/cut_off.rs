@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use netpold_core::model::{ClusterPolicy, Direction, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
+use netpold_core::model::{
+    ClusterPolicy, Direction, Peer, Pod, PortMatch, PortRule, Protocol, Rule,
+};
 use netpold_core::probe::IpProtocol;
 
 use super::server::Server;

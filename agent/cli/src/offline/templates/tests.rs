@@ -216,7 +216,11 @@ fn owners_are_read_of_pods() {
     let text = "{apiVersion: v1, kind: Pod, metadata: {name: a, labels: {pod-template-hash: 5f6}, ownerReferences: \
         [{kind: Node, name: n}, {kind: ReplicaSet, name: web-5f6, controller: true}]}}";
     let all = pods(objects(text));
-    let expected =
-        WorkloadRef { kind: "Deployment".into(), name: "web".into(), is_template: false };
+    let expected = WorkloadRef {
+        kind: "Deployment".into(),
+        name: "web".into(),
+        is_template: false,
+        is_indexed: false,
+    };
     assert_eq!(all[0].workload.as_deref(), Some(&expected));
 }
