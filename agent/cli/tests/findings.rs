@@ -334,11 +334,18 @@ fn tier(name: &str, namespace: &str, rules: &str) -> String {
 #[test]
 fn the_cluster_policy_that_denies_dns_is_named() {
     let denied = tier("d", "app", "egress: [{action: Deny, to: [{namespaces: {}}]}]");
-    let only = is_only(&[&egress("{ports: [{port: 443}]}"), &denied], Severity::Warning, "no-dns");
+    let only = is_only(
+        &[&egress("{to: [{podSelector: {}}], ports: [{port: 8443}]}"), &denied],
+        Severity::Warning,
+        "no-dns",
+    );
     assert!(only.places.iter().all(|it| it.starts_with("ClusterNetworkPolicy d: ")), "{only:#?}");
     assert!(only.fix.contains("action Accept") && only.places.len() == 2, "{only:#?}");
     let accepted = "egress: [{action: Accept, to: [{namespaces: {}}]}, {action: Deny, to: [{namespaces: {}}]}]";
-    is_nothing(&[&egress("{ports: [{port: 443}]}"), &tier("d", "app", accepted)]);
+    is_nothing(&[
+        &egress("{to: [{podSelector: {}}], ports: [{port: 8443}]}"),
+        &tier("d", "app", accepted),
+    ]);
     // The name server itself, on another node than the API server; with a NetworkPolicy and without.
     let cut_off =
         tier("de", "kube-system", "egress: [{action: Deny, to: [{networks: [0.0.0.0/0]}]}]");
@@ -403,7 +410,7 @@ fn fixes_are_of_the_policys_kind() {
             is_only(&[agent, &tier("c", "app", &rules)], Severity::Warning, "peer-on-host-network");
         assert!(only.fix.contains(fix), "{only:#?}");
     }
-    let service = "egress: [{action: Accept, to: [{networks: [10.96.0.10/32]}]}]";
+    let service = "egress: [{action: Deny, to: [{networks: [10.96.0.10/32]}]}]";
     let only = is_only(&[&tier("c", "app", service)], Severity::Warning, "block-of-a-service");
     assert!(only.fix.contains("as networks"), "{only:#?}");
 }
@@ -458,7 +465,7 @@ fn enforcers_are_named_by_the_path_of_their_command() {
     let set = |name: &str, command: &str| {
         format!(
             "{{apiVersion: apps/v1, kind: DaemonSet, metadata: {{namespace: kube-system, name: {name}}}, spec: {{template: \
-             {{metadata: {{labels: {{x: y}}}}, spec: {{hostNetwork: true, containers: [{{name: policy, image: a/b:v1, command: \
+             {{metadata: {{labels: {{x: z}}}}, spec: {{hostNetwork: true, containers: [{{name: policy, image: a/b:v1, command: \
              [{command}]}}]}}}}}}}}"
         )
     };

@@ -217,7 +217,7 @@ fn letters_that_kubectl_reads_as_booleans_are_no_text() {
     for letter in ["y", "Y", "n", "N"] {
         let (found, text) = netpold("doctor", &objects(letter), &[]);
         assert_eq!(found, DENIED, "{text}");
-        for part in ["object-not-read", "is a boolean"] {
+        for part in ["not-understood", "is boolean"] {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }
         explained(&objects(letter), ASK, DENIED, &["isolated by shop/web"]);
