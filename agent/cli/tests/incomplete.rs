@@ -204,26 +204,6 @@ fn empty_values_are_read_as_the_api_server_reads_them() {
     explained(&objects, other, ALLOWED, &[]);
 }
 
-/// Plain `y` and `n` are booleans: kubectl refuses such labels, and the policy closes its namespace.
-#[test]
-fn letters_that_kubectl_reads_as_booleans_are_no_text() {
-    let pods = on_two_nodes();
-    let labelled = |letter: &str| {
-        policy("web", "policyTypes: [Ingress]")
-            .replace("{app: web}}", &format!("{{app: web, d: {letter}}}}}"))
-    };
-    let objects = |letter: &str| [&pods[..], &[labelled(letter)]].concat();
-    explained(&objects("'y'"), ASK, ALLOWED, &[]);
-    for letter in ["y", "Y", "n", "N"] {
-        let (found, text) = netpold("doctor", &objects(letter), &[]);
-        assert_eq!(found, DENIED, "{text}");
-        for part in ["not-understood", "is boolean"] {
-            assert!(text.contains(part), "{part:?} is not in {text}");
-        }
-        explained(&objects(letter), ASK, DENIED, &["isolated by shop/web"]);
-    }
-}
-
 /// Only the pods of an Indexed Job have their index as a label.
 #[test]
 fn pods_of_an_indexed_job_have_an_index() {
