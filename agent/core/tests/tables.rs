@@ -240,8 +240,9 @@ fn too_many_addresses_deny_everything_where_isolated() {
 }
 
 /// Interface indexes of which the first probe is a slot, in ascending order.
-fn indexes_of(slot: u32) -> Vec<u32> {
-    (1..).filter(|ifindex| endpoint_slot(*ifindex, 0) == slot).take(6).collect()
+fn indexes_of<const N: usize>(slot: u32) -> [u32; N] {
+    let mut indexes = (1..).filter(|ifindex| endpoint_slot(*ifindex, 0) == slot);
+    std::array::from_fn(|_| indexes.next().unwrap_or_default())
 }
 
 fn slot(compiler: &Compiler, ifindex: u32) -> Option<u32> {
@@ -251,7 +252,7 @@ fn slot(compiler: &Compiler, ifindex: u32) -> Option<u32> {
 #[test]
 fn interfaces_beyond_the_probed_slots_are_a_problem() {
     let mut world = World::new(pods_of_two_nodes());
-    let sharing = indexes_of(100);
+    let sharing: [u32; 6] = indexes_of(100);
     world.apply(sharing.iter().map(|n| Change::Interface(interface(*n, &["10.0.0.3"]))));
     let problems = world.compiler.problems();
     assert!(problems.iter().all(|p| matches!(p, Problem::NoSlot { .. })), "{problems:?}");
@@ -280,7 +281,7 @@ fn long_lived_pods_leave_slots_for_all_later_indexes() {
 
 /// Five pods on indexes of one slot, each at its own address; the fifth is new when another one has gone.
 fn crowded() -> (World, [u32; 5]) {
-    let sharing: [u32; 5] = indexes_of(100)[..5].try_into().unwrap();
+    let sharing: [u32; 5] = indexes_of(100);
     let mut world = World::new(pods_of_two_nodes());
     let add = |ifindex| Change::Interface(interface(ifindex, &["10.0.0.3"]));
     // Against the order of the indexes.
@@ -355,7 +356,7 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
             Owner::Pod(Bound { pod, standing: Standing::Listed, second: true, station: None });
         Change::Interface(Interface { index, owner, ..Interface::default() })
     };
-    let [first, further @ .., last] = <[u32; 6]>::try_from(indexes_of(100)).unwrap();
+    let [first, further @ .., last] = indexes_of::<6>(100);
     // All slots in which the first interface can be placed.
     world.apply(further.map(second));
     let slot = |world: &World, index| slot(&world.compiler, index);

@@ -1,5 +1,5 @@
 //! Packets behind an IPv6 routing header at its last segment, which the node unpacks on the interface that they came by
-//! (SRv6, RFC 8986 section 4.13; RPL, RFC 6554), with sources of the pod's choice.
+//! (`SRv6`, RFC 8986 section 4.13; RPL, RFC 6554), with sources of the pod's choice.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -131,7 +131,7 @@ fn figures_of_an_outage_of_ten_minutes() {
         while !sender.is_finished() {
             std::thread::sleep(Duration::from_secs(30));
             let (scrape, seconds) = (Scrape::of(&cluster), begun.elapsed().as_secs_f64());
-            let busy = (processor_time(pid).unwrap() - before).as_secs_f64();
+            let busy = processor_time(pid).unwrap().saturating_sub(before).as_secs_f64();
             println!(
                 "{seconds:.0} s: {:.0} denied a second, {:.2} % of a core, {:.1} MB, {} records lost",
                 scrape.value(DENIED) / seconds,
