@@ -398,7 +398,7 @@ fn cluster_policies_may_accept_the_meshs_port() {
 
 /// A ClusterNetworkPolicy has no `ipBlock`, and names no nodes as senders.
 #[test]
-fn fixes_are_of_the_policys_kind() {
+fn fixes_are_of_the_kind_of_the_policy() {
     let agent = "{apiVersion: v1, kind: Pod, metadata: {namespace: new, name: agent, labels: {app: agent}}, spec: {nodeName: n2, \
                  hostNetwork: true, containers: [{name: c}]}, status: {phase: Running, podIP: 192.168.5.12}}";
     let new = "[{namespaces: {matchLabels: {kubernetes.io/metadata.name: new}}}]";
