@@ -61,8 +61,8 @@
 //! fill trie block 0: word 1 class 1
 //! fill trie block 1: word 0 block 0, word 1 class 2
 //! trie root word 2560: block 1
-//! fill slot 1: interface 1, ingress row 1, egress row 0
-//! fill slot 2: interface 2, ingress row 2, egress row 0
+//! fill slot 5062: interface 1, ingress row 1, egress row 0
+//! fill slot 1933: interface 2, ingress row 2, egress row 0
 //! ```
 //!
 //! Class 1 is the peer set "pods of `shop` with `app=web`", which is 10.0.0.1. Class 2 is the block group of
@@ -76,7 +76,7 @@
 //! trie block 1 word 0: class 0
 //! trie block 1 word 1: class 0
 //! trie root word 2560: class 0
-//! slot 1: ingress row 2, egress row 0
+//! slot 5062: ingress row 2, egress row 0
 //! ```
 #![forbid(unsafe_code)]
 
