@@ -1,7 +1,7 @@
 //! Compiles large policies and Services on another thread, into a separate generation, so that other updates do not
 //! wait.
 //!
-//! The engine's own compiler skips large policies ([`Compiler::defer`]), and large Services wait in [`super::pace`].
+//! The engine's own compiler skips large policies ([`Compiler::defer`](netpold_core::compile::Compiler::defer)), and large Services wait in [`super::pace`].
 //! When some are due, a second compiler receives all objects and compiles everything, while the first one continues
 //! with small edits. The second thread also creates and fills the maps and programs of the new generation. At the end
 //! the second compiler catches up with the changes since its start, and it and its generation replace the first. Tables
