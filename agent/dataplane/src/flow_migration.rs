@@ -13,7 +13,7 @@
 use std::path::PathBuf;
 
 use netpold_core::model::Direction;
-use netpold_ebpf::layout::{SHARES_NAMES, WATCH_ONLY};
+use netpold_ebpf::layout::{MAY_BE_BEHIND, SHARES_NAMES, WATCH_ONLY};
 
 use super::attach::{Attacher, Hook};
 use super::bpffs::PinRoot;
@@ -83,9 +83,16 @@ impl FlowMigration {
         self.is_pending() && self.shares_names
     }
 
-    /// [`Settings::watch`](netpold_ebpf::layout::Settings) of programs that run in front of the former ones.
+    /// [`Settings::watch`](netpold_ebpf::layout::Settings) of programs that run in front of the former ones. If the agent
+    /// ends before the migration does, the next one puts its programs in front of these.
     pub(super) fn watch_flags(&self) -> u32 {
-        if self.shares_names() { WATCH_ONLY | SHARES_NAMES } else { WATCH_ONLY }
+        let flags = WATCH_ONLY | MAY_BE_BEHIND;
+        if self.shares_names() { flags | SHARES_NAMES } else { flags }
+    }
+
+    /// Whether the next agent would put programs in front of these.
+    pub(super) fn may_be_behind(&self, pins: &PinRoot) -> bool {
+        self.watching || self.is_pending() || !pins.other_tables().is_empty()
     }
 
     /// Migrates the existing flows before programs are replaced.
@@ -104,7 +111,7 @@ impl FlowMigration {
         // Packets that passed before the watchers were attached have their flows in the other tables by now.
         grace_period();
         self.carry_over(settings, generation);
-        if let Err(error) = generation.watch(0) {
+        if let Err(error) = generation.watch(MAY_BE_BEHIND) {
             tracing::error!(%error, "cannot switch the new programs to judging");
             return;
         }

@@ -15,7 +15,7 @@ use aya::maps::{MapData, PerCpuArray, RingBuf};
 use aya::programs::{ProgramError, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use netpold_core::ops::{Capacity, Op, TableWriter};
-use netpold_ebpf::layout::{Settings, Unproven};
+use netpold_ebpf::layout::{MAY_BE_BEHIND, Settings, Unproven};
 use netpold_ebpf::reason::COUNTERS;
 
 use super::bpffs::{MapPins, PinRoot, remove_if_there};
@@ -362,6 +362,12 @@ impl Generation {
     /// The map is smaller than one element.
     pub fn watch(&self, flags: u32) -> Result<(), TableError> {
         self.tables.watch(flags)
+    }
+
+    /// Whether the programs expect others in front of them ([`MAY_BE_BEHIND`]).
+    pub(super) fn may_be_behind(&self) -> bool {
+        let settings = self.tables.current_settings();
+        settings.is_ok_and(|settings| settings.watch & MAY_BE_BEHIND != 0)
     }
 
     /// Numbers of the endpoints for which the programs of this generation read DNS messages.

@@ -334,6 +334,10 @@ impl Dataplane {
         if let Err(error) = hooks.leave(wanted, &self.pins) {
             problems.insert(0, error.to_string());
         }
+        if generation.may_be_behind() && !migration.may_be_behind(&self.pins) {
+            // A failed write leaves out a check, and is repeated.
+            let _ = generation.watch(0);
+        }
         settings.demand_proof(generation);
         settings.close_unknown(generation);
         problems.extend(settings.demand_of_bridges(hooks.bridges(), hooks.mode(), generation));

@@ -4,7 +4,7 @@ use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     judge::proof,
-    layout::{ANY_OVER_TCP, SHARES_NAMES, WATCH_ONLY},
+    layout::{ANY_OVER_TCP, MAY_BE_BEHIND, SHARES_NAMES, WATCH_ONLY},
     names::{
         conversation::{self, DNS},
         doubt::doubt_port,
@@ -106,7 +106,7 @@ fn are_read() -> bool {
 /// Whether the former programs, behind these, read the packet.
 #[inline(always)]
 fn is_read_behind() -> bool {
-    watch() == WATCH_ONLY | SHARES_NAMES
+    watch() & !MAY_BE_BEHIND == WATCH_ONLY | SHARES_NAMES
 }
 
 /// Casts doubt on a port of the packet's pod.
