@@ -117,7 +117,7 @@ fn test(toolchain: &Toolchain) -> Result<()> {
     let mut command = crate::cargo(&link);
     command.args(["--", setup::STATIC, "-Cstrip=symbols"]);
     step::show(toolchain.apply(&mut command))?;
-    let binary = read(&build::target().join("debug/netpold"))?;
+    let binary = read(&crate::target().join("debug/netpold"))?;
     let contents = ImageContents { binary, arch: Arch::own(), revision: revision() };
     check::reproducible(&contents)?;
     check::several(&contents)?;

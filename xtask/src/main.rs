@@ -100,6 +100,12 @@ fn root() -> &'static Path {
     xtask.parent().unwrap_or(xtask)
 }
 
+/// Cargo's target directory.
+fn target() -> PathBuf {
+    let chosen = std::env::var_os("CARGO_TARGET_DIR");
+    root().join(chosen.map_or("target".into(), PathBuf::from))
+}
+
 /// A run of the current cargo, at the top of the source tree.
 fn cargo(arguments: &[&str]) -> std::process::Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

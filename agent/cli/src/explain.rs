@@ -22,7 +22,7 @@ use nodes::NodeAnswers;
 
 use crate::arguments::PartyArg;
 use crate::doctor;
-use crate::judge::{Judge, ProbeVerdict};
+use crate::judge::Judge;
 use crate::live::{self, ClusterArgs};
 use crate::offline::{self, Recursive, Reviewed};
 use crate::output::{Output, is_read};
@@ -106,8 +106,11 @@ impl ExplainContext {
     }
 
     /// Returns the reason for which the verdict on workloads depends on the pod: those of a workload may differ by address
-    /// and node. `asked` has the workloads, `resolved` a pod of each.
+    /// and node. `asked` has the workloads, `resolved` a pod of each; an unknown verdict has another reason.
     fn depends_on_pod(&self, asked: &Probe, resolved: &Probe, verdict: Verdict) -> Option<String> {
+        if verdict == Verdict::Unknown {
+            return None;
+        }
         let cluster = self.judge.cluster();
         let pods = |party: &Party, resolved: &Party| match (party, resolved) {
             (Party::Pod(key), Party::Pod(first)) if key != first => {
@@ -122,11 +125,7 @@ impl ExplainContext {
         let pairs = from.iter().flat_map(|from| to.iter().map(move |to| (from, to)));
         pairs.into_iter().find_map(|(from, to)| {
             let probe = Probe { from: from.clone(), to: to.clone(), ..resolved.clone() };
-            let other = match self.judge.verdict(&probe) {
-                ProbeVerdict::Known(true) => Verdict::Allow,
-                ProbeVerdict::Known(false) => Verdict::Deny,
-                ProbeVerdict::Depends(_) | ProbeVerdict::Unknown(_) => Verdict::Unknown,
-            };
+            let (other, _) = self.judge.verdict(&probe).with_reason();
             (other != verdict && from != to).then(|| {
                 let (word, other) = (verdict_text(verdict), verdict_text(other));
                 format!(
@@ -172,9 +171,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     let named = probe.clone();
     let probe = asked.resolved(probe).map_err(|reason| anyhow::anyhow!("{reason}"))?;
     let mut answer = asked.judge.explain(&probe);
-    if answer.verdict != Verdict::Unknown
-        && let Some(reason) = asked.depends_on_pod(&named, &probe, answer.verdict)
-    {
+    if let Some(reason) = asked.depends_on_pod(&named, &probe, answer.verdict) {
         (answer.verdict, answer.reason) = (Verdict::Unknown, Some(reason));
     }
     let foreign = remarks::add(&mut answer, cluster, details);
@@ -367,18 +364,10 @@ fn answer_line(asked: &ExplainContext, line: &[u8]) -> (Value, bool) {
         Ok(resolved) => resolved,
         Err(reason) => return (failed(fields, &reason), false),
     };
-    let (verdict, reason) = match asked.judge.verdict(&resolved) {
-        ProbeVerdict::Known(true) => (Verdict::Allow, None),
-        ProbeVerdict::Known(false) => (Verdict::Deny, None),
-        ProbeVerdict::Depends(reason) | ProbeVerdict::Unknown(reason) => {
-            (Verdict::Unknown, Some(reason))
-        }
-    };
-    let depends = || asked.depends_on_pod(&probe, &resolved, verdict);
-    let (verdict, reason) = match (verdict != Verdict::Unknown).then(depends).flatten() {
-        Some(reason) => (Verdict::Unknown, Some(reason)),
-        None => (verdict, reason),
-    };
+    let (mut verdict, mut reason) = asked.judge.verdict(&resolved).with_reason();
+    if let Some(depends) = asked.depends_on_pod(&probe, &resolved, verdict) {
+        (verdict, reason) = (Verdict::Unknown, Some(depends));
+    }
     give_verdict(&mut fields, verdict, reason.as_deref());
     (Value::Object(fields), verdict != Verdict::Unknown)
 }

@@ -58,6 +58,17 @@ pub(crate) enum ProbeVerdict {
     Unknown(String),
 }
 
+impl ProbeVerdict {
+    /// Returns the verdict, and the reason for which it is unknown.
+    pub(crate) fn with_reason(self) -> (Verdict, Option<String>) {
+        match self {
+            Self::Known(true) => (Verdict::Allow, None),
+            Self::Known(false) => (Verdict::Deny, None),
+            Self::Depends(reason) | Self::Unknown(reason) => (Verdict::Unknown, Some(reason)),
+        }
+    }
+}
+
 impl Judge {
     /// Takes the objects and their details. `is_partial`: the objects are those of files; a cluster's are complete, and
     /// have the EndpointSlices of each Service. `pod_cidrs`: see [`offline::ranges`].

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::model::Key;
+use crate::model::{Key, Protocol};
 
 /// One side of a [`Probe`]: written `namespace/pod`, `svc/namespace/name` or as an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -96,6 +96,13 @@ impl IpProtocol {
     #[must_use]
     pub const fn has_ports(self) -> bool {
         matches!(self.0, 6 | 17 | 132)
+    }
+
+    /// Returns the protocol of policies and Services; `None` for a protocol without ports.
+    #[must_use]
+    pub fn transport(self) -> Option<Protocol> {
+        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+        all.into_iter().find(|protocol| protocol.number() == self.0)
     }
 }
 

@@ -38,9 +38,7 @@ const BUILD: [&str; 15] = [
 
 /// Builds the agent, eBPF object included. While the toolchain is set up, the crates that need none are compiled.
 pub(crate) fn build() -> Result<PathBuf> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = target.unwrap_or_else(|| crate::root().join("target"));
-    let binary = crate::root().join(target).join("debug/netpold");
+    let binary = crate::target().join("debug/netpold");
     let is_due = setup::is_due();
     if let Some(duration) = expected_duration(is_due, binary.exists()) {
         step::note(duration);

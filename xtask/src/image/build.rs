@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use super::read;
 use crate::arch::Arch;
 use crate::setup::{self, Toolchain};
-use crate::{root, step};
+use crate::{root, step, target};
 
 /// Builds a binary that depends only on the kernel of its system.
 ///
@@ -53,12 +53,6 @@ pub(super) fn ensure_nameless(binary: &[u8]) -> Result<()> {
         ensure!(!found, "{} is in the binary", place.display());
     }
     Ok(())
-}
-
-/// Cargo's target directory.
-pub(super) fn target() -> PathBuf {
-    let chosen = env::var_os("CARGO_TARGET_DIR");
-    root().join(chosen.map_or("target".into(), PathBuf::from))
 }
 
 fn build_in(sources: &Path, into: &Path, arch: Arch, toolchain: &Toolchain) -> Result<PathBuf> {

@@ -2,7 +2,6 @@
 
 use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::explain::{Explainer, Explanation, Verdict};
-use netpold_core::model::Protocol;
 use netpold_core::probe::{Party, Probe};
 
 use crate::doctor::Details;
@@ -18,8 +17,7 @@ pub(super) fn depends(
         return None;
     };
     let AddressOwner::Node { name } = cluster.whose(address) else { return None };
-    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-    let of_port = all.into_iter().find(|it| it.number() == protocol.0)?;
+    let of_port = protocol.transport()?;
     let pods = cluster
         .pods()
         .values()

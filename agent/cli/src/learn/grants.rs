@@ -12,7 +12,7 @@ use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{IpBlock, Key, Peer, Requirement, Selector};
 
 use super::generate::LearnOptions;
-use super::ports::{LearnedPorts, protocol};
+use super::ports::LearnedPorts;
 
 /// Peer in the form that policies can name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,10 +106,10 @@ pub(super) fn grants(
     if flow.peer == LearnedPeer::Node {
         return Ok(Vec::new());
     }
-    if protocol(flow.protocol).is_none() && !options.other_protocols {
+    if flow.protocol.transport().is_none() && !options.other_protocols {
         return Err(NoPolicyReason::NoPorts);
     }
-    if protocol(flow.protocol).is_some() && flow.port == 0 {
+    if flow.protocol.transport().is_some() && flow.port == 0 {
         return Err(NoPolicyReason::PortZero);
     }
     let ports = |port| LearnedPorts::of(flow.protocol, port);

@@ -15,7 +15,7 @@ use netpold_core::model::{
 use serde_json::{Value, json};
 
 use super::generate::{LearnedPolicy, Sightings};
-use super::ports::{LearnedPorts, protocol};
+use super::ports::LearnedPorts;
 
 /// Priority of the first policy; the next ones follow, since policies of one tier need different ones.
 const FIRST_PRIORITY: u16 = 900;
@@ -28,7 +28,7 @@ pub(super) fn domain_names(flow: &ObservedFlow) -> Option<Vec<&DomainName>> {
     let is_outside =
         matches!(flow.peer, LearnedPeer::Address(_)) && flow.direction == Direction::Egress;
     let is_written = !flow.workload.labels.is_empty()
-        && protocol(flow.protocol).is_some()
+        && flow.protocol.transport().is_some()
         && flow.port != 0
         && !flow.names.is_empty();
     if !is_outside || !is_written {

@@ -18,16 +18,11 @@ pub struct LearnedPorts {
     pub some: BTreeMap<Protocol, BTreeSet<u16>>,
 }
 
-/// Returns the protocol of policies for an IP protocol's number.
-pub(super) fn protocol(number: IpProtocol) -> Option<Protocol> {
-    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == number.0)
-}
-
 impl LearnedPorts {
     /// Creates a set of one port; for a protocol without ports, the set is everything.
     #[must_use]
     pub fn of(number: IpProtocol, port: u16) -> Self {
-        match protocol(number) {
+        match number.transport() {
             Some(protocol) => {
                 let some = BTreeMap::from([(protocol, BTreeSet::from([port]))]);
                 Self { all: false, some }
@@ -45,7 +40,7 @@ impl LearnedPorts {
     /// Returns whether the set contains a port.
     #[must_use]
     pub fn contains(&self, number: IpProtocol, port: u16) -> bool {
-        let of = protocol(number).and_then(|protocol| self.some.get(&protocol));
+        let of = number.transport().and_then(|protocol| self.some.get(&protocol));
         self.all || of.is_some_and(|ports| ports.contains(&port))
     }
 

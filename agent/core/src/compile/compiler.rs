@@ -315,6 +315,11 @@ impl Compiler {
             .map(|(ifindex, live)| EndpointInfo::new(*ifindex, live))
     }
 
+    /// Interface indexes of the endpoints for which no slot was free, as of the last update.
+    pub fn unplaced(&self) -> impl Iterator<Item = u32> {
+        self.compiled.tables.endpoints.unplaced.iter().copied()
+    }
+
     /// Changes whenever [`Compiler::endpoints`] changes.
     #[must_use]
     pub fn endpoints_version(&self) -> u64 {

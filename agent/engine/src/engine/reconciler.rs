@@ -178,11 +178,10 @@ impl Reconciler {
     /// a record alone, and the programs of the interface are replaced only after the update. Failures are reported by
     /// the next [`Reconciler::attach`], which tries again.
     fn close_unplaced(&mut self) {
-        let unplaced = self.compiler.endpoints().filter(|endpoint| endpoint.slot.is_none());
-        let closed = unplaced.map(|endpoint| (endpoint.ifindex, Role::Closed));
         let hooks = self.dataplane.hooks();
-        let closed: BTreeMap<u32, Role> =
-            closed.filter(|(ifindex, role)| hooks.attached(*ifindex) != Some(*role)).collect();
+        let open = |ifindex: &u32| hooks.attached(*ifindex) != Some(Role::Closed);
+        let unplaced = self.compiler.unplaced().filter(open);
+        let closed: BTreeMap<u32, Role> = unplaced.map(|ifindex| (ifindex, Role::Closed)).collect();
         if !closed.is_empty() {
             self.dataplane.attach_new(&closed);
         }

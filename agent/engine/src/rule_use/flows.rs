@@ -120,13 +120,6 @@ pub(super) fn answers(tuple: &FlowTuple, direction: Direction) -> bool {
     is_to_server(destination, source)
 }
 
-pub(super) const fn opposite(direction: Direction) -> Direction {
-    match direction {
-        Direction::Ingress => Direction::Egress,
-        Direction::Egress => Direction::Ingress,
-    }
-}
-
 /// Returns the destination port.
 pub(super) fn port(tuple: &FlowTuple, direction: Direction) -> u16 {
     match direction {
@@ -151,6 +144,6 @@ pub(super) fn denied_flow<'p>(pod: &'p Pod, dropped: &Dropped) -> Option<PodFlow
         protocol: dropped.protocol?,
     };
     let is_answer = matches!(tuple.protocol, TCP | UDP) && answers(&tuple, dropped.direction);
-    let direction = if is_answer { opposite(dropped.direction) } else { dropped.direction };
+    let direction = if is_answer { dropped.direction.opposite() } else { dropped.direction };
     dropped.is_denial().then(|| pod_flow(pod, &tuple, direction))
 }

@@ -13,9 +13,7 @@ use netpold_ebpf::packet::protocol::UDP;
 use netpold_ebpf::reason::Reason;
 
 use super::RuleUse;
-use super::flows::{
-    CACHE_MAX, Cursors, SweepResult, VisitedFlow, answers, kind, opposite, pod_flow,
-};
+use super::flows::{CACHE_MAX, Cursors, SweepResult, VisitedFlow, answers, kind, pod_flow};
 use crate::events::unix_millis;
 use crate::learn::FlowSighting;
 
@@ -258,7 +256,7 @@ impl<'u> Round<'u> {
         // For TCP the table knows the initiator. Requests of the own node need no rule.
         let is_answer = tuple.protocol == UDP && answers(tuple, direction);
         let direction = match is_answer && !self.cluster.is_node_of(pod, tuple.remote) {
-            true => opposite(direction),
+            true => direction.opposite(),
             false => direction,
         };
         let cluster = self.cluster;
