@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use netpold_api::socket::{DEFAULT_BPFFS, DEFAULT_SOCKET};
-use netpold_cli::arguments::time;
+use netpold_client::arguments::time;
 use netpold_controller::WebhookSettings;
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::PRIVATE_RANGES;

@@ -15,7 +15,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::CommandFactory;
-use netpold_cli::{FAILED, UNUSABLE, completion, exit_code, live};
+use netpold_cli::{FAILED, UNUSABLE, completion, exit_code};
+use netpold_client::live;
 
 use crate::cli::{Cli, Command, ControllerArgs};
 use crate::config::RunConfig;

@@ -12,7 +12,7 @@ use netpold_api::probe::EXPLAIN_REQUEST;
 use netpold_api::rules::RULES_REQUEST;
 use netpold_api::source::SourceStatus;
 use netpold_api::status::{READY_REQUEST, STATUS_REQUEST};
-use netpold_cli::socket;
+use netpold_client::socket;
 use netpold_core::lock::{lock, try_lock};
 use netpold_core::model::Change;
 use netpold_dataplane::quiescence::grace_period;

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{FromArgMatches, Subcommand};
 use netpold_core::printable::printable;
+use netpold_review::assertions::{self, TestArgs};
+use netpold_review::diff::{self, DiffArgs};
+use netpold_review::doctor::{self, DoctorArgs, DoctorReport};
+use netpold_review::explain::{self, ExplainArgs};
 
-use crate::assertions::TestArgs;
 use crate::completion::CompletionArgs;
-use crate::diff::DiffArgs;
-use crate::doctor::{DoctorArgs, DoctorReport};
-use crate::explain::ExplainArgs;
 use crate::flows::FlowsArgs;
 use crate::init::InitArgs;
 use crate::learn::LearnArgs;
@@ -20,10 +20,7 @@ use crate::status::StatusArgs;
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
 use crate::ui::UiArgs;
-use crate::{
-    assertions, completion, diff, doctor, explain, flows, init, learn, observe, rules, status, top,
-    trace, ui,
-};
+use crate::{completion, flows, init, learn, observe, rules, status, top, trace, ui};
 
 /// Exit status of a failed command.
 pub const FAILED: u8 = 1;

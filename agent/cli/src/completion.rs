@@ -16,10 +16,10 @@ use anyhow::{Context as _, Result};
 use clap::{Args, Command, ValueEnum};
 use clap_complete::engine::complete;
 use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};
+use netpold_client::live::called;
+use netpold_client::output::is_read;
 
 use self::names::TypedFlags;
-use crate::live::called;
-use crate::output::is_read;
 
 /// Name of the program in the scripts.
 const NAME: &str = "netpold";
@@ -105,7 +105,7 @@ fn answer_shell(command: Command, shell: Shell) -> Result<()> {
 /// Answers in Cobra's format: a line for each answer, with its description behind a tab; then a colon and a number with
 /// directive bits for the shell.
 fn answer_kubectl(command: Command) -> Result<()> {
-    let plugin = OsString::from(crate::live::PLUGIN);
+    let plugin = OsString::from(netpold_client::live::PLUGIN);
     let words: Vec<OsString> = [plugin].into_iter().chain(env::args_os().skip(1)).collect();
     let mut command = names::with_names(command, &Arc::new(TypedFlags::read(&words, true)));
     let (directory, last) = (env::current_dir().ok(), words.len() - 1);

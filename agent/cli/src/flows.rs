@@ -14,12 +14,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_client::live::ClusterArgs;
+use netpold_client::output::Output;
 
-pub(crate) use render::socket;
 pub use render::text;
-
-use crate::live::ClusterArgs;
-use crate::output::Output;
 
 /// Flags of `netpold flows`.
 #[derive(Debug, Args)]

@@ -2,10 +2,9 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use netpold_client::arguments::check_namespace;
+use netpold_client::output::print;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
-
-use crate::arguments::check_namespace;
-use crate::output::print;
 
 /// Namespace of the cluster's DNS.
 const DNS_NAMESPACE: &str = "kube-system";

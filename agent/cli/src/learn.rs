@@ -21,6 +21,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use netpold_api::learn::{LEARN_REQUEST, LearnAnswer, merge};
 use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_client::live::{self, ClusterArgs};
+use netpold_client::offline::{self, Recursive};
+use netpold_client::output::{Output, print};
+use netpold_client::socket;
 use netpold_core::cluster::is_subject;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
@@ -33,11 +37,6 @@ pub use proof::DeniedFlow;
 pub use text::text;
 pub use unseen::{UnseenPeer, UnseenTraffic};
 pub use yaml::{json, prepare, yaml};
-
-use crate::live::{self, ClusterArgs};
-use crate::offline::{self, Recursive};
-use crate::output::{Output, print};
-use crate::socket;
 
 /// Exit status: the observed flows stay allowed.
 const PROVED: u8 = 0;

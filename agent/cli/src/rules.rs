@@ -10,12 +10,11 @@ use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use netpold_api::rules::{RULES_REQUEST, RulesAnswer, merge};
 use netpold_api::socket::DEFAULT_SOCKET;
-
-use crate::arguments::time;
-use crate::live::{self, ALL, ClusterArgs, SOME};
-use crate::output::{Output, print};
-use crate::printable_document::printable_document;
-use crate::socket;
+use netpold_client::arguments::time;
+use netpold_client::live::{self, ALL, ClusterArgs, SOME};
+use netpold_client::output::{Output, print};
+use netpold_client::printable_document::printable_document;
+use netpold_client::socket;
 
 /// Units of times: limit (exclusive) and length in seconds, and name.
 const UNITS: [(u64, u64, &str); 3] =

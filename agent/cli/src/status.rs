@@ -10,15 +10,14 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_api::status::AgentStatus;
+use netpold_client::live::ClusterArgs;
+use netpold_client::output::Output;
+use netpold_client::printable_document::printable_json;
+use netpold_client::socket::NOT_UNDERSTOOD;
 
 pub use client::run;
 use cluster::text as cluster_text;
 pub use cluster::{ClusterStatus, merge};
-
-use crate::live::ClusterArgs;
-use crate::output::Output;
-use crate::printable_document::printable_json;
-use crate::socket::NOT_UNDERSTOOD;
 
 /// Flags of `netpold status`.
 #[derive(Debug, Args)]

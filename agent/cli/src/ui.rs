@@ -24,11 +24,11 @@ use std::task::Poll;
 use anyhow::{Context, Result};
 use clap::Args;
 use ipnet::IpNet;
+use netpold_client::live::{self, ClusterArgs};
+use netpold_client::offline::Recursive;
+use netpold_client::output::print;
 use netpold_core::printable::printable;
 
-use crate::live::{self, ClusterArgs};
-use crate::offline::Recursive;
-use crate::output::print;
 use access::AccessCheck;
 use server::UiServer;
 use snapshot::ObjectSource;

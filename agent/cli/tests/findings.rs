@@ -4,9 +4,8 @@
 use std::fs;
 use std::process::Command;
 
+use netpold_review::doctor::{DoctorReport, Finding, Severity};
 use tempfile::TempDir;
-
-use netpold_cli::doctor::{DoctorReport, Finding, Severity};
 
 /// Pods `app/web` and `app/api`, a name server, and the API server at 192.168.5.11:6443 of node `n1`.
 const CLUSTER: &str = "

@@ -17,7 +17,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use netpold_cli::live::{Agents, ClusterArgs, NodeError, block_on};
+use netpold_client::live::{Agents, ClusterArgs, NodeError, block_on};
 use netpold_testbed::cluster::{PORT, eventually, network_policy};
 use netpold_testbed::{Access, ApiServer, Container, Kubelet, Protocol, require_apiserver};
 use serde_json::{Value, json};

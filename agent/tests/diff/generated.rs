@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netpold_cli::diff::{DiffParty, Difference, PortRanges, compare};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, Key, Peer, Pod, PortMatch, Protocol, Rule};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
+use netpold_review::diff::{DiffParty, Difference, PortRanges, compare};
 use netpold_testkit::generate::{self, Choices};
 use netpold_testkit::oracle::Oracle;
 

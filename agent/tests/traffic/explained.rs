@@ -73,7 +73,7 @@ fn world() -> Cluster {
 }
 
 fn ask(cluster: &Cluster, question: &Value) -> Value {
-    netpold_cli::socket::answer(&cluster.agents[0].socket(), EXPLAIN_REQUEST, question).unwrap()
+    netpold_client::socket::answer(&cluster.agents[0].socket(), EXPLAIN_REQUEST, question).unwrap()
 }
 
 fn differs(end: &Value) -> bool {

@@ -153,7 +153,8 @@ fn explained(cluster: &Cluster, (from, number): (&str, u8), verdict: &str) {
     let (from, to) = (format!("{NAMESPACE}/{from}"), format!("{NAMESPACE}/server"));
     let question = json!({ "from": from, "to": to, "protocol": "UDP", "port": PORT });
     let socket = cluster.agents[0].socket();
-    let answer: Value = netpold_cli::socket::answer(&socket, EXPLAIN_REQUEST, &question).unwrap();
+    let answer: Value =
+        netpold_client::socket::answer(&socket, EXPLAIN_REQUEST, &question).unwrap();
     let ends = answer["ends"].as_array().unwrap();
     let agree = |end: &Value| end["objects"] == end["tables"] && end["tables"] == end["kernel"];
     assert!(ends.iter().all(agree), "{answer:#}");

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use netpold_api::observe::ObserveLine;
-use netpold_cli::socket::understood;
+use netpold_client::socket::understood;
 use netpold_testbed::without_twins;
 
 use super::SINGLE;

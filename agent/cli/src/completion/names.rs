@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use clap::{Arg, Command};
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
-
-use crate::live::{ClusterArgs, ListedKind, NameLister, block_on};
+use netpold_client::live::{ClusterArgs, ListedKind, NameLister, block_on};
 
 /// Longest wait after the completion key.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -152,10 +151,10 @@ mod tests {
     use clap::Args;
 
     use super::*;
-    use crate::diff::DiffArgs;
-    use crate::explain::ExplainArgs;
     use crate::flows::FlowsArgs;
     use crate::observe::ObserveArgs;
+    use netpold_review::diff::DiffArgs;
+    use netpold_review::explain::ExplainArgs;
 
     #[test]
     fn words_say_which_cluster_is_meant() {

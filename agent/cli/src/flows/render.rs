@@ -1,14 +1,13 @@
 //! Rendering of flows as text.
 
 use std::fmt::Write as _;
-use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use netpold_api::flows::{CachedVerdicts, FlowState, FlowsAnswer, ListedFlow};
-
-use crate::printable_document::printable_document;
+use netpold_client::flows::address_and_port;
+use netpold_client::printable_document::printable_document;
 
 /// Renders the flows of nodes as text. All names are made printable here, in one place.
 ///
@@ -57,7 +56,7 @@ fn row(flow: &ListedFlow) -> [String; 8] {
     if flow.from_node {
         began.push("node".to_owned());
     }
-    let remote = socket(flow.remote, flow.remote_port);
+    let remote = address_and_port(flow.remote, flow.remote_port);
     let name = flow.remote_name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
     [
         flow.pod.to_string(),
@@ -73,11 +72,6 @@ fn row(flow: &ListedFlow) -> [String; 8] {
             None => "-".to_owned(),
         },
     ]
-}
-
-/// Formats an address, with its port if there is one.
-pub(crate) fn socket(address: IpAddr, port: u16) -> String {
-    if port == 0 { address.to_string() } else { SocketAddr::new(address, port).to_string() }
 }
 
 fn state(state: FlowState) -> &'static str {

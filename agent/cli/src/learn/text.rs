@@ -6,9 +6,8 @@ use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use netpold_api::learn::{LearnAnswer, ObservedFlow};
+use netpold_client::printable_document::printable_document;
 use netpold_core::model::Direction;
-
-use crate::printable_document::printable_document;
 
 /// Renders the records; makes all names in them printable.
 ///

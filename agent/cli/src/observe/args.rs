@@ -9,13 +9,12 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use netpold_api::events::{AUDIT, TrafficVerdict};
 use netpold_api::filter::{EventFilter, NamePattern, ObserveRequest, PeerPattern};
 use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_client::arguments::time;
+use netpold_client::live::ClusterArgs;
+use netpold_client::output::Output;
 use netpold_core::model::Direction;
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::reason::Reason;
-
-use crate::arguments::time;
-use crate::live::ClusterArgs;
-use crate::output::Output;
 
 /// Flags of `netpold observe`.
 #[derive(Clone, Debug, Args)]

@@ -9,12 +9,12 @@ use futures::StreamExt as _;
 use netpold_api::filter::ObserveRequest;
 use netpold_api::observe::{OBSERVE_REQUEST, ObserveLine};
 use netpold_api::socket::PATIENCE;
+use netpold_client::live::{self, ALL, Agents, SOME};
+use netpold_client::output::{Output, is_read};
+use netpold_client::socket::{AnswerLines, understood};
 
 use super::args::{ObserveArgs, arguments};
 use super::render::text;
-use crate::live::{self, ALL, Agents, SOME};
-use crate::output::{Output, is_read};
-use crate::socket::{AnswerLines, understood};
 
 /// Most events of a cluster sorted at once.
 const ORDERED: usize = 50_000;

@@ -6,12 +6,11 @@ use std::net::Ipv6Addr;
 use anyhow::Result;
 use netpold_api::events::{LostEvents, TrafficVerdict};
 use netpold_api::observe::{Attribution, ObserveLine, ObservedEvent};
+use netpold_client::printable_document::printable_document;
 use netpold_core::cluster::AddressOwner;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
 use owo_colors::{OwoColorize, Style};
-
-use crate::printable_document::printable_document;
 
 /// Renders a line of the stream as coloured text; the caller strips colours if necessary. All names are made printable
 /// here.

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anyhow::Result;
 use netpold_api::status::{AgentStatus, READY_REQUEST, STATUS_REQUEST};
+use netpold_client::live::{self, ALL, SOME};
+use netpold_client::output::{Output, print};
+use netpold_client::socket;
 
 use super::{StatusArgs, cluster_text, merge, text};
-use crate::live::{self, ALL, SOME};
-use crate::output::{Output, print};
-use crate::socket;
 
 /// Prints the status of the agent or of all agents of a cluster, as text or JSON. Returns the exit status.
 ///

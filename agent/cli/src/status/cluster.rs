@@ -6,10 +6,9 @@ use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use netpold_api::status::AgentStatus;
+use netpold_client::printable_document::printable_document;
 use owo_colors::{OwoColorize, Style};
 use serde::{Deserialize, Serialize};
-
-use crate::printable_document::printable_document;
 
 /// Most nodes named for one problem.
 const NAMED: usize = 5;

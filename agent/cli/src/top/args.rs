@@ -7,8 +7,8 @@ use clap::Args;
 use netpold_api::events::TrafficVerdict;
 use netpold_api::filter::ObserveRequest;
 use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_client::live::ClusterArgs;
 
-use crate::live::ClusterArgs;
 use crate::observe::FilterArgs;
 
 /// Flags of `netpold top`.

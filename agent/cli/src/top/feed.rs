@@ -9,11 +9,11 @@ use anyhow::Result;
 use futures::StreamExt as _;
 use netpold_api::filter::ObserveRequest;
 use netpold_api::observe::ObserveLine;
+use netpold_client::live::{self, Agents, ClusterArgs};
+use netpold_client::socket::{AnswerLines, understood};
 use netpold_core::printable::printable;
 
-use crate::live::{self, Agents, ClusterArgs};
 use crate::observe::{arguments, ask, printable_line};
-use crate::socket::{AnswerLines, understood};
 
 /// Pause between two attempts to reach an agent that has ended.
 const RETRY: Duration = Duration::from_secs(2);

@@ -8,12 +8,11 @@ use clap::Args;
 use ipnet::IpNet;
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_api::trace::{LONGEST, TracePeer, TraceRequest};
+use netpold_client::arguments::{PartyArg, time};
+use netpold_client::live::{self, ClusterArgs};
+use netpold_client::output::Output;
 use netpold_core::pattern::block;
 use netpold_core::probe::IpProtocol;
-
-use crate::arguments::{PartyArg, time};
-use crate::live::{self, ClusterArgs};
-use crate::output::Output;
 
 /// Flags of `netpold trace`.
 #[derive(Clone, Debug, Args)]

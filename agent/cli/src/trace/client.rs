@@ -9,12 +9,12 @@ use std::time::Duration;
 use anyhow::Result;
 use futures::StreamExt as _;
 use netpold_api::trace::{TRACE_REQUEST, TraceLine, TraceRequest};
+use netpold_client::live::{self, ALL, Agents, SOME, node_of};
+use netpold_client::output::{Output, is_read};
+use netpold_client::socket::{AnswerLines, understood};
 
 use super::args::{TraceArgs, arguments};
 use super::render::text;
-use crate::live::{self, ALL, Agents, SOME, node_of};
-use crate::output::{Output, is_read};
-use crate::socket::{AnswerLines, understood};
 
 /// Longest time for an agent to load programs, on a busy node.
 const LOADING: Duration = Duration::from_mins(1);

@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use anyhow::Result;
 use netpold_api::events::TrafficVerdict;
 use netpold_api::trace::{TraceLine, TraceStep, TracedFlowEntry, TracedPacket};
+use netpold_client::printable_document::printable_document;
 use netpold_core::cluster::AddressOwner;
 use netpold_core::model::Direction;
 use owo_colors::{OwoColorize, Style};
 
 use crate::observe::why;
-use crate::printable_document::printable_document;
 
 /// Renders a line of the stream as coloured text; the caller strips colours if necessary. All names in it are made
 /// printable here.

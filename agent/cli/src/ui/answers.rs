@@ -2,17 +2,19 @@
 
 use anyhow::{Result, anyhow};
 use netpold_api::learn::{LearnAnswer, merge};
+use netpold_client::arguments::check_namespace;
+use netpold_client::live;
 use netpold_core::cluster::is_subject;
 use netpold_core::explain::Within;
 use netpold_core::model::{Direction, DomainName, Enforcement, Key, Pod};
 use netpold_core::probe::{IpProtocol, Party, Probe};
+use netpold_review::diff::{DiffParty, NamedPair};
+use netpold_review::doctor;
+use netpold_review::explain;
 use serde_json::{Value, json};
 
 use super::snapshot::{ObjectSnapshot, ObjectSource};
-use crate::arguments::check_namespace;
-use crate::diff::{DiffParty, NamedPair};
 use crate::learn::{LearnOptions, generate, yaml};
-use crate::{doctor, explain, live};
 
 /// Most pods named of a workload.
 const PODS: usize = 50;
@@ -174,7 +176,7 @@ pub(super) fn report(source: &ObjectSource, world: &ObjectSnapshot) -> Result<Va
     let report = match source.is_live() {
         true => doctor::examine_cluster(&source.cluster, source.namespace.as_deref())?,
         false => {
-            let objects = crate::offline::stand_in(world.objects.objects.clone());
+            let objects = netpold_client::offline::stand_in(world.objects.objects.clone());
             doctor::examine(objects, world.judge.details())
         }
     };

@@ -12,6 +12,9 @@ use clap::{CommandFactory, FromArgMatches};
 use futures::StreamExt as _;
 use netpold_api::filter::ObserveRequest;
 use netpold_api::observe::ObserveLine;
+use netpold_client::arguments::time;
+use netpold_client::live::{Agents, ClusterArgs};
+use netpold_client::socket::understood;
 use netpold_core::model::Direction;
 use netpold_core::printable::printable;
 use serde::Deserialize;
@@ -20,10 +23,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::map::PartyIndex;
 use super::snapshot::ObjectSnapshot;
-use crate::arguments::time;
-use crate::live::{Agents, ClusterArgs};
 use crate::observe::{FilterArgs, arguments, printable_line, why};
-use crate::socket::understood;
 
 /// Flags of `observe` that the page may set.
 const WORDS: [&str; 9] =

@@ -6,13 +6,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 use netpold_api::crd::{NodePolicyStatus, PolicyOnNode};
 use netpold_api::status::AgentStatus;
+use netpold_client::live;
 use netpold_core::cluster::is_subject;
 use netpold_core::model::{Direction, Enforcement, Pod, Selector};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::snapshot::{ObjectSnapshot, ObjectSource};
-use crate::live;
 use crate::status;
 
 /// Path of the nodes' reports.

@@ -7,11 +7,11 @@ use ipnet::IpNet;
 use netpold_api::flows::{FlowsAnswer, ListedFlow};
 use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::model::{Direction, Key};
+use netpold_review::diff::{DiffParty, NamedPair, PartyIsolation};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::snapshot::ObjectSnapshot;
-use crate::diff::{DiffParty, NamedPair, PartyIsolation};
 
 /// Verdict of an edge, as a word of `observe`; `mixed` if all ports are denied to some pods or addresses only.
 fn verdict(pair: &NamedPair) -> &'static str {
@@ -196,8 +196,8 @@ pub(super) fn flows(world: &ObjectSnapshot, answers: &[FlowsAnswer]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diff::named_pairs;
-    use crate::offline::read_text;
+    use netpold_client::offline::read_text;
+    use netpold_review::diff::named_pairs;
 
     const OBJECTS: &str = r#"
 {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {zone: a}}, status: {addresses: [{type: InternalIP, address: 10.0.0.1}]}}

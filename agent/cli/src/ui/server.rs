@@ -17,6 +17,8 @@ use clap::ValueEnum;
 use futures::stream::unfold;
 use netpold_api::flows::{FlowFilter, merge};
 use netpold_api::rules::{RulesAnswer, merge as merge_rules};
+use netpold_client::live;
+use netpold_client::printable_document::printable_json;
 use netpold_core::printable::printable;
 use netpold_core::probe::IpProtocol;
 use serde::Deserialize;
@@ -32,8 +34,6 @@ use super::snapshot::{ObjectSnapshot, ObjectSource};
 use super::what_if::{self, WhatIf};
 use super::{answers, in_force, map, page};
 use crate::init::{self, Preset};
-use crate::printable_document::printable_json;
-use crate::{flows, live};
 
 /// Longest body of a request, in bytes.
 const BODY: usize = 4 << 20;
@@ -282,8 +282,11 @@ async fn answer_flows(State(server): State<SharedServer>, request: Request) -> R
     work(server, request, |server, question: ReadingNumber| {
         needs_agents(server)?;
         let world = server.world_of(question.revision)?;
-        let all =
-            flows::client::ask_cluster(&server.source.cluster, &FlowFilter::default(), Some(FLOWS));
+        let all = netpold_client::flows::ask_cluster(
+            &server.source.cluster,
+            &FlowFilter::default(),
+            Some(FLOWS),
+        );
         let all = all.map_err(failed)?;
         let unanswered = all.unanswered();
         let mut document = map::flows(&world, &merge(all.answers));

@@ -4,13 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use ipnet::IpNet;
+use netpold_client::live::{self, ClusterArgs};
+use netpold_client::offline::{self, Recursive, Reviewed};
 use netpold_core::cluster::Cluster;
-
-use crate::diff::{self, NamedPairs, named_pairs};
-use crate::doctor;
-use crate::judge::Judge;
-use crate::live::{self, ClusterArgs};
-use crate::offline::{self, Recursive, Reviewed};
+use netpold_review::diff::{self, NamedPairs, named_pairs};
+use netpold_review::doctor;
+use netpold_review::judge::Judge;
 
 /// Most pairs of classes on the map.
 const PAIRS: usize = 60_000;

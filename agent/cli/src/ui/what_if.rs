@@ -4,13 +4,12 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, anyhow};
 use netpold_api::flows::{FlowFilter, merge};
+use netpold_client::offline::{self, Reviewed, review_text};
+use netpold_review::diff::{self, Sources, compare_objects, live as cuts};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::snapshot::{ObjectSnapshot, ObjectSource};
-use crate::diff::{self, Sources, compare_objects, live as cuts};
-use crate::flows;
-use crate::offline::{self, Reviewed, review_text};
 
 /// Name of the text in its problems.
 const NAME: &str = "text";
@@ -72,7 +71,8 @@ pub(super) fn answer(
     document["objects"] = objects.into();
     document["problems"] = problems.into();
     if change.live && source.is_live() {
-        let all = flows::client::ask_cluster(&source.cluster, &FlowFilter::default(), None)?;
+        let all =
+            netpold_client::flows::ask_cluster(&source.cluster, &FlowFilter::default(), None)?;
         let unanswered = all.unanswered();
         let mut cuts = cuts::cuts(&before, &after, &merge(all.answers));
         let silent =

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use netpold_api::flows::FlowsAnswer;
-use netpold_cli::diff::live::cuts;
 use netpold_core::cluster::Cluster as Objects;
 use netpold_kube::manifests::read_once;
+use netpold_review::diff::live::cuts;
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT};
 use netpold_testbed::{Flow, Protocol, require_root};
 use serde_json::json;

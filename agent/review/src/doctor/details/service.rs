@@ -1,0 +1,165 @@
+//! Services and `v1` Endpoints: targets of ports.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use netpold_core::model::{Key, Protocol};
+use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
+
+use super::Details;
+
+/// Labels of name server Services: kubeadm and most distributions, and OpenShift's operator.
+const DNS_LABELS: [(&str, &str); 3] = [
+    ("k8s-app", "kube-dns"),
+    ("k8s-app", "coredns"),
+    ("dns.operator.openshift.io/owning-dns", "default"),
+];
+
+/// Selector and ports of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WrittenService {
+    /// `spec.selector`; empty if the endpoints are not made from a selector.
+    pub(crate) selector: BTreeMap<String, String>,
+    /// `spec.ports`
+    pub(crate) ports: Vec<WrittenServicePort>,
+    /// Whether a label marks the Service as the cluster's name server.
+    pub(crate) is_dns: bool,
+    /// Whether `spec.clusterIP` is `None`: clients connect to the endpoints themselves.
+    pub(crate) is_headless: bool,
+    /// Whether clients outside of the cluster reach the Service: `spec.type` is `NodePort` or `LoadBalancer`, or there
+    /// are `spec.externalIPs`.
+    pub(crate) is_external: bool,
+    /// Whether `spec.externalTrafficPolicy` is `Local`: nodes keep the addresses of those clients.
+    pub(crate) keeps_client: bool,
+    /// Whether `spec.internalTrafficPolicy` is `Local`: clients at a cluster address reach backends of their node only.
+    pub(crate) is_internal_local: bool,
+}
+
+/// Port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WrittenServicePort {
+    /// `name`; empty if absent
+    pub(crate) name: String,
+    /// `port`
+    pub(crate) port: i32,
+    /// `protocol`; absent: TCP
+    pub(crate) protocol: Protocol,
+    /// `targetPort`; absent: `port`
+    pub(crate) target: PortReference,
+    /// `nodePort`; absent if the API server has not chosen one
+    pub(crate) node_port: Option<u16>,
+}
+
+/// Port of containers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortReference {
+    /// Port name.
+    Name(String),
+    /// Port number.
+    Number(u16),
+}
+
+/// Addresses and a port, of `v1` Endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EndpointsPort {
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Name of the Service's port, protocol and number.
+    pub(crate) port: (String, Protocol, u16),
+}
+
+impl Details {
+    pub(super) fn add_service(&mut self, service: api::Service) {
+        let (metadata, spec) = (service.metadata, service.spec.unwrap_or_default());
+        let key = of_api(&metadata);
+        self.services.remove(&key);
+        self.external_names.remove(&key);
+        if spec.type_.as_deref() == Some("ExternalName") {
+            // An ExternalName leads to no pod, in spite of a selector.
+            self.external_names.insert(key, spec.external_name.unwrap_or_default());
+            return;
+        }
+        let labels = metadata.labels.unwrap_or_default();
+        let is_dns =
+            DNS_LABELS.iter().any(|(key, value)| labels.get(*key).is_some_and(|it| it == value));
+        let ports = spec.ports.into_iter().flatten().filter_map(target).collect();
+        let selector = spec.selector.unwrap_or_default();
+        let is_headless = spec.cluster_ip.as_deref() == Some("None");
+        let has_external = spec.external_ips.is_some_and(|addresses| !addresses.is_empty());
+        let is_external =
+            has_external || matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
+        let keeps_client = spec.external_traffic_policy.as_deref() == Some("Local");
+        let is_internal_local = spec.internal_traffic_policy.as_deref() == Some("Local");
+        let service = WrittenService {
+            selector,
+            ports,
+            is_dns,
+            is_headless,
+            is_external,
+            keeps_client,
+            is_internal_local,
+        };
+        self.services.insert(key, service);
+    }
+
+    pub(super) fn add_endpoints(&mut self, endpoints: api::Endpoints) {
+        let key = of_api(&endpoints.metadata);
+        let mut found = Vec::new();
+        for subset in endpoints.subsets.into_iter().flatten() {
+            let addresses = subset.addresses.into_iter().flatten();
+            let addresses: Vec<IpAddr> = addresses.filter_map(|it| it.ip.parse().ok()).collect();
+            for port in subset.ports.into_iter().flatten() {
+                let number = u16::try_from(port.port).ok().filter(|port| *port > 0);
+                let (Some(protocol), Some(number)) = (protocol(port.protocol.as_deref()), number)
+                else {
+                    continue;
+                };
+                let port = (port.name.unwrap_or_default(), protocol, number);
+                found.push(EndpointsPort { addresses: addresses.clone(), port });
+            }
+        }
+        self.endpoints.insert(key, found);
+    }
+
+    /// Returns no details; objects of files without a namespace will belong to this one.
+    pub(crate) fn within(namespace: &str) -> Self {
+        Self { namespace: Some(namespace.to_owned()), ..Self::default() }
+    }
+
+    /// Removes the Services and Endpoints that other details contain, and those of these namespaces.
+    pub(crate) fn remove(&mut self, named: &Self, namespaces: &BTreeSet<&str>) {
+        let stays = |key: &Key| !namespaces.contains(key.namespace.as_str());
+        let is_service =
+            |key: &Key| named.services.contains_key(key) || named.external_names.contains_key(key);
+        self.services.retain(|key, _| stays(key) && !is_service(key));
+        self.external_names.retain(|key, _| stays(key) && !is_service(key));
+        self.endpoints.retain(|key, _| stays(key) && !named.endpoints.contains_key(key));
+    }
+}
+
+/// Returns the key of an object of a Kubernetes type.
+pub(super) fn of_api(metadata: &ObjectMeta) -> Key {
+    let namespace = metadata.namespace.clone().filter(|namespace| !namespace.is_empty());
+    let name = metadata.name.clone().unwrap_or_default();
+    Key::new(namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), name)
+}
+
+/// Converts a Service's port; `None` if a number or the protocol is invalid.
+fn target(port: api::ServicePort) -> Option<WrittenServicePort> {
+    let target = match port.target_port {
+        None | Some(IntOrString::Int(0)) => PortReference::Number(u16::try_from(port.port).ok()?),
+        Some(IntOrString::Int(number)) => PortReference::Number(u16::try_from(number).ok()?),
+        Some(IntOrString::String(name)) => PortReference::Name(name),
+    };
+    let name = port.name.unwrap_or_default();
+    let node_port = port.node_port.and_then(|port| u16::try_from(port).ok()).filter(|it| *it > 0);
+    Some(WrittenServicePort {
+        name,
+        node_port,
+        port: port.port,
+        protocol: protocol(port.protocol.as_deref())?,
+        target,
+    })
+}

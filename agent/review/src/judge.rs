@@ -1,0 +1,243 @@
+//! Answers about objects that may be incomplete, as those of charts and of exports are.
+//!
+//! The explainer of the agent takes its objects as complete and fails closed. Here an answer that depends on a missing
+//! property is "cannot tell", with the property: an object that cannot be decoded, labels of an absent Namespace, labels
+//! that controllers set on pods, addresses of nodes, the chosen backend of a Service, and the address with which a
+//! client's packets arrive. The same holds for a document that cannot be read: it may hold any policy, pod or Service.
+
+mod host_port;
+mod hypotheses;
+mod local_backends;
+mod loopback;
+mod masquerade;
+mod own_node;
+mod services;
+mod undecoded;
+mod unread;
+
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use ipnet::IpNet;
+use netpold_api::source::SourceProblem;
+use netpold_client::offline;
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Explainer, Explanation, Verdict};
+use netpold_core::model::{Change, Key};
+use netpold_core::probe::{Party, Probe};
+use netpold_kube::manifests::Undecoded;
+
+pub(crate) use self::hypotheses::{Hypotheses, are_possible};
+pub(crate) use self::own_node::{is_link_local, lacks_own_node};
+use self::services::ServiceBackends;
+use crate::doctor::{self, Details};
+
+/// Objects, and the properties of them that enforcement does not read.
+pub struct Judge {
+    cluster: Cluster,
+    ranges: Vec<IpNet>,
+    details: Details,
+    services: ServiceBackends,
+    /// Objects that cannot be decoded.
+    undecoded: Vec<Undecoded>,
+    /// Documents that cannot be read, and may hold any object.
+    unread: Vec<SourceProblem>,
+    /// The same objects, for changes by hypotheses; built when the first one matters.
+    scratch: Mutex<Option<Cluster>>,
+    /// Objects of the scratch; empty if no hypothesis is possible.
+    objects: Vec<Change>,
+}
+
+/// Verdict of a probe.
+pub enum ProbeVerdict {
+    /// Whether the traffic is allowed.
+    Known(bool),
+    /// The verdict depends on a property that the objects lack, given as text.
+    Depends(String),
+    /// Nothing can be judged, for the reason given as text.
+    Unknown(String),
+}
+
+impl ProbeVerdict {
+    /// Returns the verdict, and the reason for which it is unknown.
+    #[must_use]
+    pub fn with_reason(self) -> (Verdict, Option<String>) {
+        match self {
+            Self::Known(true) => (Verdict::Allow, None),
+            Self::Known(false) => (Verdict::Deny, None),
+            Self::Depends(reason) | Self::Unknown(reason) => (Verdict::Unknown, Some(reason)),
+        }
+    }
+}
+
+impl Judge {
+    /// Takes the objects and their details. `is_partial`: the objects are those of files; a cluster's are complete, and
+    /// have the EndpointSlices of each Service. `pod_cidrs`: see [`offline::ranges`].
+    pub fn new(
+        mut objects: Vec<Change>,
+        details: Details,
+        pod_cidrs: &[IpNet],
+        is_partial: bool,
+    ) -> Self {
+        let services = ServiceBackends::new(&objects, is_partial);
+        if is_partial {
+            let made = doctor::slices(&objects, &details);
+            objects.extend(made.into_iter().map(Change::EndpointSlice));
+        }
+        let are_possible = are_possible(&objects);
+        let copied = if are_possible { objects.clone() } else { Vec::new() };
+        let cluster = cluster(objects, &details);
+        let ranges = offline::ranges(pod_cidrs, &[&cluster]);
+        let scratch = Mutex::new(None);
+        let (undecoded, unread) = (Vec::new(), Vec::new());
+        Self { cluster, ranges, details, services, undecoded, unread, scratch, objects: copied }
+    }
+
+    /// Takes the objects that cannot be decoded, and the documents that cannot be read, too: an answer that may depend on
+    /// one of them is "cannot tell".
+    #[must_use]
+    pub fn without(self, undecoded: Vec<Undecoded>, unread: Vec<SourceProblem>) -> Self {
+        Self { undecoded, unread, ..self }
+    }
+
+    /// The objects.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Ranges of addresses of pods without one.
+    pub fn ranges(&self) -> &[IpNet] {
+        &self.ranges
+    }
+
+    /// Fields that enforcement does not read.
+    pub fn details(&self) -> &Details {
+        &self.details
+    }
+
+    /// The explainer that takes the objects as complete.
+    pub fn explainer(&self) -> Explainer<'_> {
+        Explainer::new(&self.cluster).with_ranges(&self.ranges)
+    }
+
+    /// Answers a probe with reasons.
+    pub fn explain(&self, probe: &Probe) -> Explanation {
+        self.judge(probe).0
+    }
+
+    /// Answers a probe.
+    pub fn verdict(&self, probe: &Probe) -> ProbeVerdict {
+        let (verdict, reason, depends) = match self.verdict_of_pods(probe) {
+            Some((verdict, reason)) => (verdict, reason, false),
+            None => {
+                let (answer, depends) = self.judge(probe);
+                (answer.verdict, answer.reason, depends)
+            }
+        };
+        let reason = reason.unwrap_or_default();
+        match verdict {
+            Verdict::Allow => ProbeVerdict::Known(true),
+            Verdict::Deny => ProbeVerdict::Known(false),
+            Verdict::Unknown if depends => ProbeVerdict::Depends(reason),
+            Verdict::Unknown => ProbeVerdict::Unknown(reason),
+        }
+    }
+
+    /// Judges pods of which all is known, quickly; `None` for other parties.
+    fn verdict_of_pods(&self, probe: &Probe) -> Option<(Verdict, Option<String>)> {
+        let (Party::Pod(from), Party::Pod(to)) = (&probe.from, &probe.to) else { return None };
+        if !self.unread.is_empty() {
+            return None;
+        }
+        let is_known = [from, to].into_iter().all(|key: &Key| {
+            let pod = self.cluster.pods().get(key);
+            self.cluster.namespaces().contains_key(&key.namespace)
+                && pod.is_some_and(|pod| pod.template().is_none())
+        });
+        is_known.then(|| self.explainer().verdict(probe))
+    }
+
+    /// Answers a probe, and returns whether an unknown verdict is one of objects that are incomplete.
+    fn judge(&self, probe: &Probe) -> (Explanation, bool) {
+        let (answer, depends) = self.judge_readable(probe);
+        match unread::depends(&self.cluster, &self.unread, &answer) {
+            Some(reason) => {
+                let reason = Some(reason);
+                (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true)
+            }
+            None => (answer, depends),
+        }
+    }
+
+    /// Answers a probe by the documents that can be read, like [`Self::judge`].
+    fn judge_readable(&self, probe: &Probe) -> (Explanation, bool) {
+        if let Some(answer) = loopback::answer(probe) {
+            return (answer, false);
+        }
+        if let Some(reason) = undecoded::depends(&self.cluster, &self.undecoded, probe) {
+            return (Explanation::unknown(probe, reason), true);
+        }
+        let (answer, depends) = self.judge_within(&self.cluster, probe);
+        if answer.verdict == Verdict::Unknown && !depends {
+            return (answer, false);
+        }
+        let hypotheses = Hypotheses::of_answer(&self.cluster, &self.details, &answer);
+        if hypotheses.is_empty() {
+            return (answer, depends);
+        }
+        if hypotheses.are_too_many() {
+            let reason = Some(hypotheses.excess());
+            return (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true);
+        }
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let scratch = scratch.get_or_insert_with(|| cluster(self.objects.clone(), &self.details));
+        let mut answers: Vec<(Explanation, bool)> = Vec::new();
+        for changes in hypotheses.worlds(&self.cluster) {
+            scratch.extend(changes);
+            answers.push(self.judge_within(scratch, probe));
+        }
+        scratch.extend(hypotheses.undone(&self.cluster));
+        let verdicts: Vec<Verdict> = answers.iter().map(|(answer, _)| answer.verdict).collect();
+        if let Some(reason) = hypotheses.deciding(&self.cluster, &verdicts) {
+            let reason = Some(reason);
+            return (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true);
+        }
+        match answers.into_iter().next() {
+            Some(first) if hypotheses.have_pods() => first,
+            Some(_) | None => (answer, depends),
+        }
+    }
+
+    /// Answers a probe with all labels taken as known.
+    fn judge_within(&self, cluster: &Cluster, probe: &Probe) -> (Explanation, bool) {
+        let explainer = Explainer::new(cluster).with_ranges(&self.ranges);
+        let by_backends = self.services.explain(cluster, explainer, &self.details, probe);
+        let answer = by_backends.unwrap_or_else(|| explainer.explain(probe));
+        let answer = local_backends::restricted(cluster, &self.details, answer);
+        let reason = services::depends(cluster, &answer)
+            .or_else(|| masquerade::depends(cluster, explainer, &self.details, &answer))
+            .or_else(|| host_port::depends(cluster, explainer, &self.details, &answer))
+            .or_else(|| own_node::depends(cluster, &answer));
+        match reason {
+            Some(reason) => {
+                let reason = Some(reason);
+                (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true)
+            }
+            None => (answer, false),
+        }
+    }
+}
+
+/// Builds the cluster of objects, with the addresses of nodes in their details.
+fn cluster(objects: Vec<Change>, details: &Details) -> Cluster {
+    let mut cluster: Cluster = objects.into_iter().collect();
+    for (node, addresses) in &details.nodes {
+        let addresses = addresses.iter().map(|it| it.address);
+        let is_free = |address: &IpAddr| {
+            cluster.owner(*address).is_none() && cluster.service_at(*address).is_none()
+        };
+        let addresses: Vec<IpAddr> = addresses.filter(is_free).collect();
+        cluster.add_node_addresses(node, &addresses);
+    }
+    cluster
+}
