@@ -7,6 +7,7 @@
 mod generate;
 mod grants;
 mod names;
+mod policy;
 mod ports;
 mod proof;
 mod text;
@@ -30,8 +31,9 @@ use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 
-pub use generate::{LearnOptions, Learned, LearnedPolicy, LearnedRule, generate};
-pub use grants::{NoPolicyReason, PeerSpec};
+pub use generate::{Learned, generate};
+pub use grants::NoPolicyReason;
+pub use policy::{LearnOptions, LearnedPolicy, LearnedRule, PeerSpec};
 pub use ports::LearnedPorts;
 pub use proof::DeniedFlow;
 pub use text::text;

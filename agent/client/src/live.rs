@@ -4,6 +4,7 @@
 //! opened. A report names each agent that does not answer, and the others' answers are shown.
 
 mod agents;
+mod args;
 mod exec;
 mod inside;
 mod names;
@@ -13,13 +14,8 @@ mod pages;
 mod pod_node;
 mod runtime;
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use clap::Args;
-use netpold_kube::cluster::{Access, is_configured};
-
 pub use agents::{AgentAnswers, Agents, ask};
+pub use args::{ClusterArgs, PLUGIN, called, is_plugin};
 pub use inside::{ContainerAccess, NotRun};
 pub use names::{ListedKind, NameLister};
 pub use node_error::{NodeError, report};
@@ -32,68 +28,3 @@ pub use runtime::{block_on, block_on_and_leave, standard_input_ends};
 pub const ALL: u8 = 0;
 /// Exit status of commands that ask agents: some agent did not answer.
 pub const SOME: u8 = 1;
-/// File name that kubectl starts for `kubectl netpold`.
-pub const PLUGIN: &str = "kubectl-netpold";
-/// Silence after which an API server counts as gone.
-const SILENCE: Duration = Duration::from_secs(30);
-
-/// Cluster to ask.
-#[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Cluster")]
-pub struct ClusterArgs {
-    /// Kubeconfig of the cluster to ask [default, as `kubectl netpold` or with --context: $KUBECONFIG, else
-    /// ~/.kube/config, else the pod's service account]
-    #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the cluster to ask, instead of the kubeconfig's current one
-    #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT")]
-    pub context: Option<String>,
-    /// Namespace of the agents' pods
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "NETPOLD_AGENTS_NAMESPACE",
-        default_value = "netpold-system"
-    )]
-    pub agents_namespace: String,
-    /// Ask only this node's agent, no cluster; the cluster form runs this in each agent's pod
-    #[arg(long, env = "NETPOLD_LOCAL")]
-    pub local: bool,
-}
-
-impl ClusterArgs {
-    /// Returns whether the flags select a cluster, not this node or a directory.
-    #[must_use]
-    pub fn is_meant(&self) -> bool {
-        !self.local && (self.kubeconfig.is_some() || self.context.is_some() || is_plugin())
-    }
-
-    /// Without kubectl's cluster if none is configured (most CI jobs).
-    #[must_use]
-    pub fn if_configured(&self) -> Self {
-        let local = self.local || !is_configured(&self.access(SILENCE));
-        Self { local, ..self.clone() }
-    }
-
-    fn access(&self, timeout: Duration) -> Access {
-        Access {
-            kubeconfig: self.kubeconfig.clone(),
-            as_kubectl: true,
-            context: self.context.clone(),
-            timeout,
-        }
-    }
-}
-
-/// Returns whether kubectl started this process as a plugin.
-#[must_use]
-pub fn is_plugin() -> bool {
-    called(PLUGIN)
-}
-
-/// Returns whether this process was started under the given file name; without `.exe`.
-#[must_use]
-pub fn called(name: &str) -> bool {
-    let called = std::env::args_os().next();
-    called.is_some_and(|called| Path::new(&called).file_stem().is_some_and(|it| it == name))
-}

@@ -4,6 +4,7 @@ mod args;
 mod class_numbers;
 mod clients;
 mod compare;
+mod difference;
 mod ends;
 mod isolation;
 mod judge;
@@ -12,6 +13,7 @@ mod named_pairs;
 mod new_services;
 mod nodes;
 mod one_way;
+mod party;
 mod peers;
 mod places;
 mod ports;
@@ -26,7 +28,6 @@ mod unmatched;
 mod workloads;
 mod worlds;
 
-use std::fmt;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
@@ -36,13 +37,15 @@ use netpold_client::flows;
 use netpold_client::offline::{ranges, stand_in};
 use netpold_client::output::print;
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{Change, DomainName, Key};
+use netpold_core::model::Change;
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
 pub use compare::compare;
 use compare::compare_until;
+pub use difference::{ConnectivityChange, Difference};
 pub use isolation::{HostNetworkChange, Isolation, IsolationChange, UnmatchedWorkload};
 pub use named_pairs::{IsolationState, NamedPair, NamedPairs, PartyIsolation, named_pairs};
+pub use party::DiffParty;
 pub use ports::PortRanges;
 pub use render::{counts, document, line_documents};
 pub use sources::Sources;
@@ -56,129 +59,6 @@ const SAME: u8 = 0;
 const DIFFERENT: u8 = 1;
 /// Exit status: no difference was found, but the comparison is incomplete; or a document cannot be read.
 const CANNOT_TELL: u8 = 2;
-/// Most names shown per list in text.
-const SHOWN: usize = 3;
-
-/// Difference of connectivity between two clusters.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Difference {
-    /// Senders and receivers.
-    pub parties: Vec<DiffParty>,
-    /// Pairs of parties with a change, in the order of the parties.
-    pub changes: Vec<ConnectivityChange>,
-    /// Changes of isolation per workload, and the gaps of the comparison.
-    pub isolation: Isolation,
-    /// Further facts about the change, a sentence each.
-    pub notes: Vec<String>,
-}
-
-impl Difference {
-    /// Returns whether there is a change of the given kind.
-    fn has(&self, kind: DiffKind) -> bool {
-        let cut = || self.changes.iter().any(|change| !change.loses.is_empty());
-        let opened = || self.changes.iter().any(|change| !change.gains.is_empty());
-        let Isolation { open, isolated, .. } = &self.isolation;
-        match kind {
-            DiffKind::Cut => cut() || !isolated.is_empty(),
-            DiffKind::Open => opened() || !open.is_empty(),
-            DiffKind::Any => !self.changes.is_empty() || !isolated.is_empty() || !open.is_empty(),
-        }
-    }
-
-    /// Returns whether a change of the given kind may be among the objects that were not compared.
-    fn may_have(&self, kind: DiffKind) -> bool {
-        let Isolation { alone, unknown, compared, .. } = &self.isolation;
-        let regards = |it: &UnmatchedWorkload| match kind {
-            DiffKind::Cut => !it.is_new,
-            DiffKind::Open => it.is_new,
-            DiffKind::Any => true,
-        };
-        *compared == 0 || !unknown.is_empty() || alone.iter().any(regards)
-    }
-}
-
-/// Side of connections.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DiffParty {
-    /// Pods of a workload.
-    Workload(ComparedWorkload),
-    /// Node of the pod on the other side.
-    OwnNode,
-    /// Nodes that no policy distinguishes.
-    Nodes {
-        /// Names of the nodes.
-        nodes: Vec<String>,
-        /// Whether there are no other nodes.
-        only: bool,
-    },
-    /// Addresses of neither pods nor nodes.
-    Outside {
-        /// Block named by policies, or all addresses of a family.
-        block: IpNet,
-        /// Blocks within `block` that are parties themselves.
-        without: Vec<IpNet>,
-        /// Whether all pods and nodes have addresses of this family only.
-        only: bool,
-    },
-    /// Addresses that the sender resolved a domain name to; of a wildcard, those of the names below it that no other name
-    /// of its rules matches.
-    Name(DomainName),
-    /// Service with ports, a selector or endpoints that change; a receiver only.
-    Service(Key),
-}
-
-/// Change of the connections from one party to another.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConnectivityChange {
-    /// Index of the sender among the parties.
-    pub from: usize,
-    /// Index of the receiver among the parties.
-    pub to: usize,
-    /// Ports allowed before and denied after.
-    pub loses: PortRanges,
-    /// Ports denied before and allowed after.
-    pub gains: PortRanges,
-    /// Whether some pairs of pods or addresses of the two parties change otherwise, or not at all.
-    pub some: bool,
-}
-
-/// Joins the names, or the first of them and the number of the others.
-fn few(names: &[String]) -> String {
-    if names.len() <= SHOWN + 1 {
-        return names.join(", ");
-    }
-    format!("{} and {} more", names[..SHOWN].join(", "), names.len() - SHOWN)
-}
-
-impl fmt::Display for DiffParty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Workload(workload) => f.write_str(&workload.name),
-            Self::OwnNode => f.write_str("own node"),
-            Self::Name(name) => name.fmt(f),
-            Self::Service(key) => write!(f, "svc/{key}"),
-            Self::Nodes { only: true, .. } => f.write_str("other nodes"),
-            Self::Nodes { nodes, .. } => match &nodes[..] {
-                [node] => write!(f, "node {node}"),
-                _ => write!(f, "nodes {}", few(nodes)),
-            },
-            Self::Outside { block, without, only } if block.prefix_len() == 0 => {
-                f.write_str(if without.is_empty() { "outside" } else { "anywhere else outside" })?;
-                match block {
-                    _ if *only => Ok(()),
-                    IpNet::V4(_) => f.write_str(" (IPv4)"),
-                    IpNet::V6(_) => f.write_str(" (IPv6)"),
-                }
-            }
-            Self::Outside { block, without, .. } => {
-                write!(f, "{block}")?;
-                let without: Vec<String> = without.iter().map(ToString::to_string).collect();
-                if without.is_empty() { Ok(()) } else { write!(f, " without {}", few(&without)) }
-            }
-        }
-    }
-}
-
 /// Prints the difference to standard output. Returns the exit status.
 ///
 /// # Errors

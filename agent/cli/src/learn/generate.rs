@@ -7,65 +7,15 @@ use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Allowing;
 use netpold_core::model::{
-    Change, ClusterPolicy, Direction, DomainName, Enforcement, Key, Pod, Policy, PolicyVersion,
-    Rule,
+    Change, Direction, DomainName, Enforcement, Key, Pod, Policy, PolicyVersion, Rule,
 };
 
-use super::grants::{NoPolicyReason, PeerSpec, grants};
+use super::grants::{NoPolicyReason, grants};
 use super::names;
+use super::policy::{LearnOptions, LearnedPolicy, LearnedRule, ObservedPeers, PeerSpec, Sightings};
 use super::ports::LearnedPorts;
 use super::proof::{self, DeniedFlow};
 use super::unseen::{self, UnseenTraffic};
-
-/// Options of the generated policies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LearnOptions {
-    /// Namespace of the workloads.
-    pub namespace: String,
-    /// Prefix lengths of blocks, for IPv4 and IPv6.
-    pub block_prefix: [u8; 2],
-    /// Whether peers with protocols without ports are allowed everything.
-    pub other_protocols: bool,
-}
-
-/// Observations of a peer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sightings {
-    /// Services by which the peer was reached.
-    pub services: BTreeSet<Key>,
-    /// Number of flows.
-    pub flows: u64,
-    /// Time of the last packet, in seconds since the epoch.
-    pub last: u64,
-}
-
-/// Item of `ingress` or `egress`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LearnedRule {
-    /// Items of `from` or `to`.
-    pub peers: Vec<(PeerSpec, Sightings)>,
-    /// `ports`
-    pub ports: LearnedPorts,
-}
-
-/// Policy for one workload.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LearnedPolicy {
-    /// Selected workload.
-    pub workload: Workload,
-    /// Rules by direction: ingress, egress.
-    pub rules: [Vec<LearnedRule>; 2],
-    /// Domain names with the observations and ports of their addresses.
-    pub names: Vec<(DomainName, LearnedPorts, Sightings)>,
-    /// Policy that accepts the names, if there are any.
-    pub of_names: Option<ClusterPolicy>,
-    /// Flows with denied packets that the policies still deny; the denials yield no rule.
-    pub denied: Vec<ObservedFlow>,
-    /// Whether flows were observed, possibly without a rule.
-    pub is_observed: bool,
-    /// Policy in audit mode.
-    pub policy: Policy,
-}
 
 /// Result of [`generate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,10 +31,6 @@ pub struct Learned {
     /// Pods that no policy can select, because they have no labels.
     pub unlabelled: Vec<Key>,
 }
-
-/// Observed peers and ports of each workload, by direction.
-pub(super) type ObservedPeers =
-    BTreeMap<Workload, [BTreeMap<PeerSpec, (LearnedPorts, Sightings)>; 2]>;
 
 /// Domain names of each workload.
 type ObservedNames = BTreeMap<Workload, BTreeMap<DomainName, (LearnedPorts, Sightings)>>;

@@ -8,46 +8,10 @@ use netpold_api::learn::{LearnedPeer, ObservedFlow};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Explainer;
-use netpold_core::labels::NAMESPACE_NAME;
-use netpold_core::model::{IpBlock, Key, Peer, Requirement, Selector};
+use netpold_core::model::Key;
 
-use super::generate::LearnOptions;
+use super::policy::{LearnOptions, PeerSpec};
 use super::ports::LearnedPorts;
-
-/// Peer in the form that policies can name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PeerSpec {
-    /// Pods of a namespace, by labels.
-    Pods(Workload),
-    /// Block of addresses.
-    Block(IpNet),
-}
-
-impl PeerSpec {
-    /// Returns the item of `from` or `to` for a policy of a namespace.
-    #[must_use]
-    pub fn peer(&self, namespace: &str) -> Peer {
-        match self {
-            Self::Pods(workload) => {
-                let named =
-                    Requirement::In(NAMESPACE_NAME.into(), vec![workload.namespace.clone()]);
-                let other = workload.namespace != namespace;
-                let namespaces = other.then(|| Selector { requirements: vec![named] });
-                Peer::Pods { namespaces, pods: workload.selector() }
-            }
-            Self::Block(cidr) => Peer::Block(IpBlock { cidr: *cidr, except: Vec::new() }),
-        }
-    }
-}
-
-impl fmt::Display for PeerSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pods(workload) => workload.fmt(f),
-            Self::Block(block) => block.fmt(f),
-        }
-    }
-}
 
 /// Reason why no policy is written for a flow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -14,7 +14,7 @@ use netpold_core::model::{
 };
 use serde_json::{Value, json};
 
-use super::generate::{LearnedPolicy, Sightings};
+use super::policy::{LearnedPolicy, Sightings};
 use super::ports::LearnedPorts;
 
 /// Priority of the first policy; the next ones follow, since policies of one tier need different ones.

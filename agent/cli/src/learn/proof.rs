@@ -10,9 +10,9 @@ use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
 use netpold_core::model::{Change, Enforcement, Key, Pod, Policy, SharedStr};
 
-use super::generate::LearnedPolicy;
 use super::grants::NoPolicyReason;
 use super::names;
+use super::policy::LearnedPolicy;
 
 /// Most pods judged per workload: policies do not distinguish the others.
 const ASKED: usize = 4;

@@ -12,8 +12,7 @@ use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::model::Direction;
 
-use super::generate::{LearnedPolicy, ObservedPeers};
-use super::grants::PeerSpec;
+use super::policy::{LearnedPolicy, ObservedPeers, PeerSpec};
 use super::ports::LearnedPorts;
 
 /// Peer of such traffic.

@@ -9,9 +9,9 @@ use netpold_core::model::Direction;
 use netpold_core::printable::printable;
 use serde_json::{Value, json};
 
-use super::generate::{Learned, LearnedPolicy, LearnedRule, Sightings};
-use super::grants::PeerSpec;
+use super::generate::Learned;
 use super::names;
+use super::policy::{LearnedPolicy, LearnedRule, PeerSpec, Sightings};
 use super::ports::LearnedPorts;
 
 /// Most comment lines of one kind.

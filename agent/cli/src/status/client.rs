@@ -8,7 +8,9 @@ use netpold_client::live::{self, ALL, SOME};
 use netpold_client::output::{Output, print};
 use netpold_client::socket;
 
-use super::{StatusArgs, cluster_text, merge, text};
+use super::args::StatusArgs;
+use super::cluster::{merge, text as cluster_text};
+use super::render::text;
 
 /// Prints the status of the agent or of all agents of a cluster, as text or JSON. Returns the exit status.
 ///

@@ -4,14 +4,26 @@ use std::fmt::Display;
 use std::fmt::Write as _;
 use std::time::SystemTime;
 
+use anyhow::{Context as _, Result};
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use netpold_api::status::{AgentStatus, EndpointStatus, TableStatus, UplinkStatus};
+use netpold_client::printable_document::printable_json;
+use netpold_client::socket::NOT_UNDERSTOOD;
 use owo_colors::{OwoColorize, Style};
 
-use netpold_api::status::{AgentStatus, EndpointStatus, TableStatus, UplinkStatus};
+/// Renders a status document as text. All names in it are made printable here, in one place.
+///
+/// # Errors
+/// The document is of another version.
+pub(super) fn text(mut status: serde_json::Value) -> Result<String> {
+    printable_json(&mut status);
+    let status: AgentStatus = serde_json::from_value(status).context(NOT_UNDERSTOOD)?;
+    Ok(render(&status))
+}
 
 /// Renders the status as coloured text; the caller strips unwanted colour.
-pub(super) fn render(status: &AgentStatus) -> String {
+fn render(status: &AgentStatus) -> String {
     let mut text = String::new();
     header(&mut text, status);
     problems(&mut text, status);

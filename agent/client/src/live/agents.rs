@@ -17,8 +17,10 @@ use netpold_kube::convert::Kind;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
 
+use super::args::{ClusterArgs, SILENCE};
 use super::exec::{CONTAINER, ExecTarget};
-use super::{ClusterArgs, NodeError, SILENCE, block_on, report};
+use super::node_error::{NodeError, report};
+use super::runtime::block_on;
 
 /// Label of the agents' pods, as in `deploy/base/daemonset.yaml`.
 const LABEL: &str = "app.kubernetes.io/name=netpold";

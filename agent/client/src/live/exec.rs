@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReade
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::NodeError;
+use super::node_error::NodeError;
 
 /// Path of the binary in the agent's image.
 const BINARY: &str = "/netpold";

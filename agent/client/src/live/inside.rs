@@ -7,8 +7,9 @@ use netpold_core::model::Key;
 use netpold_kube::cluster::Lister;
 use netpold_kube::cluster::failure::Failure;
 
+use super::args::{ClusterArgs, SILENCE};
 use super::exec::ExecTarget;
-use super::{ClusterArgs, NodeError, SILENCE};
+use super::node_error::NodeError;
 
 /// Most bytes of a command's output.
 const OUTPUT_MAX: usize = 1 << 16;

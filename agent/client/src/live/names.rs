@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use netpold_kube::cluster;
 use serde::de::DeserializeOwned;
 
-use super::{ClusterArgs, SILENCE};
+use super::args::{ClusterArgs, SILENCE};
 
 /// Most names per list.
 const PAGE: u32 = 500;

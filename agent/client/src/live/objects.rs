@@ -9,7 +9,8 @@ use netpold_kube::cluster::failure::Failure;
 use netpold_kube::cluster::{Listed, Lister, default_namespace};
 use netpold_kube::convert::{DEFAULT_NAMESPACE, Kind};
 
-use super::{ClusterArgs, SILENCE, block_on};
+use super::args::{ClusterArgs, SILENCE};
+use super::runtime::block_on;
 use crate::arguments::check_namespace;
 use crate::offline::{self, Recursive, Reviewed};
 

@@ -7,7 +7,7 @@ use netpold_core::printable::printable;
 use netpold_kube::cluster::Lister;
 use netpold_kube::cluster::failure::Failure;
 
-use super::{ClusterArgs, SILENCE};
+use super::args::{ClusterArgs, SILENCE};
 
 /// Objects per page, as kubectl and client-go request.
 const PAGE: u32 = 500;

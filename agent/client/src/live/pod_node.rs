@@ -8,7 +8,7 @@ use netpold_core::printable::printable;
 use netpold_kube::cluster::Lister;
 use netpold_kube::cluster::failure::Failure;
 
-use super::{ClusterArgs, SILENCE};
+use super::args::{ClusterArgs, SILENCE};
 
 /// Returns the name of a pod's node.
 ///

@@ -6,7 +6,10 @@ use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, PRIVATE_RANGES, is_unaddressed};
 use netpold_core::model::Pod;
 
-use super::{ComparedWorkload, ConnectivityChange, DiffParty, Difference, PortRanges, few};
+use super::difference::{ConnectivityChange, Difference};
+use super::party::{DiffParty, few};
+use super::ports::PortRanges;
+use super::workloads::ComparedWorkload;
 use crate::doctor::{Details, is_selected};
 use crate::judge::{is_link_local, lacks_own_node};
 

@@ -16,12 +16,13 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{DomainName, Pod, Protocol};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
+use super::difference::{ConnectivityChange, Difference};
 use super::ends::{Class, ClassKind, PartyEnd, PartyEnds, ends};
 use super::isolation::Isolation;
 use super::one_way::{KnownChanges, MatchedPeers, OneWays, PortSets};
+use super::party::few;
 use super::ports::{PROTOCOLS, PortRanges};
 use super::rules::RangeStarts;
-use super::{ConnectivityChange, Difference, few};
 
 /// Compares two clusters. Pods without an address are judged at sample addresses of these ranges; without ranges they
 /// are not judged.

@@ -9,9 +9,9 @@ use netpold_core::cluster::{Cluster, is_subject, is_unaddressed};
 use netpold_core::explain::Blocks;
 use netpold_core::model::{Direction, DomainName, NamedPort, Pod};
 
-use super::DiffParty;
 use super::isolation::gap;
 use super::nodes::OwnNode;
+use super::party::DiffParty;
 use super::rules::{ApplicableRules, PolicyCriteria, RangeStarts};
 use super::second::{SecondPair, recounted};
 use super::workloads::{ComparedWorkload, workloads};

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Direction, Enforcement, Key, Pod};
 
-use super::{ComparedWorkload, DiffParty};
+use super::party::DiffParty;
+use super::workloads::ComparedWorkload;
 
 /// Changes of isolation per workload, and gaps of the comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Enforcement;
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use super::DiffParty;
 use super::ends::{Class, ClassKind, PartyEnd, PartyEnds};
+use super::party::DiffParty;
 use super::peers::{ClassPair, Remote};
 use super::ports::{FIRST_PORT, PROTOCOLS, PortRanges};
 use super::rules::RangeStarts;

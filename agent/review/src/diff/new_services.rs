@@ -10,8 +10,9 @@ use anyhow::Result;
 use netpold_core::model::{Key, Protocol, Service};
 
 use super::compare::go_on;
+use super::difference::Difference;
+use super::party::few;
 use super::services::{Differing, PortAnswer, answer, has, ports, senders};
-use super::{Difference, few};
 use crate::judge::Judge;
 
 /// Most questions about these ports.

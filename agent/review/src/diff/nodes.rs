@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use netpold_core::model::Node;
 
-use super::DiffParty;
 use super::ends::{Class, ClassKind, PartyEnd, PartyEndsBuilder};
+use super::party::DiffParty;
 use super::rules::RangeStarts;
 
 /// A pod and an address of its own node, each before and after; a pod that moves has another node after.

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{DomainName, Peer, Pod, Requirement, Selector};
 
-use super::DiffParty;
 use super::ends::{Class, ClassKind, PartyEnds};
+use super::party::DiffParty;
 
 /// Other side of a rule: index of a class, or of the party of a domain name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,11 +10,13 @@ use netpold_core::printable::printable;
 use owo_colors::{OwoColorize, Style};
 use serde_json::{Value, json};
 
+use super::args::DiffOutput;
+use super::difference::{ConnectivityChange, Difference};
+use super::isolation::{HostNetworkChange, Isolation, IsolationChange, UnmatchedWorkload};
 use super::live::Cuts;
-use super::{
-    ConnectivityChange, DiffOutput, DiffParty, Difference, HostNetworkChange, Isolation,
-    IsolationChange, PortRanges, SHOWN, UnmatchedWorkload, few, render_live,
-};
+use super::party::{DiffParty, SHOWN, few};
+use super::ports::PortRanges;
+use super::render_live;
 
 /// Renders the difference; text for people is coloured.
 pub(super) fn render(

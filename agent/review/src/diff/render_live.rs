@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 
-use super::few;
 use super::live::{ConnectionGroup, Cuts};
+use super::party::few;
 use super::render::{cell, label};
 
 /// Most groups in text; JSON has all.

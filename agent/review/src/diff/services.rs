@@ -12,9 +12,11 @@ use netpold_core::model::{Change, EndpointSlice, Key, Labels, NamedPort, Pod, Pr
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use super::compare::{PairChanges, changed, go_on};
+use super::difference::Difference;
+use super::party::DiffParty;
 use super::ports::PROTOCOLS;
+use super::ports::PortRanges;
 use super::rules::PolicyCriteria;
-use super::{DiffParty, Difference, PortRanges};
 use crate::doctor::details::{EndpointsPort, WrittenService};
 use crate::doctor::{Details, is_selected};
 use crate::judge::Judge;

@@ -11,7 +11,8 @@ use netpold_core::model::{Change, Enforcement, Key};
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 use netpold_kube::document::{DocumentNode, Documents, Value};
 
-use super::{DiffArgs, few};
+use super::args::DiffArgs;
+use super::party::few;
 use crate::doctor::{self, Details};
 use crate::unenforced;
 

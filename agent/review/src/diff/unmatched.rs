@@ -9,7 +9,7 @@ use netpold_core::model::{
     Action, ClusterPolicy, Direction, Enforcement, Peer, Pod, Policy, PortRule, Rule, Selector,
 };
 
-use super::few;
+use super::party::few;
 
 /// Most parts named.
 const NAMED: usize = 20;

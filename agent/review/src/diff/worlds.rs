@@ -10,7 +10,8 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::Change;
 
 use super::compare::compare_until;
-use super::{ConnectivityChange, Difference, PortRanges};
+use super::difference::{ConnectivityChange, Difference};
+use super::ports::PortRanges;
 use crate::judge::Hypotheses;
 
 /// Most comparisons with assumed labels.
