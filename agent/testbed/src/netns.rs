@@ -121,7 +121,7 @@ impl Netns {
     ///
     /// # Errors
     /// When that takes longer than a few seconds.
-    pub(crate) fn wait_running(&self, interface: &str) -> Result<()> {
+    pub fn wait_running(&self, interface: &str) -> Result<()> {
         // Since kernel 6.8, a query of a link completes its pending events.
         self.ip(&format!("link show dev {interface}\n"))?;
         let running = || -> bool {

@@ -250,14 +250,13 @@ fn no_packet_that_a_pods_program_hands_over_passes_as_an_answer() {
         let wire = victim.wire("eth0").unwrap();
         let station = if cni == Cni::Bridge { victim.mac() } else { hostile.gateway_mac() };
         let address = station.map(|octet| format!("{octet:02x}")).join(":");
-        // The end that sends comes up last: it has a queue at once. An end whose peer comes up later gets its queue from the
-        // kernel's `linkwatch`, which waits for the RTNL lock, and loses packets without an error until then.
         let made = hostile.netns().ip(&format!(
             "link add name into type veth peer name inner address {address}\n\
-             link set inner up\n\
-             link set into up\n"
+             link set into up\n\
+             link set inner up\n"
         ));
         made.unwrap();
+        hostile.netns().wait_running("into").unwrap();
         let eth0 = hostile.ifindex("eth0").unwrap().unwrap();
         let marks = (PROOF, REJECTION as u16);
         let _program = match hostile.redirect_peer_marked("inner", eth0, marks) {
