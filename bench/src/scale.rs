@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use netpold_api::source::SourceStatus;
-use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, Settings, client, watch};
+use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, WatchSettings, client, watch};
 use netpold_testbed::apiserver::{Meter, Passed};
 use netpold_testbed::{Access as Proof, ApiServer, processor_time};
 use nix::sys::signal::Signal;
@@ -162,7 +162,7 @@ fn start(
         let access = access(&kubeconfig);
         let peers = FollowedPeers::Pods;
         let node = node_name(number);
-        let settings = Settings { access, node, nodes, peers, cluster_policies: true };
+        let settings = WatchSettings { access, node, nodes, peers, cluster_policies: true };
         let (mut source, _events) = runtime.block_on(watch(settings))?;
         let (status, changes) = (source.status.clone(), Arc::clone(&changes));
         runtime.spawn(async move {

@@ -7,7 +7,9 @@ use std::time::Duration;
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key, Pod};
 use netpold_kube::ObjectStream;
-use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, PeerTimes, Settings, watch};
+use netpold_kube::cluster::{
+    Access, FollowedNodes, FollowedPeers, PeerTimes, WatchSettings, watch,
+};
 use netpold_slices::Vocabulary;
 use netpold_testbed::Access as Proof;
 use netpold_testkit::generate::Choices;
@@ -71,7 +73,8 @@ impl Agent {
             timeout: Duration::from_mins(1),
         };
         let nodes = FollowedNodes::Own;
-        let settings = Settings { access, node: OWN.into(), nodes, peers, cluster_policies: true };
+        let settings =
+            WatchSettings { access, node: OWN.into(), nodes, peers, cluster_policies: true };
         let (source, _) = runtime.block_on(watch(settings)).unwrap();
         Self { source, objects: BTreeMap::new() }
     }
