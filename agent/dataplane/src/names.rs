@@ -31,12 +31,12 @@ pub(super) const DOUBTED_PODS: &str = "DOUBTED_PODS";
 
 /// Names by list, and resolvers by address.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(super) struct NameMaps {
     names: HashMap<MapData, NameKey, u32>,
     resolvers: HashMap<MapData, [u8; 16], u32>,
 }
 
-impl Names {
+impl NameMaps {
     /// Takes the maps of a loaded object.
     pub(super) fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
         Ok(Self { names: open(bpf, NAMES)?, resolvers: open(bpf, RESOLVERS)? })

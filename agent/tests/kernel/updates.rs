@@ -15,7 +15,7 @@ use netpold_dataplane::audit::UnexpectedEntries;
 use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::global_sections::Offered;
-use netpold_dataplane::tables::Tables;
+use netpold_dataplane::tables::BpfTables;
 use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::layout::{HOST6_WAYS, Settings};
@@ -154,7 +154,7 @@ impl std::fmt::Display for Packet {
 
 /// Loaded programs and the tables that they read.
 struct Kernel {
-    tables: Tables,
+    tables: BpfTables,
     settings: Settings,
     programs: [OwnedFd; 2],
 }
@@ -179,7 +179,7 @@ impl Kernel {
             program.load().expect(name);
             program.fd().expect(name).as_fd().try_clone_to_owned().expect(name)
         });
-        let mut tables = Tables::open(&mut bpf).expect("tables");
+        let mut tables = BpfTables::open(&mut bpf).expect("tables");
         let settings = Settings {
             ct4_mask: BUCKETS - 1,
             ct6_mask: BUCKETS - 1,

@@ -28,7 +28,7 @@ pub struct Sighting<'t> {
 
 /// Endpoint, remote address, ports and protocol of a flow of either family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowTuple {
+pub struct EndpointFlow {
     /// Number of the endpoint.
     pub endpoint: u32,
     /// Address of the other side.
@@ -61,7 +61,7 @@ impl<'t> Sighting<'t> {
 
     /// Returns the flow's tuple; `None` if the way is being written.
     #[must_use]
-    pub fn tuple(&self) -> Option<FlowTuple> {
+    pub fn tuple(&self) -> Option<EndpointFlow> {
         let key = match self.words.len() {
             <[u64; 2] as Key>::STRIDE => {
                 // SAFETY: the words have the memory layout of the key, and every value of them is a valid key.
@@ -94,7 +94,7 @@ impl<'t> Sighting<'t> {
     }
 }
 
-impl From<FlowKey> for FlowTuple {
+impl From<FlowKey> for EndpointFlow {
     fn from(key: FlowKey) -> Self {
         match key {
             FlowKey::V4(Ct4Key { endpoint, remote, local_port, remote_port, protocol }) => Self {
