@@ -68,7 +68,7 @@ mod wire;
 use std::path::{Path, PathBuf};
 
 pub use agent::{Agent, AgentOptions, GRACE, SLOWNESS, slowness, without_twins};
-pub use apiserver::{Access, ApiServer, ask_kubectl, require_apiserver};
+pub use apiserver::{ApiServer, Credential, ask_kubectl, require_apiserver};
 pub use child::KillOnDrop;
 pub use flow::Flow;
 pub use frame::ethernet;

@@ -3,7 +3,7 @@
 use ipnet::Ipv6Net;
 pub use netpold_core::model::Direction;
 use netpold_ebpf::{
-    judge::hook::Hook,
+    judge::hook::PacketHook,
     layout::{
         EP_CHECK_SOURCE, Endpoint, PORTS_ALL, PORTS_EVERY, PORTS_ONE, PortSet, Row, TRIE_POINTER,
     },
@@ -31,7 +31,7 @@ pub const DENY_ROW: u32 = 1;
 
 /// Verdict about a frame by the code compiled for the host.
 pub fn judge(tables: &NodeTables, direction: Direction, came_from: u32, frame: &[u8]) -> Verdict {
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
+    let hook = PacketHook { ifindex: IFINDEX, ingress_ifindex: came_from };
     tables.judge(direction, hook, frame)
 }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use netpold_client::live::{Agents, ClusterArgs, NodeError, block_on};
 use netpold_testbed::cluster::{PORT, eventually, network_policy};
-use netpold_testbed::{Access, ApiServer, Container, Kubelet, Protocol, require_apiserver};
+use netpold_testbed::{ApiServer, Container, Credential, Kubelet, Protocol, require_apiserver};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -83,7 +83,7 @@ fn user(server: &ApiServer, name: &str, roles: &[(&str, &str)]) -> PathBuf {
         server.kubectl(&[&create[..], &place].concat()).unwrap();
     }
     let token = server.token("default", name).unwrap();
-    server.write_kubeconfig(&format!("{name}.kubeconfig"), &Access::Token(&token)).unwrap()
+    server.write_kubeconfig(&format!("{name}.kubeconfig"), &Credential::Token(&token)).unwrap()
 }
 
 /// Returns the output of a command in `deploy/live.md`.

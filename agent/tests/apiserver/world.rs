@@ -8,7 +8,7 @@ use std::time::Duration;
 use netpold_testbed::cluster::{MOMENT, eventually};
 pub(crate) use netpold_testbed::cluster::{NAMESPACE, PORT, allow_from, network_policy};
 use netpold_testbed::{
-    Access, Agent, AgentOptions, ApiServer, Cni, Node, Pod, PodSpec, Protocol, link_nodes,
+    Agent, AgentOptions, ApiServer, Cni, Credential, Node, Pod, PodSpec, Protocol, link_nodes,
     require_apiserver, require_root,
 };
 use serde_json::{Value, json};
@@ -159,7 +159,7 @@ impl World {
 
     /// Returns an agent of any node of this cluster.
     fn agent_in_cluster(&self, node: &Node, more: &[&str]) -> Agent {
-        let access = Access::TokenFile(&self.token_file());
+        let access = Credential::TokenFile(&self.token_file());
         let kubeconfig = self.server.write_kubeconfig("agent.kubeconfig", &access).unwrap();
         let arguments = [&["--kubeconfig", kubeconfig.to_str().unwrap()], more].concat();
         self.agent_with(node, &arguments, binary().into())

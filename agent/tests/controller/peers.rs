@@ -11,7 +11,7 @@ use netpold_kube::cluster::{
     Access, FollowedNodes, FollowedPeers, PeerTimes, WatchSettings, watch,
 };
 use netpold_slices::Vocabulary;
-use netpold_testbed::Access as Proof;
+use netpold_testbed::Credential;
 use netpold_testkit::generate::Choices;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ struct Agent {
 impl Agent {
     fn start(runtime: &Runtime, world: &World, name: &str, peers: FollowedPeers) -> Self {
         let token = world.server.token("netpold-system", "netpold").unwrap();
-        let kubeconfig = world.server.write_kubeconfig(name, &Proof::Token(&token)).unwrap();
+        let kubeconfig = world.server.write_kubeconfig(name, &Credential::Token(&token)).unwrap();
         let access = Access {
             kubeconfig: Some(kubeconfig),
             as_kubectl: false,

@@ -1,10 +1,10 @@
 //! Verdict on a packet at a pod's hook, the same in the kernel and on the host.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     judge::{
         evaluator::{PacketEvaluator, Visitor},
-        hook::Hook,
+        hook::PacketHook,
     },
     packet::{bytes::Bytes, parsed::ParsedPacket},
     tables::{TableFamily, Tables},
@@ -13,7 +13,11 @@ use crate::{
 
 /// Judges one packet.
 #[inline(always)]
-pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Hook) -> Verdict {
+pub fn decide<D: PodDirection, B: Bytes, T: Tables>(
+    bytes: &B,
+    tables: &T,
+    hook: PacketHook,
+) -> Verdict {
     let judge = match PacketEvaluator::<D, T>::new(tables, hook) {
         Ok(judge) => judge,
         Err(verdict) => return verdict,
@@ -28,7 +32,7 @@ impl Visitor for Now {
     type Output = Verdict;
 
     #[inline(always)]
-    fn visit<F: TableFamily, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,

@@ -4,12 +4,12 @@
 //! [`PacketEvaluator::judge`] turns either side into the one [`Verdict`].
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::{EndpointRef, Rows},
     judge::{
         context::EndpointContext,
         fast_path, fragment,
-        hook::Hook,
+        hook::PacketHook,
         link,
         lookup::LookupHint,
         policy::EndpointPolicy,
@@ -39,7 +39,7 @@ pub trait Visitor {
     /// Result of the continuation.
     type Output: From<Verdict>;
     /// Goes on with a parsed packet.
-    fn visit<F: TableFamily, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
@@ -74,13 +74,13 @@ pub struct PacketEvaluator<'a, D, T> {
     checks_source: bool,
 }
 
-impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
+impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
     /// Begins a judgement.
     ///
     /// # Errors
     /// A settled verdict, if all packets of the interface pass.
     #[inline(always)]
-    pub fn new(tables: &'a T, hook: Hook) -> Result<Self, Verdict> {
+    pub fn new(tables: &'a T, hook: PacketHook) -> Result<Self, Verdict> {
         let endpoint = find_endpoint(tables, hook.ifindex).ok_or(Verdict(Reason::NotEndpoint))?;
         Self::at(tables, endpoint, hook)
     }
@@ -90,7 +90,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     /// # Errors
     /// As [`PacketEvaluator::new`].
     #[inline(always)]
-    pub fn at(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
+    pub fn at(tables: &'a T, endpoint: EndpointRef, hook: PacketHook) -> Result<Self, Verdict> {
         let under = Under::of(tables, endpoint);
         Self::under(tables, endpoint, hook, under)
     }
@@ -103,7 +103,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     pub fn under(
         tables: &'a T,
         endpoint: EndpointRef,
-        hook: Hook,
+        hook: PacketHook,
         under: Under,
     ) -> Result<Self, Verdict> {
         let judge = Self::unnoted(tables, endpoint, hook, under)?;
@@ -120,7 +120,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     /// # Errors
     /// As [`PacketEvaluator::new`].
     #[inline(always)]
-    pub fn to_read(tables: &'a T, hook: Hook) -> Result<Self, Verdict> {
+    pub fn to_read(tables: &'a T, hook: PacketHook) -> Result<Self, Verdict> {
         let endpoint = find_endpoint(tables, hook.ifindex).ok_or(Verdict(Reason::NotEndpoint))?;
         Self::unnoted(tables, endpoint, hook, Under::of(tables, endpoint))
     }
@@ -129,7 +129,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     fn unnoted(
         tables: &'a T,
         endpoint: EndpointRef,
-        hook: Hook,
+        hook: PacketHook,
         Under { revision, rows }: Under,
     ) -> Result<Self, Verdict> {
         let endpoint = endpoint.after_load(revision);

@@ -19,7 +19,7 @@ use crate::{
     endpoint::EndpointRef,
     judge::{
         connection::Course,
-        fragment::Datagram,
+        fragment::DatagramKey,
         opaque::Opaque,
         policy::EndpointPolicy,
         proof::{Anew, Origin},
@@ -285,8 +285,8 @@ impl<T: Tables> Translated<'_, T> {
     }
 
     #[inline(always)]
-    fn datagram<F: TableFamily>(&self, network: &Network<F::Address>) -> Datagram {
+    fn datagram<F: TableFamily>(&self, network: &Network<F::Address>) -> DatagramKey {
         let (remote, local) = (network.destination, network.source);
-        Datagram::new::<F>(self.sender.id(), TRANSLATED_EGRESS, remote, local, &network.fragment)
+        DatagramKey::new::<F>(self.sender.id(), TRANSLATED_EGRESS, remote, local, &network.fragment)
     }
 }

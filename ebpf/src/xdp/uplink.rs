@@ -9,11 +9,11 @@
 //! unless the node is configured as translating nothing ([`Scope::All`]).
 
 use crate::{
-    direction::{Direction, Ingress},
+    direction::{Ingress, PodDirection},
     endpoint::EndpointRef,
     judge::{
         evaluator::{PacketEvaluator, Visitor},
-        hook::Hook,
+        hook::PacketHook,
         reject::is_wanted,
     },
     packet::{
@@ -52,7 +52,7 @@ pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(
         _ => None,
     };
     let endpoint = tables.endpoint(slot?)?;
-    let hook = Hook { ifindex: endpoint.ifindex(), ingress_ifindex };
+    let hook = PacketHook { ifindex: endpoint.ifindex(), ingress_ifindex };
     let observer = Observer(tables);
     let judge = PacketEvaluator::<Ingress, _>::at(&observer, endpoint, hook).ok()?;
     let verdict = judge.read_behind(bytes, link, &Certain(scope));
@@ -68,7 +68,7 @@ impl Visitor for Certain {
     type Output = Verdict;
 
     #[inline(always)]
-    fn visit<F: TableFamily, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,

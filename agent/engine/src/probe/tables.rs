@@ -11,7 +11,7 @@ use netpold_ebpf::flow::control::Timeouts;
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::judge::decide::decide;
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::layout::{
     CT_WAYS, ClassId, Ct6Way, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, PortWord,
     Settings,
@@ -47,9 +47,9 @@ impl<'a> CompiledTables<'a> {
         Self { policy, settings, bucket: [const { AtomicU64::new(0) }; BUCKET] }
     }
 
-    /// Judges a frame at an interface; `came_by` is [`Hook::ingress_ifindex`].
+    /// Judges a frame at an interface; `came_by` is [`PacketHook::ingress_ifindex`].
     pub fn judge(&self, direction: Direction, ifindex: u32, came_by: u32, frame: &[u8]) -> Verdict {
-        let hook = Hook { ifindex, ingress_ifindex: came_by };
+        let hook = PacketHook { ifindex, ingress_ifindex: came_by };
         match direction {
             Direction::Ingress => decide::<Ingress, _, _>(&frame, self, hook),
             Direction::Egress => decide::<Egress, _, _>(&frame, self, hook),

@@ -9,7 +9,7 @@ use aya_ebpf::{bindings::__sk_buff, helpers::bpf_jiffies64};
 use netpold_ebpf::{
     endpoint::EndpointRef,
     flow::{
-        key::{Key, choices},
+        key::{FlowTableKey, choices},
         relocate::{Shift, make_place},
         table::{Full, Gave},
     },
@@ -255,7 +255,7 @@ extern "C" fn netpold_insert6(hash: u64, flags: u32) -> u32 {
 }
 
 #[inline(always)]
-fn insert_and_count<F: TableFamily, K: Key>(key: K, hash: u64, flags: u32) -> u32 {
+fn insert_and_count<F: TableFamily, K: FlowTableKey>(key: K, hash: u64, flags: u32) -> u32 {
     let maps = Maps::new();
     match insert::<F, K, _>(&maps, key, hash, flags as u16) {
         Ok(Gave::Nothing) => {}
@@ -334,7 +334,7 @@ extern "C" fn netpold_make_room(is_v6: u32, endpoint: u32, hash: u64) -> u32 {
 #[derive(Clone, Copy)]
 pub(crate) struct Key6(pub(crate) *const [u64; 4]);
 
-impl Key for Key6 {
+impl FlowTableKey for Key6 {
     const WORDS: usize = <[u64; 4]>::WORDS;
     const STRIDE: usize = <[u64; 4]>::STRIDE;
 
