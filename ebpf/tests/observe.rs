@@ -10,7 +10,7 @@ use netpold_ebpf::{
         CT_VALID, EP_OBSERVE, Endpoint, OBSERVED_PER_SECOND,
     },
     reason::Reason,
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 use netpold_testkit::{
     flows::HZ,
@@ -208,7 +208,7 @@ fn no_verdict_depends_on_records() {
             };
             let verdicts =
                 [&with, &without].map(|tables| tables.judge_and_record(direction, hook, &frame));
-            let [one, other] = verdicts.map(Verdict::reason);
+            let [one, other] = verdicts.map(PacketVerdict::reason);
             assert_eq!(one, other, "{rows:?} {direction:?} {frame:02x?}");
         }
         let tracked = [&with, &without].map(|tables| {

@@ -46,7 +46,7 @@ pub use self::meter::{Meter, Passed};
 use self::objects::KubectlProxy;
 use self::process::Process;
 use crate::netns::Netns;
-use crate::node::Node;
+use crate::node::TestNode;
 
 /// Token of the administrator.
 pub(crate) const ADMIN_TOKEN: &str = "admin-of-a-test";
@@ -82,7 +82,7 @@ impl ApiServer {
     ///
     /// # Errors
     /// As [`ApiServer::start`].
-    pub fn start_on(node: &Node) -> Result<Self> {
+    pub fn start_on(node: &TestNode) -> Result<Self> {
         let IpAddr::V4(address) = node.addresses()[0] else { bail!("a node without IPv4") };
         Self::start_at(Some(Arc::clone(node.netns())), address, [6443, 2379, 2380])
     }

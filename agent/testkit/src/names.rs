@@ -22,7 +22,7 @@ use netpold_ebpf::names::{doubt, store, stream};
 use netpold_ebpf::packet::parsed::ParsedPacket;
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::tables::{TableFamily, Tables, find_endpoint};
-use netpold_ebpf::verdict::Verdict;
+use netpold_ebpf::verdict::PacketVerdict;
 
 use crate::flows::{MemoryFlowTables, first_word};
 use crate::memory::MemoryTables;
@@ -272,13 +272,13 @@ struct ByNames<'a, N> {
 }
 
 impl<N: NameTables> Visitor for ByNames<'_, N> {
-    type Output = Verdict;
+    type Output = PacketVerdict;
 
     fn visit<F: TableFamily, D: direction::PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
-    ) -> Verdict {
+    ) -> PacketVerdict {
         let verdict = judge.judge(reading);
         let Under { revision, rows } = self.under;
         if verdict.reason() != Reason::Policy || !rows.has_names() {

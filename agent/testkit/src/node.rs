@@ -23,7 +23,7 @@ use netpold_ebpf::reason::Reason;
 use netpold_ebpf::tables::local_endpoints::LocalEndpoints;
 use netpold_ebpf::tables::policy::PolicyTables;
 use netpold_ebpf::tables::{Tables, find_slot};
-use netpold_ebpf::verdict::Verdict;
+use netpold_ebpf::verdict::PacketVerdict;
 
 use crate::flows::MemoryFlowTables;
 use crate::memory::MemoryTables;
@@ -74,7 +74,7 @@ impl<P: BorrowMut<MemoryTables>, F: BorrowMut<MemoryFlowTables>> NodeTables<P, F
 
 impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
     /// Verdict of a pod's hook about a frame.
-    pub fn judge(&self, direction: Direction, hook: PacketHook, frame: &[u8]) -> Verdict {
+    pub fn judge(&self, direction: Direction, hook: PacketHook, frame: &[u8]) -> PacketVerdict {
         match direction {
             Direction::Ingress => decide::<Ingress, _, _>(&frame, self, hook),
             Direction::Egress => decide::<Egress, _, _>(&frame, self, hook),
@@ -87,7 +87,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
         direction: Direction,
         hook: PacketHook,
         frame: &[u8],
-    ) -> Verdict {
+    ) -> PacketVerdict {
         let verdict = self.judge(direction, hook, frame);
         let endpoint = find_slot(self, hook.ifindex);
         if verdict.reason() == Reason::NotIsolated

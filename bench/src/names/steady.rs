@@ -6,7 +6,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use netpold_testbed::cluster::Cluster;
+use netpold_testbed::cluster::TestCluster;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -130,7 +130,7 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
     })?;
     phase("is replaced by a second one", &mut |scene| {
         let cluster = scene.cluster_mut();
-        let lines = |cluster: &Cluster| {
+        let lines = |cluster: &TestCluster| {
             TAKES_OVER.map(|line| cluster.agents[0].log().matches(line).count())
         };
         let before = lines(cluster);

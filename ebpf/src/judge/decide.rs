@@ -8,7 +8,7 @@ use crate::{
     },
     packet::{bytes::Bytes, parsed::ParsedPacket},
     tables::{TableFamily, Tables},
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 
 /// Judges one packet.
@@ -17,7 +17,7 @@ pub fn decide<D: PodDirection, B: Bytes, T: Tables>(
     bytes: &B,
     tables: &T,
     hook: PacketHook,
-) -> Verdict {
+) -> PacketVerdict {
     let judge = match PacketEvaluator::<D, T>::new(tables, hook) {
         Ok(judge) => judge,
         Err(verdict) => return verdict,
@@ -29,14 +29,14 @@ pub fn decide<D: PodDirection, B: Bytes, T: Tables>(
 struct Now;
 
 impl Visitor for Now {
-    type Output = Verdict;
+    type Output = PacketVerdict;
 
     #[inline(always)]
     fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
-    ) -> Verdict {
+    ) -> PacketVerdict {
         judge.judge(reading)
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     packet::{bytes::Bytes, parsed::ParsedPacket},
     reason::Reason,
     tables::{TableFamily, Tables, find_endpoint},
-    verdict::Verdict,
+    verdict::PacketVerdict,
     xdp::observer::Observer,
 };
 
@@ -48,14 +48,18 @@ pub fn drops<B: Bytes, T: Tables>(
 struct Whole;
 
 impl Visitor for Whole {
-    type Output = Verdict;
+    type Output = PacketVerdict;
 
     #[inline(always)]
     fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
-    ) -> Verdict {
-        if reading.is_whole() { judge.judge(reading) } else { Verdict::from(Err(Reason::Deferred)) }
+    ) -> PacketVerdict {
+        if reading.is_whole() {
+            judge.judge(reading)
+        } else {
+            PacketVerdict::from(Err(Reason::Deferred))
+        }
     }
 }

@@ -18,7 +18,7 @@ use netpold_ebpf::layout::{
 };
 use netpold_ebpf::tables::Tables;
 use netpold_ebpf::tables::policy::PolicyTables;
-use netpold_ebpf::verdict::Verdict;
+use netpold_ebpf::verdict::PacketVerdict;
 
 /// Words of a conntrack bucket of the larger family.
 const BUCKET: usize = CT_WAYS * size_of::<Ct6Way>() / 8;
@@ -48,7 +48,13 @@ impl<'a> CompiledTables<'a> {
     }
 
     /// Judges a frame at an interface; `came_by` is [`PacketHook::ingress_ifindex`].
-    pub fn judge(&self, direction: Direction, ifindex: u32, came_by: u32, frame: &[u8]) -> Verdict {
+    pub fn judge(
+        &self,
+        direction: Direction,
+        ifindex: u32,
+        came_by: u32,
+        frame: &[u8],
+    ) -> PacketVerdict {
         let hook = PacketHook { ifindex, ingress_ifindex: came_by };
         match direction {
             Direction::Ingress => decide::<Ingress, _, _>(&frame, self, hook),

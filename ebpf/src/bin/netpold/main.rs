@@ -52,7 +52,7 @@ use netpold_ebpf::{
     reason::Reason,
     tables::{TableFamily, Tables, find_endpoint},
     trace::Step,
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 
 use crate::{
@@ -376,9 +376,9 @@ struct Later(*mut Scratch);
 /// Result of [`read`].
 struct Answer(u32);
 
-impl From<Verdict> for Answer {
+impl From<PacketVerdict> for Answer {
     #[inline(always)]
-    fn from(verdict: Verdict) -> Self {
+    fn from(verdict: PacketVerdict) -> Self {
         Self(verdict.number())
     }
 }
@@ -415,7 +415,7 @@ fn link_read<D: PodDirection>(skb: *mut __sk_buff) -> u32 {
         Ok(judge) => {
             // SAFETY: the program's context; this CPU's own scratch, written just before.
             let (bytes, reading) = unsafe { (Copied::new(skb), &(*scratch).reading6) };
-            judge.link(&bytes, reading).map_or(READ_IPV6, Verdict::number)
+            judge.link(&bytes, reading).map_or(READ_IPV6, PacketVerdict::number)
         }
         Err(verdict) => verdict.number(),
     }

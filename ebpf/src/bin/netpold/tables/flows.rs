@@ -23,7 +23,7 @@ use netpold_ebpf::{
         make_room, policy::PolicyTables as _, shift,
     },
     trace::Step,
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 
 use super::{Maps, netpold_cidr6};
@@ -49,7 +49,7 @@ impl<const CLAIMS: bool> Maps<true, CLAIMS> {
 
     /// Number of a verdict's reason, with [`PENDING`] if a flow was left.
     #[inline(always)]
-    pub(crate) fn answer(&self, verdict: Verdict) -> u32 {
+    pub(crate) fn answer(&self, verdict: PacketVerdict) -> u32 {
         verdict.number() | if self.deferred.get() { PENDING } else { 0 }
     }
 }
