@@ -91,14 +91,14 @@ fn watch(root: &Path) {
 }
 
 /// A compiler that can build `core` for the eBPF target.
-enum Compiler {
+enum EbpfCompiler {
     /// A rustc with unstable features by `RUSTC_BOOTSTRAP`, under the running cargo.
     Bootstrap(PathBuf),
     /// `rustup run nightly`.
     Nightly,
 }
 
-impl Compiler {
+impl EbpfCompiler {
     fn rustc(&self) -> Command {
         match self {
             Self::Bootstrap(rustc) => Command::new(rustc),
@@ -146,7 +146,7 @@ impl Compiler {
     }
 }
 
-fn find_toolchain() -> Result<(Compiler, PathBuf), String> {
+fn find_toolchain() -> Result<(EbpfCompiler, PathBuf), String> {
     let compiler = find_compiler()?;
     let linker = find_linker()?;
     if let (Some(rustc), Some(linker_llvm)) = (compiler.llvm_major(), linker_llvm_major(&linker))
@@ -160,18 +160,18 @@ fn find_toolchain() -> Result<(Compiler, PathBuf), String> {
     Ok((compiler, linker))
 }
 
-fn find_compiler() -> Result<Compiler, String> {
+fn find_compiler() -> Result<EbpfCompiler, String> {
     if let Some(rustc) = env::var_os(RUSTC_VARIABLE) {
-        let compiler = Compiler::Bootstrap(rustc.into());
+        let compiler = EbpfCompiler::Bootstrap(rustc.into());
         return if compiler.usable() {
             Ok(compiler)
         } else {
             Err(format!("{RUSTC_VARIABLE} is no rustc with rust-src"))
         };
     }
-    [Compiler::Nightly, Compiler::Bootstrap("/usr/bin/rustc".into())]
+    [EbpfCompiler::Nightly, EbpfCompiler::Bootstrap("/usr/bin/rustc".into())]
         .into_iter()
-        .find(Compiler::usable)
+        .find(EbpfCompiler::usable)
         .ok_or_else(|| "no nightly toolchain with rust-src, nor Debian's rust-web-src".to_owned())
 }
 
@@ -215,7 +215,7 @@ fn linker_llvm_major(linker: &Path) -> Option<u32> {
 }
 
 fn build(
-    compiler: &Compiler,
+    compiler: &EbpfCompiler,
     linker: &Path,
     root: &Path,
     directory: &Path,
@@ -268,7 +268,7 @@ fn build(
 
 /// Removes the DWARF, four fifths of the object: the kernel reads only the BTF that was made from it. If no tool for
 /// this works, the object is larger and works as well.
-fn strip(compiler: &Compiler, object: &Path) {
+fn strip(compiler: &EbpfCompiler, object: &Path) {
     const LLVM: &str = "/usr/lib/llvm-22/bin/llvm-objcopy";
     let sysroot = compiler.sysroot().unwrap_or_default();
     let host = env::var("HOST").unwrap_or_default();
@@ -286,7 +286,7 @@ fn strip(compiler: &Compiler, object: &Path) {
 
 /// Names for the directories of the sources in the object's debugging information and BTF: the paths of this machine
 /// would make another object from the same sources. If several directories hold a path, the last counts.
-fn places(compiler: &Compiler, root: &Path, directory: &Path) -> Vec<(PathBuf, &'static str)> {
+fn places(compiler: &EbpfCompiler, root: &Path, directory: &Path) -> Vec<(PathBuf, &'static str)> {
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")));

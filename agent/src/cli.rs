@@ -289,7 +289,7 @@ pub struct ControllerArgs {
     pub log: String,
 }
 
-impl From<ControllerArgs> for netpold_controller::Settings {
+impl From<ControllerArgs> for netpold_controller::ControllerSettings {
     fn from(args: ControllerArgs) -> Self {
         Self {
             access: Access {

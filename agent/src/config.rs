@@ -50,7 +50,7 @@ pub struct RunConfig {
     /// Options of the compiler, without those that depend on pinned state.
     pub options: Options,
     /// Devices and hooks at which to judge packets.
-    pub hooks: Hooks,
+    pub hooks: HookSettings,
     /// Whether to exit when another agent claims the pin root.
     pub give_way: bool,
     /// Agents from which to take over the pin root.
@@ -80,7 +80,7 @@ pub struct Files {
 
 /// Hooks besides those at the pods' interfaces, and the mark of judged packets.
 #[derive(Debug)]
-pub struct Hooks {
+pub struct HookSettings {
     /// Node devices at which to judge packets.
     pub node_devices: NodeDevices,
     /// Devices that lead to another network namespace and still belong to the node.
@@ -107,7 +107,7 @@ impl TryFrom<RunArgs> for RunConfig {
             args.socket.display(),
             args.socket.as_os_str().len()
         );
-        let settings = cluster::Settings {
+        let settings = cluster::WatchSettings {
             access: cluster::Access {
                 kubeconfig: args.kubeconfig,
                 as_kubectl: false,
@@ -173,7 +173,7 @@ impl TryFrom<RunArgs> for RunConfig {
                 ..Options::default()
             },
             node: args.node_name,
-            hooks: Hooks {
+            hooks: HookSettings {
                 node_devices: args.node_devices,
                 trusted_devices: args.trusted_devices,
                 mark_bit: args.mark_bit,
@@ -215,7 +215,7 @@ fn export(args: OtlpArgs, node: &str) -> Result<Option<netpold_export::ExportSet
     Ok(Some(netpold_export::ExportSettings { endpoint, node: node.to_owned(), verdicts, metrics }))
 }
 
-fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> SourceOrigin {
+fn origin(manifests: Option<PathBuf>, cluster: cluster::WatchSettings) -> SourceOrigin {
     manifests.map_or(SourceOrigin::Cluster(cluster), SourceOrigin::Manifests)
 }
 

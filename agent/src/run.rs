@@ -94,15 +94,15 @@ pub fn run(mut config: RunConfig) -> Result<()> {
             OpenedSource::now(&config.origin).await?
         };
         let opened = when_due(opened, &config).await;
-        Agent::start(&config, opened, exporter.clone())?.serve(config.readback).await
+        RunningAgent::start(&config, opened, exporter.clone())?.serve(config.readback).await
     });
     // The next agent waits for the pin root, which the last task lets go. A credential plugin may still run.
     runtime.shutdown_timeout(LAST_TASKS);
     let ended = result?;
     exporter.iter().for_each(Exporter::finish);
     match ended {
-        Ended::Told => Ok(()),
-        Ended::HandedOver => standby::hand_over().map(|never| match never {}),
+        EndReason::Told => Ok(()),
+        EndReason::HandedOver => standby::hand_over().map(|never| match never {}),
     }
 }
 
@@ -128,7 +128,7 @@ async fn when_due(opened: OpenedSource, config: &RunConfig) -> OpenedSource {
 
 /// Reason for the end of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
+enum EndReason {
     /// By a signal, or because another agent claimed the pin root from an agent that gives way.
     Told,
     /// In favour of its successor.
@@ -136,7 +136,7 @@ enum Ended {
 }
 
 /// The running agent.
-struct Agent {
+struct RunningAgent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
     telemetry: Telemetry,
@@ -159,7 +159,7 @@ struct Agent {
     _running: (NewcomerGuard, Discovery, Admin, Option<Listener>),
 }
 
-impl Agent {
+impl RunningAgent {
     fn start(config: &RunConfig, opened: OpenedSource, exporter: Option<Exporter>) -> Result<Self> {
         let OpenedSource { source, event_recorder, opening } = opened;
         // First, so that no veth appears unseen while another agent ends.
@@ -245,7 +245,7 @@ impl Agent {
     }
 
     /// Serves until the agent ends; compares everything with the kernel within each `readback`.
-    async fn serve(mut self, readback: Duration) -> Result<Ended> {
+    async fn serve(mut self, readback: Duration) -> Result<EndReason> {
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen to SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
         // A sweep also removes expired flows (they count as absent before that).
@@ -341,7 +341,7 @@ impl Agent {
         self.records.finish(&self.engine).await;
         info!("netpold exits; enforcement stays in place");
         // An agent that gives way waits for no other agent.
-        Ok(if taken && self.hands_over.is_some() { Ended::HandedOver } else { Ended::Told })
+        Ok(if taken && self.hands_over.is_some() { EndReason::HandedOver } else { EndReason::Told })
     }
 
     /// Lets the next agent of this node take over from this one.
@@ -361,7 +361,7 @@ impl Agent {
     }
 
     /// Returns the error that ended or prevented the source.
-    async fn source_ended(self) -> Result<Ended> {
+    async fn source_ended(self) -> Result<EndReason> {
         if let Some(opening) = self.opening {
             opening.await??;
         }

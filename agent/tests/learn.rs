@@ -14,7 +14,7 @@ use netpold_core::model::{Change, Direction, Enforcement, Key, Node, Pod, Policy
 use netpold_core::probe::IpProtocol;
 use netpold_engine::learn::{FlowSighting, Recorder};
 use netpold_kube::manifests;
-use netpold_testkit::generate::{Choices, Packet, PacketSource};
+use netpold_testkit::generate::{Choices, OpeningPacket, PacketSource};
 use netpold_testkit::objects;
 use netpold_testkit::oracle::Oracle;
 
@@ -29,7 +29,7 @@ fn met(at: u64) -> FlowSighting {
     FlowSighting { endpoint: 1, at, is_new: true, on_trial: false }
 }
 
-fn flow<'p>(pod: &'p Pod, packet: &Packet) -> PodFlow<'p> {
+fn flow<'p>(pod: &'p Pod, packet: &OpeningPacket) -> PodFlow<'p> {
     let protocol = IpProtocol(packet.protocol);
     let port = if protocol.has_ports() { packet.port } else { 0 };
     PodFlow { pod, direction: packet.direction, remote: packet.remote, protocol, port }
@@ -42,13 +42,13 @@ struct World {
     source: PacketSource,
     pods: Vec<Key>,
     /// Packets that policy allowed.
-    passed: Vec<Packet>,
+    passed: Vec<OpeningPacket>,
     answer: LearnAnswer,
 }
 
 impl World {
     fn new(choices: &mut Choices<'_>) -> Self {
-        let state = netpold_testkit::generate::Cluster::generate(choices);
+        let state = netpold_testkit::generate::GeneratedCluster::generate(choices);
         let source = PacketSource::new(&state);
         let objects: Vec<_> = state.objects.into_iter().filter(Change::is_object).collect();
         let cluster: Cluster = objects.iter().cloned().collect();
@@ -138,7 +138,7 @@ impl World {
         &self,
         learned: &Learned,
         oracle: &Oracle,
-        packet: &Packet,
+        packet: &OpeningPacket,
     ) -> Result<bool, String> {
         let pod = self.cluster.pods().get(&packet.pod).unwrap();
         let flow = flow(pod, packet);

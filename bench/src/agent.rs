@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use netpold_testbed::cluster::Cluster;
+use netpold_testbed::cluster::TestCluster;
 use netpold_testbed::{Agent, AgentOptions};
 
 /// The agent's binary, built beside this one.
@@ -26,7 +26,7 @@ pub(crate) fn binary() -> Result<PathBuf> {
 ///
 /// # Errors
 /// There is no binary, or it cannot be run.
-pub(crate) fn start(cluster: &mut Cluster) -> Result<()> {
+pub(crate) fn start(cluster: &mut TestCluster) -> Result<()> {
     cluster.write();
     let options = AgentOptions {
         binary: binary()?,

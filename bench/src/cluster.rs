@@ -12,7 +12,7 @@ use netpold_core::model::{
 use netpold_testkit::objects;
 use serde::Serialize;
 
-use crate::random::Random;
+use crate::random::SplitMix64;
 
 /// `metadata.name` of the measured node.
 pub(crate) const NODE: &str = "node";
@@ -104,7 +104,7 @@ pub(crate) struct FlowCluster {
 impl FlowCluster {
     /// Generates a cluster of this size.
     pub(crate) fn new(size: Size, locals: [Local; 2]) -> Self {
-        let mut random = Random::new(size.cidrs.into());
+        let mut random = SplitMix64::new(size.cidrs.into());
         let blocks = (0..size.cidrs)
             .flat_map(|_| [random_v4(&mut random), random_v6(&mut random)])
             .collect();
@@ -312,20 +312,20 @@ fn remote_address(number: u32, v6: bool) -> IpAddr {
 }
 
 /// A random block in 11.0.0.0 to 99.255.255.255, /16 to /28.
-fn random_v4(random: &mut Random) -> IpNet {
+fn random_v4(random: &mut SplitMix64) -> IpNet {
     let address = (11 + random.below(89)) << 24 | random.below(1 << 24);
     let net = Ipv4Net::new_assert(Ipv4Addr::from_bits(address), 16 + random.below(13) as u8);
     IpNet::V4(net.trunc())
 }
 
 /// A random block in `2a00::/8`, /32 to /64.
-fn random_v6(random: &mut Random) -> IpNet {
+fn random_v6(random: &mut SplitMix64) -> IpNet {
     let bits = 0x2a << 120 | u128::from(random.next() >> 8) << 64;
     let net = Ipv6Net::new_assert(Ipv6Addr::from_bits(bits), 32 + random.below(33) as u8);
     IpNet::V6(net.trunc())
 }
 
-fn inside(net: IpNet, random: &mut Random) -> IpAddr {
+fn inside(net: IpNet, random: &mut SplitMix64) -> IpAddr {
     let bits = random.next();
     match net {
         IpNet::V4(v4) => {
@@ -339,8 +339,8 @@ fn inside(net: IpNet, random: &mut Random) -> IpAddr {
     }
 }
 
-fn distinct(count: u32, mut address: impl FnMut(&mut Random) -> IpAddr) -> Vec<(IpAddr, u16)> {
-    let mut random = Random::new(1);
+fn distinct(count: u32, mut address: impl FnMut(&mut SplitMix64) -> IpAddr) -> Vec<(IpAddr, u16)> {
+    let mut random = SplitMix64::new(1);
     let mut known = HashSet::new();
     let mut flows = Vec::new();
     while flows.len() < count as usize {

@@ -17,8 +17,8 @@ use serde::Serialize;
 use crate::cluster::NODE;
 use crate::figures::{say, table};
 use crate::host;
-use crate::random::Random;
-use crate::world::World;
+use crate::random::SplitMix64;
+use crate::world::LoadedCluster;
 
 /// Size of the cluster.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -39,7 +39,7 @@ pub(crate) struct Scale {
 
 /// Results for one cluster.
 #[derive(Debug, Serialize)]
-pub(crate) struct Control {
+pub(crate) struct ControlResults {
     /// The cluster.
     pub(crate) scale: Scale,
     /// Milliseconds to take and compile the objects.
@@ -93,18 +93,18 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Control> {
+) -> Result<ControlResults> {
     let stack = if scale.dual_stack { "dual stack" } else { "IPv4" };
     progress(&format!("control, {stack}: the first image"));
     let before = (memory()?, map_bytes()?);
-    let mut world = World::new(pins, scale.changes(), buckets)?;
+    let mut world = LoadedCluster::new(pins, scale.changes(), buckets)?;
     let own_bytes = memory()?.saturating_sub(before.0);
     let map_bytes = map_bytes()?.saturating_sub(before.1);
     let mut events = Vec::new();
     for (names, change) in EVENTS {
         let name = names.join(", ");
         progress(&format!("control, {stack}: {name}"));
-        let mut random = Random::new(u64::from(scale.events));
+        let mut random = SplitMix64::new(u64::from(scale.events));
         let changes = (0..scale.events).map(|n| change(&scale, n, &mut random));
         events.extend(latency(&mut world, names, changes).context(name)?);
         // Each kind of event begins with the same cluster.
@@ -112,7 +112,7 @@ pub(crate) fn measure(
         enforce(&mut world)?;
     }
     let first = world.first;
-    Ok(Control {
+    Ok(ControlResults {
         scale,
         compile_ms: milliseconds(first.compile),
         load_ms: milliseconds(first.load),
@@ -148,7 +148,7 @@ struct EventCost {
 
 /// Runs events of alternating kinds. Each kind has its own figures, because a common median would lie between the two.
 fn latency(
-    world: &mut World,
+    world: &mut LoadedCluster,
     names: &[&'static str],
     changes: impl Iterator<Item = Change>,
 ) -> Result<Vec<Latency>> {
@@ -198,7 +198,7 @@ pub(crate) fn percentile(values: &[f64], part: f64) -> f64 {
     sorted.get(place).copied().unwrap_or_default()
 }
 
-fn enforce(world: &mut World) -> Result<()> {
+fn enforce(world: &mut LoadedCluster) -> Result<()> {
     let ops = world.compiler.update()?;
     world.generation.apply(&ops)?;
     settle(world);
@@ -206,12 +206,12 @@ fn enforce(world: &mut World) -> Result<()> {
 }
 
 /// Background work of the agent after an update.
-fn settle(world: &mut World) {
+fn settle(world: &mut LoadedCluster) {
     grace_period();
     world.compiler.grace_passed();
 }
 
-type ClusterEvent = fn(&Scale, u32, &mut Random) -> Change;
+type ClusterEvent = fn(&Scale, u32, &mut SplitMix64) -> Change;
 
 /// Alternating kinds of events, with a function for the n-th event.
 const EVENTS: [(&[&str], ClusterEvent); 10] = [
@@ -373,9 +373,17 @@ fn tcp(port: u16) -> PortRule {
 }
 
 /// Prints the results.
-pub(crate) fn print(control: &Control) {
-    let Control { scale, compile_ms, load_ms, write_ms, operations, own_bytes, map_bytes, events } =
-        control;
+pub(crate) fn print(control: &ControlResults) {
+    let ControlResults {
+        scale,
+        compile_ms,
+        load_ms,
+        write_ms,
+        operations,
+        own_bytes,
+        map_bytes,
+        events,
+    } = control;
     let stack = if scale.dual_stack { "dual stack" } else { "IPv4" };
     say(&format!(
         "\nControl, {stack}: {} pods, {} namespaces, {} policies, {} local pods\n\

@@ -23,7 +23,7 @@ use crate::control::{Scale, percentile};
 use crate::figures::say;
 use crate::filter::feed;
 use crate::packet::{load_empty, program};
-use crate::world::World;
+use crate::world::LoadedCluster;
 use crate::{effect, host};
 
 /// Results.
@@ -144,7 +144,7 @@ impl Veths {
 /// Attaches both programs to all interfaces; measures those after the first `local` ones.
 fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<Attach>> {
     let cluster = FlowCluster::new(Size::BASE, [Local::isolated(1), Local::open(2)]);
-    let mut world = World::new(&pins.join("world"), cluster.changes(), buckets)?;
+    let mut world = LoadedCluster::new(&pins.join("world"), cluster.changes(), buckets)?;
     let programs = Direction::BOTH
         .map(|direction| program(&mut world, direction).map(|program| (direction, program)));
     let programs = programs.into_iter().collect::<Result<Vec<_>>>()?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use netpold_dataplane::attach::{Attacher, Hook};
 
 use crate::packet::program;
-use crate::world::World;
+use crate::world::LoadedCluster;
 
 /// A filter between interfaces.
 pub(crate) enum BenchFilter {
@@ -16,7 +16,7 @@ pub(crate) enum BenchFilter {
     /// An empty program at every hook.
     Empty(OwnedFd),
     /// The agent's programs and tables.
-    Netpold(Box<World>),
+    Netpold(Box<LoadedCluster>),
     /// An nftables table `bench`, with its family.
     Nft(&'static str, String),
     /// A ruleset for iptables-restore with the chain FORWARD.

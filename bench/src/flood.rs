@@ -27,7 +27,7 @@ use crate::frame::syn;
 use crate::host;
 use crate::live::{Then, Varies, sender};
 use crate::packet::program;
-use crate::world::World;
+use crate::world::LoadedCluster;
 
 /// Cost of one place to drop.
 #[derive(Debug, Serialize)]
@@ -84,7 +84,7 @@ struct FloodNode {
     /// From a pod, with the uplink as its veth, to an outside address.
     from_pod: FrameSender,
     /// Tables for the receiving pod, and for the sending pod at the uplink.
-    worlds: [World; 2],
+    worlds: [LoadedCluster; 2],
     _link: OwnedFd,
     _netns: Netns,
 }
@@ -176,8 +176,8 @@ impl FloodNode {
         let to_pod = FrameSender::new(stranger, address)?;
         let from_pod = FrameSender::new(sender.address(false), stranger)?;
         let mut worlds = [
-            World::new(&pins.join("receives"), cluster.changes(), buckets)?,
-            World::new(&pins.join("sends"), sends.changes(), buckets)?,
+            LoadedCluster::new(&pins.join("receives"), cluster.changes(), buckets)?,
+            LoadedCluster::new(&pins.join("sends"), sends.changes(), buckets)?,
         ];
         let subjects = own(&mut worlds)?;
         let sending = host::ifindex("flood1")?;
@@ -315,7 +315,7 @@ impl FloodNode {
 }
 
 /// The floor and netpold's programs.
-fn own([receives, sends]: &mut [World; 2]) -> Result<Vec<FloodedFilter>> {
+fn own([receives, sends]: &mut [LoadedCluster; 2]) -> Result<Vec<FloodedFilter>> {
     let floor = Code::default().end(DROP).load(XDP).context("cannot load a program")?;
     let mut uplink = |scope| -> Result<OwnedFd> {
         Ok(receives.generation.xdp(XdpProgram::Uplink(scope))?.0.try_clone_to_owned()?)

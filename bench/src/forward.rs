@@ -23,7 +23,7 @@ use crate::filter::{BenchFilter, installed, iptables_forward, nft_forward, other
 use crate::host;
 use crate::live::{Then, Varies, sender};
 use crate::packet::{load_empty, program};
-use crate::world::World;
+use crate::world::LoadedCluster;
 
 /// Source port.
 const CLIENT_PORT: u16 = 40_000;
@@ -156,9 +156,9 @@ impl VethPair {
     }
 
     /// Tables with both pods under policy, as clients of each other, and with the flow established at both.
-    fn world(&self, size: Size, pins: &Path, buckets: u32) -> Result<World> {
+    fn world(&self, size: Size, pins: &Path, buckets: u32) -> Result<LoadedCluster> {
         let cluster = FlowCluster::new(size, [self.from, self.to]);
-        let mut world = World::new(pins, cluster.changes(), buckets)?;
+        let mut world = LoadedCluster::new(pins, cluster.changes(), buckets)?;
         let ends = |local: Local, port| (local.address(false), port).into();
         let (client, server) = (ends(self.from, CLIENT_PORT), ends(self.to, PORT));
         let answer = udp_frame(NODE_MAC, ELSEWHERE, server, client, &PAYLOAD)?;

@@ -13,13 +13,13 @@ use netpold_ebpf::endpoint::EndpointRef;
 use netpold_ebpf::flow::control::Timeouts;
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::judge::decide::decide;
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settings};
 use netpold_ebpf::packet::protocol::{TCP_ACK, TCP_SYN};
 use netpold_ebpf::tables::Tables;
 use netpold_ebpf::tables::policy::PolicyTables;
 use netpold_engine::install;
-use netpold_testkit::flows::FlowTables;
+use netpold_testkit::flows::MemoryFlowTables;
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::node::{NodeTables, Plain};
 use serde::Serialize;
@@ -70,7 +70,7 @@ pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> 
     for op in install(&mut compiler, capacity, &BTreeSet::new())? {
         memory.write(&op)?;
     }
-    let flows = FlowTables::new(BUCKETS);
+    let flows = MemoryFlowTables::new(BUCKETS);
     let node = NodeTables { policy: &memory, flows: &flows };
     let tables = Counting { node, blocks: size.cidrs > 0, counted: Cell::default() };
     [false, true].into_iter().try_fold(Vec::new(), |mut all, v6| {
@@ -84,7 +84,7 @@ pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> 
 
 /// A node's tables that count lookups.
 struct Counting<'a> {
-    node: NodeTables<&'a MemoryTables, &'a FlowTables>,
+    node: NodeTables<&'a MemoryTables, &'a MemoryFlowTables>,
     /// Whether there are IPv6 blocks.
     blocks: bool,
     counted: Cell<Lookups>,
@@ -130,12 +130,16 @@ impl Counting<'_> {
         let ifindex = local.ifindex;
         let frame = Plain(frame);
         let verdict = match direction {
-            Direction::Ingress => {
-                decide::<Ingress, _, _>(&frame, self, Hook { ifindex, ingress_ifindex: UPLINK })
-            }
-            Direction::Egress => {
-                decide::<Egress, _, _>(&frame, self, Hook { ifindex, ingress_ifindex: ifindex })
-            }
+            Direction::Ingress => decide::<Ingress, _, _>(
+                &frame,
+                self,
+                PacketHook { ifindex, ingress_ifindex: UPLINK },
+            ),
+            Direction::Egress => decide::<Egress, _, _>(
+                &frame,
+                self,
+                PacketHook { ifindex, ingress_ifindex: ifindex },
+            ),
         };
         (verdict.passes(), self.counted.take())
     }

@@ -42,7 +42,7 @@ use cluster::{Local, Size};
 use control::Scale;
 use packet::Effort;
 use regression::{Baseline, compare};
-use report::{Program, Results};
+use report::{ProgramStats, Results};
 
 #[derive(Parser)]
 #[command(name = "netpold-bench", about)]
@@ -52,7 +52,7 @@ struct Arguments {
     quick: bool,
     /// Only these parts
     #[arg(long, value_enum, value_name = "PART")]
-    part: Vec<Part>,
+    part: Vec<BenchmarkPart>,
     /// Measure only clusters of this many nodes (part `scale`)
     #[arg(long, value_name = "NUMBER")]
     nodes: Option<u32>,
@@ -71,7 +71,7 @@ struct Arguments {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum BenchmarkPart {
     /// A large cluster: first image, memory, event to enforcement; hostile tenants
     Control,
     /// The part of control with edits while another tenant flaps: five minutes
@@ -94,7 +94,7 @@ enum Part {
     Scale,
 }
 
-impl Part {
+impl BenchmarkPart {
     /// Name on the command line, which is also the prefix of its figures.
     fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
@@ -152,41 +152,41 @@ fn run(arguments: &Arguments) -> Result<()> {
         scale: Vec::new(),
     };
     // First, while the process has little other memory.
-    if wanted(Part::Control) {
+    if wanted(BenchmarkPart::Control) {
         control(arguments.quick, &pins, &mut results)?;
     }
-    if wanted(Part::Control) || wanted(Part::Flapping) {
+    if wanted(BenchmarkPart::Control) || wanted(BenchmarkPart::Flapping) {
         let time = Duration::from_secs(if arguments.quick { 20 } else { 300 });
         let pins = pins.folder("flapping");
         results.flapping = Some(flapping::measure(time, BUCKETS, &pins, &tell)?);
     }
-    if wanted(Part::Questions) {
+    if wanted(BenchmarkPart::Questions) {
         let time = Duration::from_secs(if arguments.quick { 3 } else { 10 });
         let scale = Scale { events: 0, ..scales(true)[0] };
         results.questions =
             questions::measure(scale, time, BUCKETS, &pins.folder("questions"), &tell)?;
     }
-    if wanted(Part::Packet) {
+    if wanted(BenchmarkPart::Packet) {
         packets(arguments.quick, &pins, &mut results)?;
     }
-    if wanted(Part::Forward) {
+    if wanted(BenchmarkPart::Forward) {
         forwarding(arguments.quick, &pins, &mut results)?;
     }
-    if wanted(Part::Flood) {
+    if wanted(BenchmarkPart::Flood) {
         flood(arguments.quick, &pins, &mut results)?;
     }
-    if wanted(Part::Observe) {
+    if wanted(BenchmarkPart::Observe) {
         let time = Duration::from_secs(if arguments.quick { 5 } else { 20 });
         results.observed = Some(observe::measure(time, &tell)?);
     }
-    if wanted(Part::Wire) {
+    if wanted(BenchmarkPart::Wire) {
         wire(arguments.quick, &pins, &mut results)?;
     }
-    if wanted(Part::Names) {
+    if wanted(BenchmarkPart::Names) {
         let (pairs, time) = if arguments.quick { (10_000, 4) } else { (100_000, 24) };
         results.names = Some(names::measure(pairs, Duration::from_secs(time), &tell)?);
     }
-    if arguments.part.contains(&Part::Scale) {
+    if arguments.part.contains(&BenchmarkPart::Scale) {
         let wanted = |(nodes, _): &(u32, u32)| arguments.nodes.is_none_or(|only| only == *nodes);
         for (nodes, agents) in NODES.into_iter().filter(wanted) {
             results.scale.push(scale::measure(nodes, agents, &tell)?);
@@ -256,7 +256,7 @@ fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
     results.programs = found
         .programs
         .into_iter()
-        .map(|(name, verified, jited_bytes)| Program { name, verified, jited_bytes })
+        .map(|(name, verified, jited_bytes)| ProgramStats { name, verified, jited_bytes })
         .collect();
     Ok(())
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::control::Scale;
 use crate::figures::{say, table};
 use crate::host::map_memory;
-use crate::world::World;
+use crate::world::LoadedCluster;
 
 /// Maps of one cluster.
 #[derive(Debug, Serialize)]
@@ -26,7 +26,7 @@ pub(crate) struct MapSizes {
 pub(crate) fn measure(scale: Scale, buckets: u32, pins: &Path) -> Result<MapSizes> {
     let before = map_memory("self")?;
     // The initial sizes of the agent.
-    let _world = World::sized(pins, scale.changes(), buckets, Capacity::SMALL)?;
+    let _world = LoadedCluster::sized(pins, scale.changes(), buckets, Capacity::SMALL)?;
     let mut maps = map_memory("self")?;
     maps.retain(|id, _| !before.contains_key(id));
     Ok(MapSizes { pods: scale.pods, bytes: by_name(&maps)? })

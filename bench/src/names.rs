@@ -18,25 +18,25 @@ use steady::{Phase, Times};
 
 /// Results.
 #[derive(Debug, Serialize)]
-pub(crate) struct Names {
+pub(crate) struct NamesResults {
     pub(crate) phases: Vec<Phase>,
     pub(crate) pairs: Pairs,
     pub(crate) rooms: Vec<Room>,
 }
 
 /// Measures this number of pairs, and lookups beside a running agent for a time.
-pub(crate) fn measure(count: u32, time: Duration, progress: &dyn Fn(&str)) -> Result<Names> {
+pub(crate) fn measure(count: u32, time: Duration, progress: &dyn Fn(&str)) -> Result<NamesResults> {
     netpold_testbed::sweep();
     let phases = steady::measure(time, progress)?;
     progress("names: pairs of an answer and a connection");
     let pairs = pairs::measure(count)?;
     progress("names: a hundred thousand addresses");
     let rooms = room::measure()?;
-    Ok(Names { phases, pairs, rooms })
+    Ok(NamesResults { phases, pairs, rooms })
 }
 
 /// Prints the tables.
-pub(crate) fn print(names: &Names) {
+pub(crate) fn print(names: &NamesResults) {
     say(
         "\nLookups, 500 a second on a node with netpold and on one without (added: minimum / median of rounds)",
     );

@@ -14,8 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netpold_testbed::cluster::{Cluster, allow_to, isolate};
-use netpold_testbed::{Agent, Cni, Pod, processor_time};
+use netpold_testbed::cluster::{TestCluster, allow_to, isolate};
+use netpold_testbed::{Agent, Cni, TestPod, processor_time};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -87,7 +87,7 @@ const MARKERS: u16 = 40_000;
 const PASS: i32 = 2;
 
 struct FloodScene {
-    cluster: Cluster,
+    cluster: TestCluster,
     flooders: Vec<String>,
     /// Processors available to this process.
     processors: Vec<usize>,
@@ -156,7 +156,7 @@ impl FloodScene {
         let allowed = sched_getaffinity(Pid::from_raw(0)).context("cannot ask for processors")?;
         let is_ours = |processor: &usize| allowed.is_set(*processor).unwrap_or(false);
         let processors: Vec<usize> = (0..CpuSet::count()).filter(is_ours).collect();
-        let mut cluster = Cluster::one(Cni::Ptp).with_pods(&[SINGLE]);
+        let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&[SINGLE]);
         cluster.policy(SINGLE, isolate(SINGLE, &["Egress"]));
         let mut flooders = Vec::new();
         for number in 0..processors.len() {
@@ -205,7 +205,7 @@ impl FloodScene {
     }
 
     /// Floods from all flooders for this time, while another pod does something else.
-    fn flood(&self, time: Duration, beside: impl FnOnce(&Pod) -> Result<()>) -> Result<()> {
+    fn flood(&self, time: Duration, beside: impl FnOnce(&TestPod) -> Result<()>) -> Result<()> {
         let end = AtomicBool::new(false);
         thread::scope(|scope| {
             let flooders: Vec<_> = self
@@ -275,7 +275,7 @@ impl FloodScene {
 }
 
 /// Sends SYNs until the end.
-fn flood(pod: &Pod, end: &AtomicBool) -> Result<()> {
+fn flood(pod: &TestPod, end: &AtomicBool) -> Result<()> {
     let Some(IpAddr::V4(from)) = pod.ip4() else { bail!("a pod without IPv4") };
     let frame = syn(pod.gateway_mac(), (from, 4000), (NOWHERE, 0));
     let interface = pod.ifindex("eth0")?.context("a pod without interface")?;
@@ -293,7 +293,7 @@ fn flood(pod: &Pod, end: &AtomicBool) -> Result<()> {
 }
 
 /// Sends datagrams to ever new ports; returns their times.
-fn send_now_and_then(pod: &Pod, time: Duration) -> Result<Vec<Instant>> {
+fn send_now_and_then(pod: &TestPod, time: Duration) -> Result<Vec<Instant>> {
     pod.run(|| -> Result<Vec<Instant>> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
         let (start, mut sent) = (Instant::now(), Vec::new());

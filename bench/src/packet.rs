@@ -19,7 +19,7 @@ use crate::cluster::{FlowCluster, Local, PORT, Size};
 use crate::figures::{Spread, say, spread, table};
 use crate::frame::{ACK, SYN, echo, tcp};
 use crate::steer::Flows;
-use crate::world::World;
+use crate::world::LoadedCluster;
 
 use between::Between;
 use floor::floor;
@@ -157,7 +157,7 @@ impl FamilyCases {
     /// Runs every case once, each in the state left by the previous ones: new flows; their first replies (not timed);
     /// forward packets with conntrack entries that lack a verdict of the present policy, as after every change of
     /// policy; and, once both directions are judged, replies and forward packets.
-    fn round(&mut self, world: &World, effort: Effort) -> Result<()> {
+    fn round(&mut self, world: &LoadedCluster, effort: Effort) -> Result<()> {
         let flows = self.allowed.count();
         // Clearing may write directly to memory, past the caches, at the expense of the first reader. So another
         // program reads the table first, and the cleared entries are as near as the data of the other cases.
@@ -199,7 +199,7 @@ struct MeasuredCluster {
     size: Size,
     /// Number of runs per round.
     times: u32,
-    world: World,
+    world: LoadedCluster,
     families: Vec<FamilyCases>,
     /// XDP, local pods and Services, for each family; empty for few flows.
     uplinks: Vec<Uplink>,
@@ -235,7 +235,7 @@ pub(crate) fn measure(
         progress(&format!("compiling and writing {size}"));
         let cluster = FlowCluster::new(*size, locals);
         let pins = pins.join(format!("packet{number}"));
-        match World::new(&pins, cluster.changes(), buckets) {
+        match LoadedCluster::new(&pins, cluster.changes(), buckets) {
             Ok(world) => {
                 let flows = (effort.flows, MANY);
                 let mut subject = subject(&cluster, *size, world, locals, &empty, flows)?;
@@ -269,7 +269,7 @@ fn few_flows(
     let (flows, times) = effort.few;
     let cluster = FlowCluster::new(Size::BASE, locals);
     let buckets = flows.next_power_of_two();
-    let world = World::new(&pins.join("few"), cluster.changes(), buckets)?;
+    let world = LoadedCluster::new(&pins.join("few"), cluster.changes(), buckets)?;
     let subject = subject(&cluster, Size::BASE, world, locals, empty, (flows, FEW))?;
     Ok(MeasuredCluster { times, ..subject })
 }
@@ -277,7 +277,7 @@ fn few_flows(
 fn subject(
     cluster: &FlowCluster,
     size: Size,
-    mut world: World,
+    mut world: LoadedCluster,
     locals: [Local; 2],
     empty: &OwnedFd,
     flows: (u32, &'static str),
@@ -334,11 +334,11 @@ impl MeasuredCluster {
     }
 }
 
-pub(crate) fn program(world: &mut World, direction: Direction) -> Result<OwnedFd> {
+pub(crate) fn program(world: &mut LoadedCluster, direction: Direction) -> Result<OwnedFd> {
     Ok(world.generation.program(direction)?.fd()?.as_fd().try_clone_to_owned()?)
 }
 
-fn program_sizes(world: &mut World) -> Result<Vec<(String, u32, u32)>> {
+fn program_sizes(world: &mut LoadedCluster) -> Result<Vec<(String, u32, u32)>> {
     let sizes = Direction::BOTH.into_iter().map(|direction| {
         let info = world.generation.program(direction)?.info()?;
         let name = info.name_as_str().unwrap_or_default().to_owned();

@@ -1,9 +1,9 @@
 //! Pseudo-random numbers that are the same in every run: splitmix64.
 
 /// A generator.
-pub(crate) struct Random(u64);
+pub(crate) struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     /// Starts from a seed.
     pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)

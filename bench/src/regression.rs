@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::Part;
+use crate::BenchmarkPart;
 use crate::figures::say;
 use crate::host::{self, Machine};
 
@@ -162,7 +162,7 @@ fn measure_again(parts: &BTreeSet<String>, folder: &Path, quick: bool) -> Result
 /// Name of the part that measures a figure.
 fn part(figure: &str) -> Option<String> {
     let first = figure.split([',', ':']).next()?;
-    Part::value_variants().iter().map(|part| part.name()).find(|name| name == first)
+    BenchmarkPart::value_variants().iter().map(|part| part.name()).find(|name| name == first)
 }
 
 #[cfg(test)]

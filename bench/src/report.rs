@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::control::{self, Control};
+use crate::control::{self, ControlResults};
 use crate::engine::{self, NodeResults};
 use crate::figures::{Spread, say, table};
 use crate::flapping::{self, Flapping};
@@ -12,7 +12,7 @@ use crate::host::Machine;
 use crate::hostile::{self, Hostile};
 use crate::lookups::{self, CaseLookups};
 use crate::maps::{self, MapSizes};
-use crate::names::{self, Names};
+use crate::names::{self, NamesResults};
 use crate::observe::{self, ObserveResults};
 use crate::packet::{self, PacketFigure};
 use crate::questions::{self, Questioned};
@@ -22,7 +22,7 @@ use crate::wire::{self, WireFigure};
 
 /// Statistics of a loaded program.
 #[derive(Debug, Serialize)]
-pub(crate) struct Program {
+pub(crate) struct ProgramStats {
     pub(crate) name: String,
     /// Instructions processed by the verifier.
     pub(crate) verified: u32,
@@ -35,14 +35,14 @@ pub(crate) struct Program {
 pub(crate) struct Results {
     pub(crate) machine: Machine,
     pub(crate) quick: bool,
-    pub(crate) programs: Vec<Program>,
+    pub(crate) programs: Vec<ProgramStats>,
     /// Nanoseconds per packet.
     pub(crate) packet: Vec<PacketFigure>,
     /// Map lookups per packet.
     pub(crate) lookups: Vec<CaseLookups>,
     /// Sizes that could not be installed.
     pub(crate) refused: Vec<String>,
-    pub(crate) control: Vec<Control>,
+    pub(crate) control: Vec<ControlResults>,
     pub(crate) node: Option<NodeResults>,
     /// Edits while another tenant flaps.
     pub(crate) flapping: Option<Flapping>,
@@ -56,7 +56,7 @@ pub(crate) struct Results {
     pub(crate) observed: Option<ObserveResults>,
     pub(crate) wire: Vec<WireFigure>,
     /// Lookups of names.
-    pub(crate) names: Option<Names>,
+    pub(crate) names: Option<NamesResults>,
     /// Load on the API server per agent, by size of the cluster.
     pub(crate) scale: Vec<ApiLoad>,
 }

@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use netpold_api::source::SourceStatus;
-use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, Settings, client, watch};
+use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, WatchSettings, client, watch};
 use netpold_testbed::apiserver::{Meter, Passed};
-use netpold_testbed::{Access as Proof, ApiServer, processor_time};
+use netpold_testbed::{ApiServer, Credential, processor_time};
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 use tokio::sync::watch::Receiver;
 
 use crate::host;
-use objects::{Cluster, Entry, Phase, node, node_name};
+use objects::{ClusterSize, Entry, PodPhase, node, node_name};
 use report::Stage;
 pub(crate) use report::{ApiLoad, print};
 use trimmed::Form;
@@ -51,19 +51,19 @@ const HEARTBEAT: f64 = 300.0;
 const EVENTS: u32 = 100;
 
 /// Agents with the same settings.
-struct Group {
+struct AgentGroup {
     meter: Meter,
     status: Vec<Receiver<SourceStatus>>,
     /// Changes that reached the engines.
     changes: Arc<AtomicU64>,
 }
 
-struct World {
-    cluster: Cluster,
+struct ScaleRun {
+    cluster: ClusterSize,
     agents: u32,
     // Dropped first, so that the agents do not notice the end of the server.
     runtime: Runtime,
-    groups: [Group; 2],
+    groups: [AgentGroup; 2],
     server: ApiServer,
     /// Number of Node reports so far, and of pod lives.
     reports: u32,
@@ -80,7 +80,7 @@ struct Mark {
 
 /// Measures with this many agents of each kind.
 pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Result<ApiLoad> {
-    let cluster = Cluster::of(nodes);
+    let cluster = ClusterSize::of(nodes);
     let tell = |what: &str| progress(&format!("scale, {nodes} nodes: {what}"));
     host::ip(&["link set lo up"])?;
     tell("an API server and its objects");
@@ -91,7 +91,7 @@ pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Resul
     let token = agents_token(&server)?;
     let group = |nodes| start(&runtime, &server, &token, agents, nodes);
     let groups = [group(FollowedNodes::All)?, group(FollowedNodes::Needed)?];
-    let mut world = World { cluster, agents, runtime, groups, server, reports: 0 };
+    let mut world = ScaleRun { cluster, agents, runtime, groups, server, reports: 0 };
     let mut stages = Vec::new();
     // The agents have just started, with all counters at zero.
     let begin = Mark {
@@ -104,7 +104,7 @@ pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Resul
     world.wait_in_sync()?;
     stages.push(world.stage("start", begin, 0)?);
     tell("sizes");
-    let pod_event = world.bytes_of_one(|cluster, n| cluster.pod(n, Phase::Changed, 0))?;
+    let pod_event = world.bytes_of_one(|cluster, n| cluster.pod(n, PodPhase::Changed, 0))?;
     let node_event =
         world.bytes_of_one(|cluster, n| node(n % cluster.nodes, 1 + n / cluster.nodes))?;
     let forms = world.forms()?;
@@ -131,7 +131,7 @@ pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Resul
 }
 
 /// Writes the cluster and waits until the server serves it.
-fn fill(server: &mut ApiServer, cluster: Cluster) -> Result<()> {
+fn fill(server: &mut ApiServer, cluster: ClusterSize) -> Result<()> {
     let entries: Vec<Entry> = cluster.entries().collect();
     server.etcd().write(&entries)?;
     let last = format!("/api/v1/nodes/{}", node_name(cluster.nodes - 1));
@@ -153,16 +153,16 @@ fn start(
     token: &str,
     agents: u32,
     nodes: FollowedNodes,
-) -> Result<Group> {
+) -> Result<AgentGroup> {
     let meter = server.meter()?;
     let name = if nodes == FollowedNodes::All { "all.kubeconfig" } else { "own.kubeconfig" };
-    let kubeconfig = server.write_kubeconfig_to(&meter.url(), name, &Proof::Token(token))?;
+    let kubeconfig = server.write_kubeconfig_to(&meter.url(), name, &Credential::Token(token))?;
     let changes = Arc::new(AtomicU64::new(0));
     let status = (0..agents).map(|number| -> Result<_> {
         let access = access(&kubeconfig);
         let peers = FollowedPeers::Pods;
         let node = node_name(number);
-        let settings = Settings { access, node, nodes, peers, cluster_policies: true };
+        let settings = WatchSettings { access, node, nodes, peers, cluster_policies: true };
         let (mut source, _events) = runtime.block_on(watch(settings))?;
         let (status, changes) = (source.status.clone(), Arc::clone(&changes));
         runtime.spawn(async move {
@@ -172,7 +172,7 @@ fn start(
         });
         Ok(status)
     });
-    Ok(Group { meter, status: status.collect::<Result<_>>()?, changes })
+    Ok(AgentGroup { meter, status: status.collect::<Result<_>>()?, changes })
 }
 
 fn access(kubeconfig: &Path) -> Access {
@@ -184,7 +184,7 @@ fn access(kubeconfig: &Path) -> Access {
     }
 }
 
-impl World {
+impl ScaleRun {
     fn mark(&self) -> Result<Mark> {
         Ok(Mark {
             passed: [0, 1].map(|n: usize| self.groups[n].meter.passed()),
@@ -247,7 +247,7 @@ impl World {
     }
 
     /// Bytes that an agent receives per event, from [`EVENTS`] simultaneous events.
-    fn bytes_of_one(&mut self, event: impl Fn(&Cluster, u32) -> Entry) -> Result<f64> {
+    fn bytes_of_one(&mut self, event: impl Fn(&ClusterSize, u32) -> Entry) -> Result<f64> {
         self.wait_silent()?;
         let before = self.groups[0].meter.passed().received;
         let entries: Vec<Entry> = (0..EVENTS).map(|n| event(&self.cluster, n)).collect();
@@ -275,7 +275,8 @@ impl World {
         self.reports += 1;
         while begin.elapsed() < time {
             let due = rates.map(|rate| (rate * begin.elapsed().as_secs_f64()) as u32);
-            let phase = |n: u32| if n.is_multiple_of(2) { Phase::Changed } else { Phase::Running };
+            let phase =
+                |n: u32| if n.is_multiple_of(2) { PodPhase::Changed } else { PodPhase::Running };
             // From the last pod backwards, because the first ones were used to measure sizes.
             let pods = (done[0]..due[0]).map(|n| {
                 let last = self.cluster.pods - 1;
@@ -298,11 +299,11 @@ impl World {
         let (pods, time) = ROLLOUT;
         let steps = pods / STEP;
         /// Steps from a pod's creation to each phase, and to the end of the pod that it replaces.
-        const LIFE: [(u32, Phase); 4] = [
-            (0, Phase::Created),
-            (1, Phase::Scheduled),
-            (2, Phase::Starting),
-            (10, Phase::Running),
+        const LIFE: [(u32, PodPhase); 4] = [
+            (0, PodPhase::Created),
+            (1, PodPhase::Scheduled),
+            (2, PodPhase::Starting),
+            (10, PodPhase::Running),
         ];
         const GOING: u32 = 12;
         const GONE: u32 = 30;
@@ -317,7 +318,7 @@ impl World {
             let new = LIFE.iter().flat_map(|(age, phase)| {
                 pods_at(*age).map(|number| cluster.pod(number, *phase, 1))
             });
-            let going = pods_at(GOING).map(|number| cluster.pod(number, Phase::Terminating, 0));
+            let going = pods_at(GOING).map(|number| cluster.pod(number, PodPhase::Terminating, 0));
             let gone = pods_at(GONE).map(|number| (cluster.pod_key(number, 0), None));
             let entries: Vec<Entry> = new.chain(going).chain(gone).collect();
             events += entries.len() as u32;

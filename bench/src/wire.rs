@@ -16,7 +16,7 @@ use crate::forward::mac_text;
 use crate::host;
 use crate::load::{LoadResults, TrafficLoad};
 use crate::packet::load_empty;
-use crate::world::World;
+use crate::world::LoadedCluster;
 
 /// Throughput and latency with one filter.
 #[derive(Debug, Serialize)]
@@ -95,7 +95,7 @@ fn subjects(
     for (number, size) in sizes.iter().enumerate() {
         progress(&format!("wire: compiling and writing {size}"));
         let changes = FlowCluster::new(*size, pods.locals).changes();
-        let world = World::new(&pins.join(number.to_string()), changes, buckets)?;
+        let world = LoadedCluster::new(&pins.join(number.to_string()), changes, buckets)?;
         let name = format!("netpold, {} pods, {} rules", size.pods, size.rules);
         subjects.push(WireFilter::new(&name, BenchFilter::Netpold(Box::new(world))));
     }

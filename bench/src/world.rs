@@ -25,7 +25,7 @@ use netpold_engine::install;
 use crate::cluster::NODE;
 
 /// A compiler and its tables.
-pub(crate) struct World {
+pub(crate) struct LoadedCluster {
     /// The compiled cluster.
     pub(crate) compiler: Compiler,
     /// The maps and programs.
@@ -48,7 +48,7 @@ pub(crate) struct FirstImage {
     pub(crate) operations: usize,
 }
 
-impl World {
+impl LoadedCluster {
     /// Compiles the changes, creates and fills maps, loads programs. `pins` is a folder on a bpffs for this world
     /// alone.
     ///
@@ -61,7 +61,7 @@ impl World {
     /// A world with tables of these initial sizes.
     ///
     /// # Errors
-    /// Same as [`World::new`].
+    /// Same as [`LoadedCluster::new`].
     pub(crate) fn sized(
         pins: &Path,
         changes: Vec<Change>,

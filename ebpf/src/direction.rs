@@ -3,7 +3,7 @@
 use crate::layout::{CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS};
 
 /// Direction of a packet, as the pod sees it.
-pub trait Direction {
+pub trait PodDirection {
     /// Whether this is pod egress.
     const EGRESS: bool;
     /// Conntrack flag: this direction was allowed by policy and seen.
@@ -22,10 +22,10 @@ pub struct Ingress;
 #[derive(Clone, Copy, Debug)]
 pub struct Egress;
 
-impl Direction for Ingress {
+impl PodDirection for Ingress {
     const EGRESS: bool = false;
 }
 
-impl Direction for Egress {
+impl PodDirection for Egress {
     const EGRESS: bool = true;
 }

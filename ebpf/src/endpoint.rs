@@ -1,7 +1,7 @@
 //! Access to an endpoint's record under concurrent writes by the agent.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     layout::{ENDPOINT_ADDRS, EP_STATION_SHIFT, Endpoint, ROW_NAMES, ROW_NOT_ISOLATED},
     order,
 };
@@ -42,14 +42,14 @@ impl Rows {
     /// Row of a direction.
     #[must_use]
     #[inline(always)]
-    pub const fn of<D: Direction>(self) -> u32 {
+    pub const fn of<D: PodDirection>(self) -> u32 {
         if D::EGRESS { self.egress() } else { self.ingress() }
     }
 
     /// Row of the opposite direction.
     #[must_use]
     #[inline(always)]
-    pub const fn opposite<D: Direction>(self) -> u32 {
+    pub const fn opposite<D: PodDirection>(self) -> u32 {
         if D::EGRESS { self.ingress() } else { self.egress() }
     }
 

@@ -1,7 +1,7 @@
 //! Description of a dropped packet.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     layout::DropEvent,
     packet::{
         bytes::Bytes,
@@ -14,13 +14,13 @@ use crate::{
 
 /// Fills in all fields that can be read; malformed packets drop too, so some may be missing.
 #[inline(always)]
-pub fn describe<D: Direction, B: Bytes>(bytes: &B, event: &mut DropEvent) {
+pub fn describe<D: PodDirection, B: Bytes>(bytes: &B, event: &mut DropEvent) {
     describe_at::<D, B>(bytes, parse::link(bytes), event);
 }
 
 /// Fills in the fields of a packet with a parsed link header: its type and the offset of the IP header.
 #[inline(always)]
-pub fn describe_at<D: Direction, B: Bytes>(
+pub fn describe_at<D: PodDirection, B: Bytes>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     event: &mut DropEvent,
@@ -35,7 +35,7 @@ pub fn describe_at<D: Direction, B: Bytes>(
 }
 
 #[inline(always)]
-fn addresses<D: Direction, F: Family, B: Bytes>(
+fn addresses<D: PodDirection, F: Family, B: Bytes>(
     bytes: &B,
     offset: u32,
     family: u8,

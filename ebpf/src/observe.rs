@@ -10,15 +10,15 @@
 //! [`OBSERVED_PER_SECOND`] records in a second; flows beyond are counted ([`crate::reason::unrecorded`]).
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::EndpointRef,
     flow::{
         evict,
-        key::{self, Key, choices},
+        key::{self, FlowTableKey, choices},
         table::{self, Flow, Hit},
     },
     judge::{
-        hook::{Arrival, Hook},
+        hook::{Arrival, PacketHook},
         lookup,
         reject::take,
         transition::{answering, closing, confirming, may_begin},
@@ -109,7 +109,7 @@ pub fn is_due(endpoint: EndpointRef) -> bool {
 
 /// Reads a packet that passed, and updates the record of its flow.
 #[inline(always)]
-pub fn look<D: Direction, B: Bytes, T: Records>(
+pub fn look<D: PodDirection, B: Bytes, T: Records>(
     bytes: &B,
     tables: &T,
     endpoint: EndpointRef,
@@ -139,7 +139,7 @@ const fn unread(reason: Reason) -> Sight {
 }
 
 #[inline(always)]
-fn look_at<F: RecordFamily, D: Direction, B: Bytes, T: Records>(
+fn look_at<F: RecordFamily, D: PodDirection, B: Bytes, T: Records>(
     bytes: &B,
     offset: u32,
     tables: &T,
@@ -156,7 +156,7 @@ fn look_at<F: RecordFamily, D: Direction, B: Bytes, T: Records>(
 
 /// Whether a packet in pod ingress is for another station's address: a bridge floods packets for unknown stations.
 #[inline(always)]
-fn is_flooded<F: RecordFamily, D: Direction>(
+fn is_flooded<F: RecordFamily, D: PodDirection>(
     network: &Network<F::Address>,
     endpoint: EndpointRef,
 ) -> bool {
@@ -169,7 +169,7 @@ fn is_flooded<F: RecordFamily, D: Direction>(
 
 /// Updates the record of a packet's flow. Returns the flow if it has no live record and the packet begins one.
 #[inline(always)]
-fn record<F: RecordFamily, D: Direction, T: Records>(
+fn record<F: RecordFamily, D: PodDirection, T: Records>(
     tables: &T,
     endpoint: EndpointRef,
     network: &Network<F::Address>,
@@ -216,7 +216,11 @@ fn record<F: RecordFamily, D: Direction, T: Records>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-fn find<F: RecordFamily, K: Key, T: Records>(tables: &T, key: &K, hash: u64) -> Option<Hit> {
+fn find<F: RecordFamily, K: FlowTableKey, T: Records>(
+    tables: &T,
+    key: &K,
+    hash: u64,
+) -> Option<Hit> {
     let bucket = F::record_bucket(tables, key::first(hash, F::MASK))?;
     // SAFETY: a whole bucket of this family's table.
     let hit = unsafe { Hit::at::<K>(bucket, table::search(tables, key, hash, bucket)) };
@@ -234,7 +238,7 @@ fn find<F: RecordFamily, K: Key, T: Records>(tables: &T, key: &K, hash: u64) -> 
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub fn add<F: RecordFamily, K: Key, T: Records>(
+pub fn add<F: RecordFamily, K: FlowTableKey, T: Records>(
     tables: &T,
     (slot, endpoint): (u32, EndpointRef),
     new: Unrecorded<K>,
@@ -274,7 +278,7 @@ pub fn add<F: RecordFamily, K: Key, T: Records>(
 /// Flags of a new record, with that of the node's own packets.
 #[must_use]
 #[inline(always)]
-pub fn with_origin(flags: u16, hook: Hook, settings: Option<&Settings>) -> u16 {
+pub fn with_origin(flags: u16, hook: PacketHook, settings: Option<&Settings>) -> u16 {
     let of_node = Arrival::of(hook).is_from_node(&Fragment::default(), settings);
     if of_node && flags & CT_INGRESS != 0 { flags | CT_NODE } else { flags }
 }

@@ -10,7 +10,7 @@ use crate::{
     flow::{
         control::Timeouts,
         evict,
-        key::{self, Key, words4, words6},
+        key::{self, FlowTableKey, words4, words6},
         relocate::{self, Shift},
         table::{self, Flow, Full, Gave},
     },
@@ -106,7 +106,7 @@ pub trait Tables: PolicyTables + Timeouts + Sized {
 /// Tables of an IP version.
 pub trait TableFamily: Family {
     /// Conntrack key of the family.
-    type Key: Key;
+    type Key: FlowTableKey;
 
     /// Class of an address.
     fn class<T: Tables>(tables: &T, address: Self::Address) -> ClassId;
@@ -262,7 +262,7 @@ fn buckets<F: TableFamily, T: Tables>(
 
 /// Handle of a flow in the table of its family, by its key and the key's hash ([`key::hash`]).
 #[inline(always)]
-pub fn flow<F: TableFamily, K: Key, T: Tables>(
+pub fn flow<F: TableFamily, K: FlowTableKey, T: Tables>(
     tables: &T,
     settings: &Settings,
     key: K,
@@ -292,7 +292,7 @@ pub fn insert_vacant<F: TableFamily, T: Tables>(
 /// # Errors
 /// [`Full`] if there is no room.
 #[inline(always)]
-pub fn insert<F: TableFamily, K: Key, T: Tables>(
+pub fn insert<F: TableFamily, K: FlowTableKey, T: Tables>(
     tables: &T,
     key: K,
     hash: u64,

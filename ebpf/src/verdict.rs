@@ -5,9 +5,9 @@ use crate::reason::Reason;
 /// Verdict on a packet, with its reason.
 #[must_use = "a verdict that nobody acts on lets everything pass"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict(pub(crate) Reason);
+pub struct PacketVerdict(pub(crate) Reason);
 
-impl Verdict {
+impl PacketVerdict {
     /// Reason of the verdict.
     #[must_use]
     #[inline(always)]
@@ -31,7 +31,7 @@ impl Verdict {
 }
 
 /// Inner functions return the reason on either side.
-impl From<Result<Reason, Reason>> for Verdict {
+impl From<Result<Reason, Reason>> for PacketVerdict {
     #[inline(always)]
     fn from(result: Result<Reason, Reason>) -> Self {
         let (Ok(reason) | Err(reason)) = result;

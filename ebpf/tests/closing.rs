@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
-    judge::hook::Hook,
+    judge::hook::PacketHook,
     layout::{
         Endpoint, TIMEOUT_ECHO, TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED, TIMEOUT_TCP_FINISHED,
         TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_UDP_ANSWERED, TIMEOUT_UDP_STREAM, endpoint_slot,
@@ -47,13 +47,13 @@ struct Flow<'a> {
 impl Flow<'_> {
     fn arrives(&self, flags: u8) -> Reason {
         let frame = tcp4((CLIENT, self.ports.1), (POD, self.ports.0), flags);
-        let hook = Hook { ifindex: self.ifindex, ingress_ifindex: UPLINK };
+        let hook = PacketHook { ifindex: self.ifindex, ingress_ifindex: UPLINK };
         self.tables.judge(Direction::Ingress, hook, &frame).reason()
     }
 
     fn leaves(&self, flags: u8) -> Reason {
         let frame = tcp4((POD, self.ports.0), (CLIENT, self.ports.1), flags);
-        let hook = Hook { ifindex: self.ifindex, ingress_ifindex: self.ifindex };
+        let hook = PacketHook { ifindex: self.ifindex, ingress_ifindex: self.ifindex };
         self.tables.judge(Direction::Egress, hook, &frame).reason()
     }
 

@@ -2,7 +2,7 @@
 //! key.
 
 use netpold_ebpf::{
-    flow::key::{Key, choices, hash, hash_keys},
+    flow::key::{FlowTableKey, choices, hash, hash_keys},
     layout::Settings,
 };
 
@@ -19,7 +19,7 @@ fn all_settings() -> Vec<Settings> {
 
 /// Number of seeds under which two keys have equal hash bits: low ones, high ones (the first and the second bucket),
 /// all.
-fn collisions<K: Key>(all: &[Settings], a: &K, b: &K) -> [u32; 3] {
+fn collisions<K: FlowTableKey>(all: &[Settings], a: &K, b: &K) -> [u32; 3] {
     all.iter().fold([0; 3], |count, settings| {
         let (a, b) = (hash(settings, a), hash(settings, b));
         let same = [a as u8 == b as u8, (a >> 32) as u8 == (b >> 32) as u8, a == b];
@@ -27,7 +27,7 @@ fn collisions<K: Key>(all: &[Settings], a: &K, b: &K) -> [u32; 3] {
     })
 }
 
-fn holds<K: Key + std::fmt::Debug>(all: &[Settings], a: &K, b: &K) {
+fn holds<K: FlowTableKey + std::fmt::Debug>(all: &[Settings], a: &K, b: &K) {
     const { assert!(BITS == u8::BITS) };
     let [low, high, whole] = collisions(all, a, b);
     assert!(low <= MOST && high <= MOST && whole == 0, "{a:x?} {b:x?}: {low} {high} {whole}");

@@ -1,7 +1,7 @@
 //! Packets of hostile pods and neighbours, which must have no effect.
 
 use netpold_ebpf::{
-    judge::{hook::Hook, proof::UNKNOWN_INTERFACE},
+    judge::{hook::PacketHook, proof::UNKNOWN_INTERFACE},
     layout::{Endpoint, TIMEOUT_UDP_ANSWERED},
     reason::Reason,
 };
@@ -218,7 +218,7 @@ fn another_pods_flows_are_not_ones_own() {
     let pod = *tables.policy.endpoint(IFINDEX).expect("the pod");
     let other = Endpoint { ifindex: IFINDEX + 1, id: 2, ..pod };
     tables.set_endpoint(other);
-    let hook = Hook { ifindex: IFINDEX + 1, ingress_ifindex: IFINDEX + 1 };
+    let hook = PacketHook { ifindex: IFINDEX + 1, ingress_ifindex: IFINDEX + 1 };
     let verdict = tables.judge(Direction::Egress, hook, &answer);
     assert_eq!(verdict.reason(), Reason::Policy);
 }

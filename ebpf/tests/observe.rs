@@ -4,18 +4,18 @@ use std::net::Ipv4Addr;
 
 use netpold_ebpf::{
     flow::control::Control,
-    judge::hook::Hook,
+    judge::hook::PacketHook,
     layout::{
         CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_SYN,
         CT_VALID, EP_OBSERVE, Endpoint, OBSERVED_PER_SECOND,
     },
     reason::Reason,
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 use netpold_testkit::{
     flows::HZ,
     frames::{
-        ACK, FAMILIES, FIN, Family, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, ip_between, sctp,
+        ACK, FAMILIES, FIN, IpVersion, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, ip_between, sctp,
         tcp, udp, vlan,
     },
     node::NodeTables,
@@ -35,7 +35,7 @@ fn observed() -> NodeTables {
 }
 
 fn receive(tables: &NodeTables, frame: &[u8]) -> Reason {
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: UPLINK };
+    let hook = PacketHook { ifindex: IFINDEX, ingress_ifindex: UPLINK };
     tables.judge_and_record(Direction::Ingress, hook, frame).reason()
 }
 
@@ -44,7 +44,7 @@ fn send(tables: &NodeTables, frame: &[u8]) -> Reason {
 }
 
 fn send_by(tables: &NodeTables, ifindex: u32, frame: &[u8]) -> Reason {
-    let hook = Hook { ifindex, ingress_ifindex: ifindex };
+    let hook = PacketHook { ifindex, ingress_ifindex: ifindex };
     tables.judge_and_record(Direction::Egress, hook, frame).reason()
 }
 
@@ -117,7 +117,7 @@ fn flows_of_every_protocol_are_recorded() {
 fn a_connection_older_than_the_flag_is_recorded_by_its_ports() {
     let tables = observed();
     let segment = |from, to, ports: (u16, u16)| {
-        frame(&ip(Family::V4, from, to, TCP, &tcp(ports.0, ports.1, ACK)))
+        frame(&ip(IpVersion::V4, from, to, TCP, &tcp(ports.0, ports.1, ACK)))
     };
     send(&tables, &segment(Who::Pod, Who::Client, (80, 40_000)));
     assert_eq!(flags(&tables), [0; 0], "a server's packet does not show the initiator");
@@ -128,8 +128,8 @@ fn a_connection_older_than_the_flag_is_recorded_by_its_ports() {
 #[test]
 fn packets_of_the_node_are_known() {
     let tables = observed();
-    let probe = frame(&ip(Family::V4, Who::Server, Who::Pod, TCP, &tcp(50_000, 8080, SYN)));
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 0 };
+    let probe = frame(&ip(IpVersion::V4, Who::Server, Who::Pod, TCP, &tcp(50_000, 8080, SYN)));
+    let hook = PacketHook { ifindex: IFINDEX, ingress_ifindex: 0 };
     let verdict = tables.judge_and_record(Direction::Ingress, hook, &probe);
     assert_eq!(verdict.reason(), Reason::NotIsolated);
     assert_eq!(flags(&tables), [CT_INGRESS | CT_NODE | CT_SYN]);
@@ -137,8 +137,8 @@ fn packets_of_the_node_are_known() {
 
 #[test]
 fn only_pods_with_the_flag_and_without_policy_have_records() {
-    let syn = frame(&ip(Family::V4, Who::Friend, Who::Pod, TCP, &tcp(4000, 80, SYN)));
-    let out = frame(&ip(Family::V4, Who::Pod, Who::Server, TCP, &tcp(4000, 80, SYN)));
+    let syn = frame(&ip(IpVersion::V4, Who::Friend, Who::Pod, TCP, &tcp(4000, 80, SYN)));
+    let out = frame(&ip(IpVersion::V4, Who::Pod, Who::Server, TCP, &tcp(4000, 80, SYN)));
     let mut tables = observed();
     tables.endpoint_mut(IFINDEX).flags &= !EP_OBSERVE;
     assert_eq!((receive(&tables, &syn), send(&tables, &out)), [Reason::NotIsolated; 2].into());
@@ -155,9 +155,9 @@ fn only_pods_with_the_flag_and_without_policy_have_records() {
     assert_eq!(tracked, 2);
     set_rows(&mut tables, 0, 0);
     // Neither a forged packet nor one for another pod's address is the pod's.
-    let forged = frame(&ip(Family::V4, Who::Stranger, Who::Server, TCP, &tcp(4000, 80, SYN)));
+    let forged = frame(&ip(IpVersion::V4, Who::Stranger, Who::Server, TCP, &tcp(4000, 80, SYN)));
     assert_eq!(send(&tables, &forged), Reason::SpoofedSource);
-    let flooded = frame(&ip(Family::V4, Who::Friend, Who::Stranger, TCP, &tcp(4000, 80, SYN)));
+    let flooded = frame(&ip(IpVersion::V4, Who::Friend, Who::Stranger, TCP, &tcp(4000, 80, SYN)));
     assert_eq!(receive(&tables, &flooded), Reason::NotIsolated);
     assert_eq!(records(&tables), []);
 }
@@ -202,13 +202,13 @@ fn no_verdict_depends_on_records() {
         for _ in 0..20_000 {
             let frame = random_frame(&mut random);
             let (direction, hook) = match random.below(3) {
-                0 => (Direction::Ingress, Hook { ifindex: IFINDEX, ingress_ifindex: UPLINK }),
-                1 => (Direction::Ingress, Hook { ifindex: IFINDEX, ingress_ifindex: 0 }),
-                _ => (Direction::Egress, Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX }),
+                0 => (Direction::Ingress, PacketHook { ifindex: IFINDEX, ingress_ifindex: UPLINK }),
+                1 => (Direction::Ingress, PacketHook { ifindex: IFINDEX, ingress_ifindex: 0 }),
+                _ => (Direction::Egress, PacketHook { ifindex: IFINDEX, ingress_ifindex: IFINDEX }),
             };
             let verdicts =
                 [&with, &without].map(|tables| tables.judge_and_record(direction, hook, &frame));
-            let [one, other] = verdicts.map(Verdict::reason);
+            let [one, other] = verdicts.map(PacketVerdict::reason);
             assert_eq!(one, other, "{rows:?} {direction:?} {frame:02x?}");
         }
         let tracked = [&with, &without].map(|tables| {

@@ -1,9 +1,9 @@
 //! Parts of the judgement, each tested alone.
 
 use netpold_ebpf::{
-    direction::{Direction, Egress, Ingress},
+    direction::{Egress, Ingress, PodDirection},
     endpoint::Rows,
-    judge::{fragment::Datagram, policy::EndpointPolicy},
+    judge::{fragment::DatagramKey, policy::EndpointPolicy},
     layout::{
         CLASS_TRANSLATED, CT_EGRESS, CT_FIN_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST,
         CT_SYN, CT_SYN_ACK, CT_VALID, Endpoint, TIMEOUT_FRAGMENT,
@@ -26,7 +26,7 @@ const STRANGER: u32 = Who::Stranger.number() as u32;
 
 const TCP: Transport = Transport { protocol: 6, flags: 0, source: 4000, destination: 80 };
 
-fn policy<D: Direction>(
+fn policy<D: PodDirection>(
     tables: &NodeTables,
     ingress: u32,
     egress: u32,
@@ -99,7 +99,7 @@ fn a_first_fragment_leaves_its_ports_to_its_datagram() {
     let timeout = tables.settings().expect("settings").timeouts[TIMEOUT_FRAGMENT];
     let fragment = Fragment { ident: 7, next: 17, ..Fragment::default() };
     let datagram = |endpoint, direction, fragment: &Fragment| {
-        Datagram::new::<V4>(endpoint, direction, 0x0a00_0107, 0x0a00_0002, fragment)
+        DatagramKey::new::<V4>(endpoint, direction, 0x0a00_0107, 0x0a00_0002, fragment)
     };
     let own = datagram(1, SENT, &fragment);
     assert_eq!(own.first(&tables), Err(Reason::FragmentWithoutFirst));
@@ -111,7 +111,7 @@ fn a_first_fragment_leaves_its_ports_to_its_datagram() {
         datagram(1, 0, &fragment),
         datagram(1, SENT, &Fragment { ident: 8, ..fragment }),
         datagram(1, SENT, &Fragment { next: 6, ..fragment }),
-        Datagram::new::<V6>(1, SENT, V6::words(&V4::octets(0x0a00_0107)), [0; 2], &fragment),
+        DatagramKey::new::<V6>(1, SENT, V6::words(&V4::octets(0x0a00_0107)), [0; 2], &fragment),
     ] {
         assert_eq!(other.first(&tables), Err(Reason::FragmentWithoutFirst));
     }

@@ -1,7 +1,7 @@
 //! Verdicts on the host, without root: packets that `BPF_PROG_TEST_RUN` does not accept.
 
 use netpold_ebpf::{
-    judge::hook::Hook,
+    judge::hook::PacketHook,
     packet::parse::{self, Transport},
     reason::Reason,
 };
@@ -25,7 +25,7 @@ fn every_truncation_drops_where_ingress_is_isolated() {
             assert_eq!(reason, Reason::Truncated, "{length} of {}", whole.len());
         }
         assert_eq!(ingress(&tables, &whole), Reason::Allowed);
-        let elsewhere = Hook { ifindex: IFINDEX + 1, ingress_ifindex: UPLINK };
+        let elsewhere = PacketHook { ifindex: IFINDEX + 1, ingress_ifindex: UPLINK };
         let verdict = tables.judge(Direction::Ingress, elsewhere, &whole[..20]);
         assert_eq!(verdict.reason(), Reason::NotEndpoint);
     }

@@ -37,7 +37,7 @@ use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tracing::{info, warn};
 
-use crate::index::Now;
+use crate::index::Moment;
 use crate::lease::Leading;
 
 /// Name of the Secret.
@@ -282,7 +282,7 @@ impl Keeper {
     }
 
     fn issue(&self, certificates: Option<&Certificates>) -> Result<Option<Certificates>> {
-        let now = Now::get().unix;
+        let now = Moment::get().unix;
         let issue = || Issued::new(&self.names, now, self.lifetime);
         let new = match certificates {
             Some(certificates) => certificates.step(now, self.trusted, issue),
@@ -318,7 +318,7 @@ impl Keeper {
         let Some(configuration) = self.configurations.get_opt(CONFIGURATION).await? else {
             return Ok(false);
         };
-        let now = k8s_openapi::jiff::Timestamp::from_second(Now::get().unix)?;
+        let now = k8s_openapi::jiff::Timestamp::from_second(Moment::get().unix)?;
         let Some(patch) = trust_patch(&configuration, certificates, now) else { return Ok(true) };
         let is_trusted = patch.get("webhooks").is_none();
         if !leads {

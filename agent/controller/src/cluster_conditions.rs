@@ -15,7 +15,7 @@ const MANAGER: &str = "netpold-controller";
 
 /// A ClusterNetworkPolicy without its spec.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct ClusterNetworkPolicy {
+struct ClusterPolicyWithStatus {
     #[serde(deserialize_with = "used_metadata")]
     metadata: ObjectMeta,
     /// Not decoded: others write conditions too.
@@ -24,7 +24,7 @@ struct ClusterNetworkPolicy {
 }
 
 netpold_api::resource!(
-    ClusterNetworkPolicy,
+    ClusterPolicyWithStatus,
     ClusterResourceScope,
     "ClusterNetworkPolicy",
     "policy.networking.k8s.io/v1alpha2",
@@ -42,7 +42,7 @@ pub(super) async fn write(
     name: &str,
     report: &PolicyReport,
 ) -> Result<(), kube::Error> {
-    let api = Api::<ClusterNetworkPolicy>::all(client.clone());
+    let api = Api::<ClusterPolicyWithStatus>::all(client.clone());
     let before = api.get(name).await?.status;
     let before = before["conditions"].as_array().map_or(&[][..], Vec::as_slice);
     let read = |condition: &Value| serde_json::from_value::<Condition>(condition.clone()).ok();

@@ -5,7 +5,7 @@ use prometheus_client::metrics::gauge::Gauge;
 
 /// Counters for `/metrics`.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct ControllerCounters {
     /// Number of statuses written.
     pub(super) writes: Counter,
     /// Number of failed writes.

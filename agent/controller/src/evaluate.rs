@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use netpold_api::crd::{NodeCounts, NodeFailure, OWN_GENERATION, PolicyReport};
 use netpold_core::model::Key;
 
-use crate::index::{Agent, Index, KnownPolicy, Now, OnNode, clipped};
+use crate::index::{AgentPresence, Index, KnownPolicy, Moment, OnNode, clipped};
 
 /// Condition: every part of the policy is honoured.
 pub(super) const ACCEPTED: &str = "Accepted";
@@ -44,13 +44,17 @@ enum Progress {
 impl Progress {
     fn of(on: &OnNode<'_>, generation: i64) -> Self {
         match (on.agent, on.entry) {
-            (Agent::Silent, _) => Self::AgentSilent,
-            (Agent::Absent, _) => Self::NoAgent,
-            (Agent::Reports, Some(entry)) if entry.generation != generation => Self::Pending,
-            (Agent::Reports, Some(entry)) if entry.enforced => Self::Enforced,
-            (Agent::Reports, Some(entry)) if entry.message.contains(CLOSED) => Self::NotHonoured,
-            (Agent::Reports, None) if on.omits => Self::NotLookedAt,
-            (Agent::Reports | Agent::NotYet, _) => Self::Pending,
+            (AgentPresence::Silent, _) => Self::AgentSilent,
+            (AgentPresence::Absent, _) => Self::NoAgent,
+            (AgentPresence::Reports, Some(entry)) if entry.generation != generation => {
+                Self::Pending
+            }
+            (AgentPresence::Reports, Some(entry)) if entry.enforced => Self::Enforced,
+            (AgentPresence::Reports, Some(entry)) if entry.message.contains(CLOSED) => {
+                Self::NotHonoured
+            }
+            (AgentPresence::Reports, None) if on.omits => Self::NotLookedAt,
+            (AgentPresence::Reports | AgentPresence::NotYet, _) => Self::Pending,
         }
     }
 
@@ -88,7 +92,7 @@ const ON_TRIAL: &str = "audit mode (annotation netpold.io/enforcement: audit): d
 
 /// Condition without its time.
 #[derive(Clone)]
-struct Judgement {
+struct ConditionState {
     status: &'static str,
     reason: &'static str,
     message: String,
@@ -100,7 +104,7 @@ pub(super) fn evaluate(
     index: &Index,
     key: &Key,
     before: Option<&PolicyReport>,
-    now: Now,
+    now: Moment,
 ) -> Option<PolicyReport> {
     let policy = index.known(key)?;
     let generation = policy.version.generation;
@@ -116,12 +120,12 @@ pub(super) fn evaluate(
     let not_enforced = lagging.take(NAMED).map(|(on, it)| failure(on, *it, generation)).collect();
     let ready = enforcing(&progress, &nodes);
     let enforcing = match policy.on_trial {
-        true => Judgement { status: "False", reason: "OnTrial", message: ON_TRIAL.to_owned() },
+        true => ConditionState { status: "False", reason: "OnTrial", message: ON_TRIAL.to_owned() },
         false => ready.clone(),
     };
     let unready = (ready.status != "True").then(|| {
         let type_ = if nodes.failed > 0 { STALLED } else { RECONCILING };
-        (type_, Judgement { status: "True", ..ready.clone() })
+        (type_, ConditionState { status: "True", ..ready.clone() })
     });
     let conditions =
         [(ACCEPTED, accepted(policy, &on_nodes)), (ENFORCING, enforcing), (READY, ready)];
@@ -149,8 +153,8 @@ fn failure(on: &OnNode<'_>, progress: Progress, generation: i64) -> NodeFailure 
 }
 
 /// Returns the condition `Accepted`: every part of the policy was decoded, and the policy fits into the nodes' tables.
-fn accepted(policy: &KnownPolicy, on_nodes: &[OnNode<'_>]) -> Judgement {
-    let judgement = |status, reason, message: &str| Judgement {
+fn accepted(policy: &KnownPolicy, on_nodes: &[OnNode<'_>]) -> ConditionState {
+    let judgement = |status, reason, message: &str| ConditionState {
         status,
         reason,
         message: clipped(message, MESSAGE_MAX).to_owned(),
@@ -175,7 +179,7 @@ fn accepted(policy: &KnownPolicy, on_nodes: &[OnNode<'_>]) -> Judgement {
     judgement("Unknown", "NotLookedAt", "no node has reported on this generation yet")
 }
 
-fn enforcing(progress: &[Progress], nodes: &NodeCounts) -> Judgement {
+fn enforcing(progress: &[Progress], nodes: &NodeCounts) -> ConditionState {
     let NodeCounts { desired, enforced, .. } = nodes;
     let worst = progress.iter().copied().min().unwrap_or(Progress::Enforced);
     let (status, reason) = match worst {
@@ -190,14 +194,14 @@ fn enforcing(progress: &[Progress], nodes: &NodeCounts) -> Judgement {
         true => "the policy selects no pod on any node".to_owned(),
         false => format!("in force on {enforced} of {desired} nodes"),
     };
-    Judgement { status, reason, message }
+    ConditionState { status, reason, message }
 }
 
 fn condition(
     type_: &str,
-    judgement: Judgement,
+    judgement: ConditionState,
     before: Option<&PolicyReport>,
-    now: Now,
+    now: Moment,
 ) -> Condition {
     let former = before.and_then(|before| before.conditions.iter().find(|it| it.type_ == type_));
     let unchanged = former.filter(|former| former.status == judgement.status);
@@ -213,6 +217,6 @@ fn condition(
 }
 
 /// Truncates to seconds, the resolution of `metav1.Time`.
-fn time(now: Now) -> Time {
+fn time(now: Moment) -> Time {
     Time(k8s_openapi::jiff::Timestamp::from_second(now.unix).unwrap_or_default())
 }

@@ -19,7 +19,7 @@ const PAGE: u32 = 50;
 
 /// Event of a watch.
 #[derive(Debug)]
-pub(super) enum Seen<K> {
+pub(super) enum FollowEvent<K> {
     /// The object was created or changed.
     Is(K),
     /// The object with this key is gone. The namespace is empty for cluster-scoped kinds.
@@ -29,7 +29,7 @@ pub(super) enum Seen<K> {
 }
 
 /// Sends the events of a kind until the receiver is dropped.
-pub(super) async fn follow<K>(client: Client, said: mpsc::Sender<Seen<K>>)
+pub(super) async fn follow<K>(client: Client, said: mpsc::Sender<FollowEvent<K>>)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -70,22 +70,22 @@ where
         match event {
             Event::Apply(object) => {
                 known.insert(key(&object));
-                all.push(Seen::Is(object));
+                all.push(FollowEvent::Is(object));
             }
             Event::Delete(object) => {
                 let key = key(&object);
                 known.remove(&key);
-                all.push(Seen::Gone(key));
+                all.push(FollowEvent::Gone(key));
             }
             Event::Init => listed.clear(),
             Event::InitApply(object) => {
                 listed.insert(key(&object));
-                all.push(Seen::Is(object));
+                all.push(FollowEvent::Is(object));
             }
             Event::InitDone => {
                 let gone = known.difference(&listed).cloned();
-                all.extend(gone.map(Seen::Gone));
-                all.push(Seen::Listed);
+                all.extend(gone.map(FollowEvent::Gone));
+                all.push(FollowEvent::Listed);
                 known = std::mem::take(&mut listed);
             }
         }

@@ -13,22 +13,22 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::certificates::Served;
-use crate::counters::Counters;
+use crate::counters::ControllerCounters;
 use crate::lease::Leading;
 use crate::listen::{Heartbeat, metrics_response};
 
 /// State behind the HTTP endpoints.
 #[derive(Clone)]
-pub(super) struct Health {
+pub(super) struct ControllerHealth {
     pub(super) heartbeat: Heartbeat,
-    pub(super) counters: Arc<Counters>,
+    pub(super) counters: Arc<ControllerCounters>,
     pub(super) leading: Leading,
     pub(super) synced: watch::Receiver<bool>,
     pub(super) served: Arc<Served>,
 }
 
 /// Routes of the three paths.
-pub(super) fn router(health: Health) -> Router {
+pub(super) fn router(health: ControllerHealth) -> Router {
     Router::new()
         .route("/livez", get(live))
         .route("/readyz", get(ready))
@@ -36,11 +36,11 @@ pub(super) fn router(health: Health) -> Router {
         .with_state(health)
 }
 
-async fn live(State(health): State<Health>) -> (StatusCode, String) {
+async fn live(State(health): State<ControllerHealth>) -> (StatusCode, String) {
     health.heartbeat.live()
 }
 
-async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
+async fn ready(State(health): State<ControllerHealth>) -> (StatusCode, &'static str) {
     if !health.served.is_there() {
         return (StatusCode::SERVICE_UNAVAILABLE, "no webhook certificate yet\n");
     }
@@ -50,8 +50,8 @@ async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
     }
 }
 
-async fn metrics(State(health): State<Health>) -> Response {
-    let Counters { writes, failures, waiting, policies } = &*health.counters;
+async fn metrics(State(health): State<ControllerHealth>) -> Response {
+    let ControllerCounters { writes, failures, waiting, policies } = &*health.counters;
     let leader = Gauge::<i64>::default();
     leader.set(health.leading.is().into());
     let mut registry = Registry::with_prefix("netpold_controller");

@@ -25,14 +25,14 @@ const MESSAGE_MAX: usize = 512;
 
 /// One moment on the monotonic clock, and on the wall clock for comparison with times from other hosts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Now {
+pub(super) struct Moment {
     /// Monotonic time.
     pub(super) instant: Instant,
     /// Seconds since the epoch.
     pub(super) unix: i64,
 }
 
-impl Now {
+impl Moment {
     /// Reads both clocks.
     pub(super) fn get() -> Self {
         let unix = k8s_openapi::jiff::Timestamp::now().as_second();
@@ -49,19 +49,19 @@ pub(super) struct Index {
     /// Addresses of subject pods, shared with the webhook.
     pub(super) addresses: Arc<PodAddresses>,
     /// Namespaces by name; the empty name holds the ClusterNetworkPolicies.
-    namespaces: BTreeMap<String, Namespace>,
-    nodes: BTreeMap<Arc<str>, Node>,
+    namespaces: BTreeMap<String, NamespaceState>,
+    nodes: BTreeMap<Arc<str>, NodeState>,
     by_uid: BTreeMap<Box<str>, Key>,
 }
 
 #[derive(Debug, Default)]
-struct Namespace {
+struct NamespaceState {
     /// Whether the Namespace object exists.
     exists: bool,
     /// Labels of the Namespace; none while it does not exist.
     labels: Labels,
     /// Scheduled subject pods.
-    pods: BTreeMap<String, Placed>,
+    pods: BTreeMap<String, ScheduledPod>,
     /// Number of these pods per label set and node.
     groups: BTreeMap<Arc<Labels>, BTreeMap<Arc<str>, usize>>,
     policies: BTreeMap<String, KnownPolicy>,
@@ -69,7 +69,7 @@ struct Namespace {
 
 /// Stored part of a pod.
 #[derive(Debug)]
-struct Placed {
+struct ScheduledPod {
     labels: Arc<Labels>,
     node: Arc<str>,
     addresses: Box<[IpAddr]>,
@@ -105,19 +105,19 @@ impl From<ClusterPolicy> for KnownPolicy {
 }
 
 #[derive(Debug, Default)]
-struct Node {
+struct NodeState {
     /// Time of the first sight of the Node object, while it exists.
     exists: Option<Instant>,
     report: Option<Report>,
     /// Number of the node's subject pods by namespace.
     pods: BTreeMap<String, usize>,
     /// State of the agent at the last [`Index::settle`].
-    agent: Agent,
+    agent: AgentPresence,
 }
 
 /// State of a node's agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Agent {
+pub(super) enum AgentPresence {
     /// The agent renews its report.
     #[default]
     Reports,
@@ -139,13 +139,13 @@ struct Report {
     /// Whether the report replaced an older one. The agent is then alive, even if its clock is wrong.
     advanced: bool,
     /// Entries, sorted by UID.
-    entries: Vec<Entry>,
+    entries: Vec<PolicyState>,
     omits: bool,
 }
 
 /// State of a policy in a node's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct PolicyState {
     uid: Box<str>,
     /// `metadata.generation` of the policy.
     pub(super) generation: i64,
@@ -161,37 +161,37 @@ pub(super) struct OnNode<'a> {
     /// Name of the node.
     pub(super) node: &'a str,
     /// State of the node's agent.
-    pub(super) agent: Agent,
+    pub(super) agent: AgentPresence,
     /// Entry of the report about the policy.
-    pub(super) entry: Option<&'a Entry>,
+    pub(super) entry: Option<&'a PolicyState>,
     /// Whether the report omits policies.
     pub(super) omits: bool,
 }
 
 impl Report {
-    fn agent(&self, now: Now) -> Agent {
+    fn agent(&self, now: Moment) -> AgentPresence {
         let unchanged = now.instant.saturating_duration_since(self.seen) > SILENT;
         let old = now.unix.saturating_sub(self.renewed) > SILENT.as_secs() as i64;
         match unchanged || old && !self.advanced {
-            true => Agent::Silent,
-            false => Agent::Reports,
+            true => AgentPresence::Silent,
+            false => AgentPresence::Reports,
         }
     }
 
-    fn entry(&self, uid: &str) -> Option<&Entry> {
+    fn entry(&self, uid: &str) -> Option<&PolicyState> {
         let place = self.entries.binary_search_by(|entry| (*entry.uid).cmp(uid)).ok()?;
         self.entries.get(place)
     }
 }
 
-impl Node {
-    fn agent(&self, now: Now) -> Agent {
+impl NodeState {
+    fn agent(&self, now: Moment) -> AgentPresence {
         match (&self.report, self.exists) {
             (Some(report), _) => report.agent(now),
             (None, Some(since)) if now.instant.saturating_duration_since(since) > SILENT => {
-                Agent::Absent
+                AgentPresence::Absent
             }
-            (None, _) => Agent::NotYet,
+            (None, _) => AgentPresence::NotYet,
         }
     }
 
@@ -202,7 +202,7 @@ impl Node {
 
 impl Index {
     /// Applies a change of a policy, a namespace, a pod or a node; other changes have no effect.
-    pub(super) fn ingest(&mut self, change: Change, now: Now, touched: &mut Touched) {
+    pub(super) fn ingest(&mut self, change: Change, now: Moment, touched: &mut Touched) {
         match change {
             Change::Policy(policy) => self.policy(policy.key.clone(), policy.into(), touched),
             Change::PolicyGone(key) => self.forget_policy(&key),
@@ -255,7 +255,7 @@ impl Index {
     }
 
     /// Returns the nodes with a pod that a policy selects, sorted by name.
-    pub(super) fn on_nodes(&self, key: &Key, now: Now) -> Vec<OnNode<'_>> {
+    pub(super) fn on_nodes(&self, key: &Key, now: Moment) -> Vec<OnNode<'_>> {
         let Some(policy) = self.known(key) else { return Vec::new() };
         let own = self.namespaces.get(&key.namespace).into_iter();
         let every = self.namespaces.values().filter(|_| key.namespace.is_empty());
@@ -280,7 +280,7 @@ impl Index {
         &mut self,
         name: &str,
         new: Option<&NodeReport>,
-        now: Now,
+        now: Moment,
         touched: &mut Touched,
     ) {
         let name = self.node_name(name);
@@ -298,7 +298,7 @@ impl Index {
     }
 
     /// Updates the nodes with a changed state of the agent: an agent becomes silent by the mere passage of time.
-    pub(super) fn look_over(&mut self, now: Now, touched: &mut Touched) {
+    pub(super) fn look_over(&mut self, now: Moment, touched: &mut Touched) {
         let changed = self.nodes.iter().filter(|(_, node)| node.agent(now) != node.agent);
         let changed: Vec<_> = changed.map(|(name, _)| Arc::clone(name)).collect();
         for name in changed {
@@ -308,7 +308,7 @@ impl Index {
 
     /// Stores the current state of a node's agent. Touches all policies in the namespaces of the node's pods if that
     /// state changed or `whole` is set. Removes the node if nothing refers to it.
-    fn settle(&mut self, name: &Arc<str>, whole: bool, now: Now, touched: &mut Touched) {
+    fn settle(&mut self, name: &Arc<str>, whole: bool, now: Moment, touched: &mut Touched) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         let agent = node.agent(now);
         if whole || agent != node.agent {
@@ -322,7 +322,7 @@ impl Index {
         }
     }
 
-    fn node(&mut self, name: &str, exists: bool, now: Now, touched: &mut Touched) {
+    fn node(&mut self, name: &str, exists: bool, now: Moment, touched: &mut Touched) {
         let name = self.node_name(name);
         let node = self.nodes.entry(Arc::clone(&name)).or_default();
         let changed = exists != node.exists.is_some();
@@ -407,7 +407,7 @@ impl Index {
         let mut shifted = Vec::new();
         let before = old.as_ref().map_or(&[][..], |old| &old.addresses);
         self.addresses.change(before, new.as_ref().map_or(&[][..], |(.., addresses)| addresses));
-        if let Some(Placed { labels, node, .. }) = old {
+        if let Some(ScheduledPod { labels, node, .. }) = old {
             let nodes = of.groups.get_mut(&labels);
             if nodes.is_some_and(|nodes| uncount(nodes, &node) && nodes.is_empty()) {
                 of.groups.remove(&labels);
@@ -439,7 +439,7 @@ impl Index {
             }
             let known = self.nodes.entry(Arc::clone(&node)).or_default();
             *known.pods.entry(key.namespace.clone()).or_default() += 1;
-            of.pods.insert(key.name.clone(), Placed { labels, node, addresses });
+            of.pods.insert(key.name.clone(), ScheduledPod { labels, node, addresses });
         }
         let Some(of) = self.namespaces.get(&key.namespace) else { return };
         let is_shifted =
@@ -453,14 +453,15 @@ impl Index {
     }
 
     fn drop_if_empty(&mut self, namespace: &str) {
-        let is_empty = |of: &Namespace| !of.exists && of.pods.is_empty() && of.policies.is_empty();
+        let is_empty =
+            |of: &NamespaceState| !of.exists && of.pods.is_empty() && of.policies.is_empty();
         if self.namespaces.get(namespace).is_some_and(is_empty) {
             self.namespaces.remove(namespace);
         }
     }
 }
 
-fn touch_all(of: Option<&Namespace>, namespace: &str, touched: &mut Touched) {
+fn touch_all(of: Option<&NamespaceState>, namespace: &str, touched: &mut Touched) {
     let names = of.into_iter().flat_map(|of| of.policies.keys());
     touched.extend(names.map(|name| Key::new(namespace, &**name)));
 }
@@ -476,13 +477,13 @@ fn uncount<K: Ord + Borrow<Q>, Q: Ord + ?Sized>(counts: &mut BTreeMap<K, usize>,
     none
 }
 
-fn report(new: &NodeReport, old: Option<&Report>, now: Now) -> Report {
+fn report(new: &NodeReport, old: Option<&Report>, now: Moment) -> Report {
     let renewed = new.renew_time.as_ref().map_or(0, |time| time.0.as_second());
     let unchanged = old.filter(|old| old.renewed == renewed);
-    let mut entries: Vec<Entry> = new
+    let mut entries: Vec<PolicyState> = new
         .policies
         .iter()
-        .map(|policy| Entry {
+        .map(|policy| PolicyState {
             uid: policy.uid.as_str().into(),
             generation: policy.observed_generation,
             enforced: policy.enforced,
@@ -504,7 +505,7 @@ fn report(new: &NodeReport, old: Option<&Report>, now: Now) -> Report {
 }
 
 /// Returns the UIDs of entries that differ between two lists sorted by UID, or are in only one of them.
-fn differing<'a>(mut old: &'a [Entry], mut new: &'a [Entry]) -> Vec<&'a str> {
+fn differing<'a>(mut old: &'a [PolicyState], mut new: &'a [PolicyState]) -> Vec<&'a str> {
     let mut differing = Vec::new();
     loop {
         let (first, rest) = match (old.split_first(), new.split_first()) {

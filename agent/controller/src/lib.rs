@@ -43,8 +43,8 @@ use tokio::sync::watch;
 use tracing::info;
 
 use certificates::Keeper;
-use counters::Counters;
-use health::Health;
+use counters::ControllerCounters;
+use health::ControllerHealth;
 use lease::Election;
 use listen::{Heartbeat, ListenAddress, Listener};
 use peer_slices::PeerSlices;
@@ -53,7 +53,7 @@ pub use webhook::WebhookSettings;
 
 /// Settings of the controller.
 #[derive(Debug)]
-pub struct Settings {
+pub struct ControllerSettings {
     /// Access to the API server.
     pub access: Access,
     /// Namespace of the Lease, the Secret and the Service.
@@ -74,7 +74,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// The configuration names no API server, or an address cannot be bound.
-pub fn run(settings: Settings) -> Result<()> {
+pub fn run(settings: ControllerSettings) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -85,7 +85,7 @@ pub fn run(settings: Settings) -> Result<()> {
     result
 }
 
-async fn serve(settings: Settings) -> Result<()> {
+async fn serve(settings: ControllerSettings) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen to SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
     let client = cluster::client(&settings.access).await?;
@@ -93,7 +93,7 @@ async fn serve(settings: Settings) -> Result<()> {
     let identity = settings.identity.map_or_else(host_name, Ok)?;
     info!(identity, "netpold controller starts");
     let heartbeat = Heartbeat::default();
-    let counters = Arc::new(Counters::default());
+    let counters = Arc::new(ControllerCounters::default());
     let (end, ends) = watch::channel(false);
     let (election, leading) = Election::new(client.clone(), &settings.namespace, identity);
     let election = tokio::spawn(election.run(ends));
@@ -115,7 +115,7 @@ async fn serve(settings: Settings) -> Result<()> {
         Keeper::new(client, &settings.namespace, settings.certificate_lifetime, leading.clone());
     tokio::spawn(keeper.run());
     tokio::spawn(webhook::open(settings.webhook, Arc::clone(&served), statuses.pod_addresses())?);
-    let answers = health::router(Health { heartbeat, counters, leading, synced, served });
+    let answers = health::router(ControllerHealth { heartbeat, counters, leading, synced, served });
     let _listener = settings.listen.map(|address| Listener::serve(address, answers)).transpose()?;
     let mut statuses = tokio::spawn(statuses.run());
     let result = tokio::select! {

@@ -1,6 +1,6 @@
 //! The HTTP listener: `/metrics`, `/livez`, `/readyz`. It holds no secret and changes nothing. Pods always reach their
 //! own node, so no client may block others: a connection serves one request, has a deadline, and takes one of the few
-//! places of its source ([`Places`]). Connections of the node itself need no place.
+//! places of its source ([`ConnectionSlots`]). Connections of the node itself need no place.
 
 mod places;
 
@@ -22,11 +22,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tracing::{debug, info};
 
-pub(crate) use places::{Limits, Places, Source};
+pub(crate) use places::{ConnectionLimits, ConnectionSlots, ConnectionSource};
 
 /// Limits of concurrent connections from elsewhere. One address may hide two Prometheus servers and a few people; no
 /// scraper has a link-local address.
-const LIMITS: Limits = Limits { total: 64, of_source: 4, of_link_local: 8 };
+const LIMITS: ConnectionLimits = ConnectionLimits { total: 64, of_source: 4, of_link_local: 8 };
 /// Media type of metrics.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Longest duration of a connection.
@@ -154,7 +154,7 @@ impl Listener {
         let listener = opened.map_err(|cause| ListenError { address, cause })?;
         info!(%address, "serving /metrics, /livez and /readyz");
         let serve = move |stream| serve(stream, router.clone());
-        Ok(Self { task: tokio::spawn(accept(listener, Places::new(LIMITS), serve)) })
+        Ok(Self { task: tokio::spawn(accept(listener, ConnectionSlots::new(LIMITS), serve)) })
     }
 }
 
@@ -163,7 +163,7 @@ pub(crate) enum Admission<'p> {
     /// The connection is served without a place.
     Free,
     /// The connection takes one of these places.
-    In(&'p mut Places),
+    In(&'p mut ConnectionSlots),
     /// The connection is closed.
     Refused,
 }
@@ -181,7 +181,7 @@ pub(crate) async fn accept<S: Future<Output = ()> + Send + 'static>(
                 Admission::Free => drop(tokio::spawn(serve(stream))),
                 Admission::In(places) => {
                     let served = tokio::spawn(serve(stream));
-                    places.take(Source::of(peer), served.abort_handle());
+                    places.take(ConnectionSource::of(peer), served.abort_handle());
                 }
             },
             Err(error) => {
@@ -199,7 +199,7 @@ pub(crate) trait AdmitConnection {
     fn admit(&mut self, stream: &TcpStream, peer: SocketAddr) -> Admission<'_>;
 }
 
-impl AdmitConnection for Places {
+impl AdmitConnection for ConnectionSlots {
     fn admit(&mut self, stream: &TcpStream, peer: SocketAddr) -> Admission<'_> {
         if is_own(stream, peer) { Admission::Free } else { Admission::In(self) }
     }

@@ -17,32 +17,33 @@ const NAMESPACES: usize = 2 * MAX_NAMES;
 pub(super) const MAX_ALL: usize = NAMESPACES + MAX_NAMES;
 
 /// Name, with whether it is a port's.
-pub(super) type Name = (bool, String);
+pub(super) type OwnedName = (bool, String);
 /// Names of each policy, with its namespace; that of a ClusterNetworkPolicy is empty.
-pub(super) type PolicyNames = BTreeMap<ObjectKey, (String, Vocabulary)>;
+pub(super) type PolicyVocabularies = BTreeMap<ObjectKey, (String, Vocabulary)>;
 
 /// Names in policies and in slices, with the namespace of a policy that has each, or had it last. The namespace of names of
 /// ClusterNetworkPolicies is empty.
 #[derive(Debug, Default)]
 pub(super) struct PeerCharges {
     /// Names in policies, in the order in which slices get them.
-    needed: Vec<Name>,
+    needed: Vec<OwnedName>,
     /// Number of those that ClusterNetworkPolicies have.
     cluster_wide: usize,
-    namespaces: BTreeMap<Name, String>,
+    namespaces: BTreeMap<OwnedName, String>,
 }
 
 impl PeerCharges {
     /// Takes in the names in policies, at most [`MAX_NAMES`]. Those of ClusterNetworkPolicies come first; then each namespace
     /// gets its first name, its second, and so on up to [`NAMESPACE_NAMES`], so that a namespace with many names leaves room
     /// for the others.
-    pub(super) fn set_needed(&mut self, policies: &PolicyNames) {
-        let mut by_namespace: BTreeMap<&str, BTreeSet<netpold_slices::Name<'_>>> = BTreeMap::new();
+    pub(super) fn set_needed(&mut self, policies: &PolicyVocabularies) {
+        let mut by_namespace: BTreeMap<&str, BTreeSet<netpold_slices::VocabularyName<'_>>> =
+            BTreeMap::new();
         for (namespace, names) in policies.values() {
             by_namespace.entry(namespace).or_default().extend(names.all());
         }
         let cluster = by_namespace.remove("").unwrap_or_default();
-        let mut turns: Vec<(usize, &str, netpold_slices::Name<'_>)> = Vec::new();
+        let mut turns: Vec<(usize, &str, netpold_slices::VocabularyName<'_>)> = Vec::new();
         for (namespace, names) in by_namespace {
             let names = names.into_iter().take(NAMESPACE_NAMES).enumerate();
             turns.extend(names.map(|(turn, name)| (turn, namespace, name)));
@@ -62,7 +63,7 @@ impl PeerCharges {
     }
 
     /// Returns the names in policies, in the order in which slices get them.
-    pub(super) fn needed(&self) -> &[Name] {
+    pub(super) fn needed(&self) -> &[OwnedName] {
         &self.needed
     }
 
@@ -72,23 +73,23 @@ impl PeerCharges {
     }
 
     /// Returns the namespace of a name; `None`: nobody knows it since a change of the leader.
-    pub(super) fn namespace(&self, name: &Name) -> Option<&str> {
+    pub(super) fn namespace(&self, name: &OwnedName) -> Option<&str> {
         self.namespaces.get(name).map(String::as_str)
     }
 
     /// Whether ClusterNetworkPolicies have a name, or had it last.
-    pub(super) fn is_cluster_wide(&self, name: &Name) -> bool {
+    pub(super) fn is_cluster_wide(&self, name: &OwnedName) -> bool {
         self.namespace(name) == Some("")
     }
 
     /// Forgets names that are neither in policies nor in slices.
-    pub(super) fn retain(&mut self, is_in_slices: impl Fn(&Name) -> bool) {
-        let needed: BTreeSet<&Name> = self.needed.iter().collect();
+    pub(super) fn retain(&mut self, is_in_slices: impl Fn(&OwnedName) -> bool) {
+        let needed: BTreeSet<&OwnedName> = self.needed.iter().collect();
         self.namespaces.retain(|name, _| needed.contains(name) || is_in_slices(name));
     }
 
     /// Returns the room beside names in slices.
-    pub(super) fn room(&self, in_slices: impl Iterator<Item = Name>) -> PeerRoom<'_> {
+    pub(super) fn room(&self, in_slices: impl Iterator<Item = OwnedName>) -> PeerRoom<'_> {
         let mut room = PeerRoom::default();
         in_slices.for_each(|name| room.add(self.namespaces.get(&name).map(String::as_str)));
         room
@@ -126,6 +127,6 @@ impl<'a> PeerRoom<'a> {
     }
 }
 
-pub(super) fn owned((is_port, name): netpold_slices::Name<'_>) -> Name {
+pub(super) fn owned((is_port, name): netpold_slices::VocabularyName<'_>) -> OwnedName {
     (is_port, name.to_owned())
 }

@@ -10,7 +10,7 @@ const MANY: usize = 64;
 
 /// Effect of a failed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum WriteFailure {
     /// The server refused it.
     None,
     /// The server refused it, since its state of the slice is another one than the known one.
@@ -19,7 +19,7 @@ pub(super) enum Outcome {
     Unknown,
 }
 
-impl Outcome {
+impl WriteFailure {
     /// Returns the effect of a write that failed.
     pub(super) fn of(error: &kube::Error) -> Self {
         let kube::Error::Api(status) = error else { return Self::Unknown };
@@ -45,11 +45,11 @@ struct Doubt {
 
 impl PeerDoubts {
     /// Takes in that a write of a slice failed.
-    pub(super) fn failed(&mut self, name: &str, outcome: Outcome, now: Instant) {
+    pub(super) fn failed(&mut self, name: &str, outcome: WriteFailure, now: Instant) {
         let until = match outcome {
-            Outcome::None => return,
-            Outcome::Conflict => now,
-            Outcome::Unknown => now + LINGERS,
+            WriteFailure::None => return,
+            WriteFailure::Conflict => now,
+            WriteFailure::Unknown => now + LINGERS,
         };
         let doubt = self.0.entry(name.to_owned()).or_insert(Doubt { is_read: false, until });
         *doubt = Doubt { is_read: false, until: doubt.until.max(until) };
@@ -92,16 +92,16 @@ mod tests {
     fn a_write_without_an_answer_is_doubted_until_no_server_can_carry_it_out() {
         let (mut doubts, now) = (PeerDoubts::default(), Instant::now());
         let api = |code: u16| {
-            Outcome::of(&kube::Error::Api(Box::new(Status::failure("", "").with_code(code))))
+            WriteFailure::of(&kube::Error::Api(Box::new(Status::failure("", "").with_code(code))))
         };
         let outcomes = [422, 409, 404, 503, 408].map(api);
         let [refused, conflict, gone, unavailable, late] = outcomes;
         assert_eq!(
             (refused, conflict, gone),
-            (Outcome::None, Outcome::Conflict, Outcome::Conflict)
+            (WriteFailure::None, WriteFailure::Conflict, WriteFailure::Conflict)
         );
-        assert_eq!((unavailable, late), (Outcome::Unknown, Outcome::Unknown));
-        let lost = Outcome::of(&kube::Error::Service("no answer in time".into()));
+        assert_eq!((unavailable, late), (WriteFailure::Unknown, WriteFailure::Unknown));
+        let lost = WriteFailure::of(&kube::Error::Service("no answer in time".into()));
         doubts.failed("refused", refused, now);
         doubts.failed("conflict", conflict, now);
         doubts.failed("lost", lost, now);

@@ -15,7 +15,7 @@ use netpold_api::peer_slice::PeerVocabulary;
 use netpold_core::cluster::ObjectKey;
 use netpold_slices::{MAX_NAMES, REDUCED_AFTER, Vocabulary};
 
-use crate::peer_charges::{Name, PeerCharges, PolicyNames, owned};
+use crate::peer_charges::{OwnedName, PeerCharges, PolicyVocabularies, owned};
 
 /// Time for which a name stays in the index after the last policy with it.
 const KEPT: Duration = Duration::from_mins(10);
@@ -29,7 +29,7 @@ const ENDS: Duration = Duration::from_mins(1);
 /// Names in slices, and in the index.
 #[derive(Debug, Default)]
 pub(super) struct PeerNames {
-    policies: PolicyNames,
+    policies: PolicyVocabularies,
     are_policies_new: bool,
     charges: PeerCharges,
     needed: Vocabulary,
@@ -40,9 +40,9 @@ pub(super) struct PeerNames {
     /// Time of the last end of names whose time had come.
     ended: Option<Instant>,
     /// Names of the index that no policy has, with the time of the last policy's end.
-    unused: BTreeMap<Name, Instant>,
+    unused: BTreeMap<OwnedName, Instant>,
     /// Names that slices have and the index lacks, with the time of their end in the index.
-    fading: BTreeMap<Name, Instant>,
+    fading: BTreeMap<OwnedName, Instant>,
     /// Namespaces with names that their other names leave no room.
     crowded: BTreeSet<String>,
 }
@@ -108,7 +108,7 @@ impl PeerNames {
     /// Begins the series of all missing names for which their namespaces have room.
     fn begin_names(&mut self, now: Instant) {
         self.began = Some(now);
-        let in_index: Vec<Name> = self.index.all().map(owned).collect();
+        let in_index: Vec<OwnedName> = self.index.all().map(owned).collect();
         let (index, fading) = (&self.index, &self.fading);
         self.charges.retain(|name| fading.contains_key(name) || has(index, name));
         let mut room = self.charges.room(in_index.into_iter().chain(fading.keys().cloned()));
@@ -145,9 +145,9 @@ impl PeerNames {
         if self.ended.is_some_and(|ended| now.duration_since(ended) < ENDS) {
             return;
         }
-        let is_old = |_: &Name, since: &mut Instant| now.duration_since(*since) >= KEPT;
-        let ended: Vec<Name> = self.unused.extract_if(.., is_old).map(|it| it.0).collect();
-        let is_gone = |_: &Name, since: &mut Instant| now.duration_since(*since) >= FADING;
+        let is_old = |_: &OwnedName, since: &mut Instant| now.duration_since(*since) >= KEPT;
+        let ended: Vec<OwnedName> = self.unused.extract_if(.., is_old).map(|it| it.0).collect();
+        let is_gone = |_: &OwnedName, since: &mut Instant| now.duration_since(*since) >= FADING;
         let gone = self.fading.extract_if(.., is_gone).count();
         let missing: BTreeSet<&str> = self.missing().collect();
         let is_missing = |namespace: &&String| missing.contains(namespace.as_str());
@@ -164,18 +164,18 @@ impl PeerNames {
         let lacks_room = self.missing().count() + self.index.len() > MAX_NAMES;
         let cluster_wide = self.unused.keys().filter(|name| charges.is_cluster_wide(name)).count();
         let lacks_cluster_wide = charges.cluster_wide() + cluster_wide > MAX_NAMES;
-        let is_displaced = |name: &Name, _: &mut Instant| match charges.namespace(name) {
+        let is_displaced = |name: &OwnedName, _: &mut Instant| match charges.namespace(name) {
             // Tenants displace no name of ClusterNetworkPolicies.
             Some("") => lacks_cluster_wide,
             namespace => lacks_room || namespace.is_some_and(|it| self.crowded.contains(it)),
         };
-        let displaced: Vec<Name> =
+        let displaced: Vec<OwnedName> =
             self.unused.extract_if(.., is_displaced).map(|it| it.0).collect();
         displaced.into_iter().for_each(|name| self.fade(name, now));
     }
 
     /// Ends a name in the index.
-    fn fade(&mut self, name: Name, now: Instant) {
+    fn fade(&mut self, name: OwnedName, now: Instant) {
         let names = if name.0 { &mut self.index.port_names } else { &mut self.index.label_keys };
         names.remove(&name.1);
         self.fading.insert(name, now);
@@ -188,7 +188,7 @@ impl PeerNames {
     }
 }
 
-fn has(names: &Vocabulary, (is_port, name): &Name) -> bool {
+fn has(names: &Vocabulary, (is_port, name): &OwnedName) -> bool {
     if *is_port { names.port_names.contains(name) } else { names.label_keys.contains(name) }
 }
 

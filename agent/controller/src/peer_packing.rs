@@ -26,16 +26,16 @@ pub(super) struct PeerPacking {
     reduced: Vocabulary,
     packing: Packing,
     /// Slices to write.
-    due: BTreeMap<SliceNumber, Due>,
+    due: BTreeMap<SliceNumber, DueSlice>,
     /// Slices that are being written.
-    in_flight: BTreeMap<SliceNumber, InFlight>,
+    in_flight: BTreeMap<SliceNumber, SliceInFlight>,
     /// Whether the last write was of a slice with changed pods; others get every second write.
     was_urgent: bool,
 }
 
 /// Slice to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Due {
+struct DueSlice {
     /// Time of the first change of a pod that it lacks; `None`: names alone changed.
     since: Option<Instant>,
     /// Time of the write.
@@ -52,13 +52,13 @@ struct Due {
 
 /// Slice that is being written.
 #[derive(Debug)]
-struct InFlight {
-    due: Due,
+struct SliceInFlight {
+    due: DueSlice,
     /// Slices that wait for this state of it.
     before: BTreeSet<SliceNumber>,
 }
 
-impl Due {
+impl DueSlice {
     fn new(now: Instant, version: u64) -> Self {
         Self {
             since: None,
@@ -139,9 +139,9 @@ impl PeerPacking {
         (due.version, due.lacks_names) = (0, true);
     }
 
-    fn due(&mut self, number: SliceNumber, now: Instant) -> &mut Due {
+    fn due(&mut self, number: SliceNumber, now: Instant) -> &mut DueSlice {
         let version = self.version;
-        self.due.entry(number).or_insert_with(|| Due::new(now, version))
+        self.due.entry(number).or_insert_with(|| DueSlice::new(now, version))
     }
 
     fn set_due(&mut self, placed: Placed, now: Instant) {
@@ -213,7 +213,7 @@ impl PeerPacking {
         now: Instant,
         may_write: impl Fn(SliceNumber) -> bool,
     ) -> Option<(SliceNumber, Option<PeerSliceSpec>)> {
-        let is_ready = |(number, due): &(&SliceNumber, &Due)| {
+        let is_ready = |(number, due): &(&SliceNumber, &DueSlice)| {
             let is_free = due.after.is_empty() && due.behind.is_empty();
             is_free && due.at <= now && !self.in_flight.contains_key(number) && may_write(**number)
         };
@@ -230,7 +230,7 @@ impl PeerPacking {
         self.was_urgent = due.since.is_some();
         let waits = self.due.iter().filter(|(_, other)| other.after.contains(&number));
         let before = waits.map(|(number, _)| *number).collect();
-        self.in_flight.insert(number, InFlight { due, before });
+        self.in_flight.insert(number, SliceInFlight { due, before });
         Some((number, self.packing.slice(number).map(|pods| encode(pods.values()))))
     }
 
@@ -246,7 +246,7 @@ impl PeerPacking {
             }
             return;
         }
-        let again = Due { at: now + RETRY, ..write.due };
+        let again = DueSlice { at: now + RETRY, ..write.due };
         match self.due.get_mut(&number) {
             Some(due) => due.merge(again),
             None => drop(self.due.insert(number, again)),
@@ -265,7 +265,7 @@ impl PeerPacking {
         pods.map(|due| due.version).min().unwrap_or(self.version)
     }
 
-    fn unwritten(&self) -> impl Iterator<Item = &Due> {
+    fn unwritten(&self) -> impl Iterator<Item = &DueSlice> {
         self.due.values().chain(self.in_flight.values().map(|write| &write.due))
     }
 

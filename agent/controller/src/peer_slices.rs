@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::lease::Leading;
-use crate::peer_doubts::{Outcome, PeerDoubts};
+use crate::peer_doubts::{PeerDoubts, WriteFailure};
 use crate::peer_input::PeerInput;
 use crate::peer_packing::PeerPacking;
 
@@ -48,15 +48,15 @@ const PAGE: u32 = 500;
 
 /// A slice on the API server.
 #[derive(Clone, Debug)]
-struct Written {
+struct WrittenSlice {
     version: String,
     spec: PeerSliceSpec,
 }
 
 /// Slices on the API server, by name.
-type WrittenByName = BTreeMap<String, Written>;
+type WrittenByName = BTreeMap<String, WrittenSlice>;
 /// State of a slice after a write; `None`: it does not exist.
-type WriteResult = Result<Option<Written>, kube::Error>;
+type WriteResult = Result<Option<WrittenSlice>, kube::Error>;
 
 /// Writer of peer slices; only the leader writes.
 pub(super) struct PeerSlices {
@@ -152,7 +152,7 @@ impl PeerSlices {
         if !std::mem::replace(&mut self.is_failing, true) {
             warn!(%error, "cannot write peer slices; will retry");
         }
-        if Outcome::of(error) == Outcome::Unknown {
+        if WriteFailure::of(error) == WriteFailure::Unknown {
             self.pause = Instant::now() + RETRY;
         }
     }
@@ -184,7 +184,7 @@ impl PeerSlices {
     /// Lists the slices that the last leader left, and continues with them.
     async fn take_over(&mut self) -> Result<(), kube::Error> {
         let written = list(&self.api, None).await?;
-        let pods = |(name, written): (&String, &Written)| {
+        let pods = |(name, written): (&String, &WrittenSlice)| {
             // Pods of a slice that cannot be decoded get places anew.
             let pods = decode(&written.spec).unwrap_or_default();
             Some((slice_number(name)?, version(Some(written)), pods))
@@ -226,7 +226,7 @@ impl PeerSlices {
         Ok(())
     }
 
-    fn is_read(&mut self, name: &str, read: Option<Written>) {
+    fn is_read(&mut self, name: &str, read: Option<WrittenSlice>) {
         let now = Instant::now();
         let known = self.written.as_ref().and_then(|written| written.get(name));
         if version(known) != version(read.as_ref())
@@ -253,13 +253,13 @@ impl PeerSlices {
                 Ok(())
             }
             Err(error) => {
-                self.doubts.failed(name, Outcome::of(&error), Instant::now());
+                self.doubts.failed(name, WriteFailure::of(&error), Instant::now());
                 Err(error)
             }
         }
     }
 
-    fn is_written(&mut self, name: &str, state: Option<Written>) {
+    fn is_written(&mut self, name: &str, state: Option<WrittenSlice>) {
         let Some(written) = &mut self.written else { return };
         match state {
             Some(state) => drop(written.insert(name.to_owned(), state)),
@@ -336,7 +336,7 @@ impl PeerSlices {
 }
 
 /// Returns the `resourceVersion` as a number; 0 without a slice.
-fn version(written: Option<&Written>) -> u64 {
+fn version(written: Option<&WrittenSlice>) -> u64 {
     written.and_then(|written| written.version.parse().ok()).unwrap_or_default()
 }
 
@@ -357,7 +357,7 @@ async fn list(api: &Api<PeerSlice>, name: Option<&str>) -> Result<WrittenByName,
         for slice in page.items {
             let version = slice.metadata.resource_version.unwrap_or_default();
             let name = slice.metadata.name.unwrap_or_default();
-            written.insert(name, Written { version, spec: slice.spec });
+            written.insert(name, WrittenSlice { version, spec: slice.spec });
         }
         params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
         if params.continue_token.is_none() {
@@ -377,7 +377,7 @@ async fn write(
     name: &str,
     version: Option<String>,
     spec: PeerSliceSpec,
-) -> Result<Written, kube::Error> {
+) -> Result<WrittenSlice, kube::Error> {
     let exists = version.is_some();
     let metadata = ObjectMeta {
         name: Some(name.to_owned()),
@@ -393,7 +393,7 @@ async fn write(
         false => in_time(api.create(&params, &slice)).await?,
     };
     let version = slice.metadata.resource_version.unwrap_or_default();
-    Ok(Written { version, spec: slice.spec })
+    Ok(WrittenSlice { version, spec: slice.spec })
 }
 
 /// # Errors

@@ -13,15 +13,15 @@ use netpold_kube::pause::pause_until;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
-use crate::counters::Counters;
+use crate::counters::ControllerCounters;
 use crate::evaluate::evaluate;
-use crate::follow::{Seen, follow, key};
-use crate::index::{Index, Now, Touched};
+use crate::follow::{FollowEvent, follow, key};
+use crate::index::{Index, Moment, Touched};
 use crate::lease::Leading;
 use crate::listen::Heartbeat;
 use crate::pod_addresses::PodAddresses;
 use crate::queue::Queue;
-use crate::writes::{Outcome, Writes};
+use crate::writes::{WriteOutcome, Writes};
 
 /// Minimum time between two writes: 20 per second.
 const PACE: Duration = Duration::from_millis(50);
@@ -40,7 +40,7 @@ pub(super) struct Statuses {
     source: ObjectStream,
     leading: Leading,
     synced: watch::Sender<bool>,
-    counters: Arc<Counters>,
+    counters: Arc<ControllerCounters>,
     heartbeat: Heartbeat,
     index: Index,
     queue: Queue,
@@ -54,7 +54,7 @@ impl Statuses {
         client: Client,
         source: ObjectStream,
         leading: Leading,
-        counters: Arc<Counters>,
+        counters: Arc<ControllerCounters>,
         heartbeat: Heartbeat,
     ) -> (Self, watch::Receiver<bool>) {
         let (synced, is_synced) = watch::channel(false);
@@ -95,7 +95,7 @@ impl Statuses {
             tokio::select! {
                 batch = self.source.batches.recv() => {
                     let Some(batch) = batch else { bail!("object source ended") };
-                    let now = Now::get();
+                    let now = Moment::get();
                     for change in batch.changes {
                         if let Change::ClusterPolicyGone(name) = &change {
                             self.writes.forget(&Key::new("", name));
@@ -107,7 +107,7 @@ impl Statuses {
                 Some(seen) = reported.recv() => self.take_report(seen, &mut touched),
                 Some(seen) = stated.recv() => self.take_status(seen, &mut touched),
                 Some(outcome) = self.writes.next() => self.take_outcome(outcome),
-                _ = look_over.tick() => self.index.look_over(Now::get(), &mut touched),
+                _ = look_over.tick() => self.index.look_over(Moment::get(), &mut touched),
                 _ = pace.tick(), if !may_write => may_write = true,
                 changed = self.leading.changed() => {
                     if changed.is_err() {
@@ -157,35 +157,35 @@ impl Statuses {
         }
     }
 
-    fn take_report(&mut self, seen: Seen<NodePolicyStatus>, touched: &mut Touched) {
-        let now = Now::get();
+    fn take_report(&mut self, seen: FollowEvent<NodePolicyStatus>, touched: &mut Touched) {
+        let now = Moment::get();
         match seen {
-            Seen::Is(object) => {
+            FollowEvent::Is(object) => {
                 let name = key(&object).name;
                 self.index.report(&name, object.status.as_ref(), now, touched);
             }
-            Seen::Gone(key) => self.index.report(&key.name, None, now, touched),
-            Seen::Listed => self.is_listed(1, true),
+            FollowEvent::Gone(key) => self.index.report(&key.name, None, now, touched),
+            FollowEvent::Listed => self.is_listed(1, true),
         }
     }
 
-    fn take_status(&mut self, seen: Seen<NetworkPolicyStatus>, touched: &mut Touched) {
+    fn take_status(&mut self, seen: FollowEvent<NetworkPolicyStatus>, touched: &mut Touched) {
         match seen {
-            Seen::Is(object) => {
+            FollowEvent::Is(object) => {
                 let key = key(&object);
                 if self.writes.remember(object) {
                     touched.insert(key);
                 }
             }
-            Seen::Gone(key) => {
+            FollowEvent::Gone(key) => {
                 self.writes.forget(&key);
                 touched.insert(key);
             }
-            Seen::Listed => self.is_listed(2, true),
+            FollowEvent::Listed => self.is_listed(2, true),
         }
     }
 
-    fn take_outcome(&mut self, outcome: Outcome) {
+    fn take_outcome(&mut self, outcome: WriteOutcome) {
         let now = Instant::now();
         match self.writes.take(outcome) {
             Ok(key) => {
@@ -206,7 +206,7 @@ impl Statuses {
 
     /// Evaluates due policies until one needs a write. Returns whether a write has begun.
     fn write_one(&mut self) -> bool {
-        let now = Now::get();
+        let now = Moment::get();
         for _ in 0..IN_A_ROW {
             let Some(key) = self.queue.pop(now.instant) else { return false };
             if self.writes.are_of(&key) {
@@ -225,7 +225,7 @@ impl Statuses {
     }
 
     /// Begins to write a policy's status if it differs from the written one. Returns whether it does.
-    fn write(&mut self, key: Key, now: Now) -> bool {
+    fn write(&mut self, key: Key, now: Moment) -> bool {
         let before = self.writes.written(&key);
         let Some(report) = evaluate(&self.index, &key, before, now) else { return false };
         let policy = self.index.known(&key);

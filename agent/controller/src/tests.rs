@@ -18,11 +18,11 @@ use netpold_testkit::random::Random;
 use serde_json::{Value, json};
 
 use crate::evaluate::{ACCEPTED, ENFORCING, evaluate};
-use crate::index::{Index, Now, Touched};
+use crate::index::{Index, Moment, Touched};
 
 struct World {
     index: Index,
-    now: Now,
+    now: Moment,
 }
 
 fn key() -> Key {
@@ -32,7 +32,7 @@ fn key() -> Key {
 impl World {
     /// Creates a policy for the pods of the app `a`, and three nodes with one pod each.
     fn new() -> Self {
-        let now = Now { instant: Instant::now(), unix: 1_000_000 };
+        let now = Moment { instant: Instant::now(), unix: 1_000_000 };
         let mut world = Self { index: Index::default(), now };
         for node in ["n1", "n2", "n3"] {
             world.say(Change::Node(Node { name: node.into(), ..Node::default() }));

@@ -35,7 +35,7 @@ use crate::certificates::Served;
 use crate::listen::{ListenAddress, accept};
 use crate::pod_addresses::PodAddresses;
 use callers::Callers;
-use excerpt::{Excerpt, Part};
+use excerpt::{Excerpt, ExcerptPart};
 
 /// Type of the readiness gate and of the pod's condition.
 const GATE: &str = "netpold.io/network-ready";
@@ -49,25 +49,37 @@ const REVIEW_MAX: usize = 4 << 20;
 const BUFFER: usize = 32 << 10;
 
 /// Fields in use of an `AdmissionReview` (`admission.k8s.io/v1`).
-static REVIEW: Part = Part::Fields(&[(
+static REVIEW: ExcerptPart = ExcerptPart::Fields(&[(
     "request",
-    Part::Fields(&[
-        ("uid", Part::Scalar),
-        ("kind", Part::Fields(&[("group", Part::Scalar), ("kind", Part::Scalar)])),
-        ("operation", Part::Scalar),
-        ("subResource", Part::Scalar),
+    ExcerptPart::Fields(&[
+        ("uid", ExcerptPart::Scalar),
+        (
+            "kind",
+            ExcerptPart::Fields(&[("group", ExcerptPart::Scalar), ("kind", ExcerptPart::Scalar)]),
+        ),
+        ("operation", ExcerptPart::Scalar),
+        ("subResource", ExcerptPart::Scalar),
         ("object", POD),
     ]),
 )]);
-const POD: Part = Part::Fields(&[
-    ("metadata", Part::Fields(&[("annotations", Part::Fields(&[(MIRROR, Part::Scalar)]))])),
+const POD: ExcerptPart = ExcerptPart::Fields(&[
+    (
+        "metadata",
+        ExcerptPart::Fields(&[(
+            "annotations",
+            ExcerptPart::Fields(&[(MIRROR, ExcerptPart::Scalar)]),
+        )]),
+    ),
     (
         "spec",
-        Part::Fields(&[
-            ("hostNetwork", Part::Scalar),
-            ("nodeSelector", Part::Fields(&[("kubernetes.io/os", Part::Scalar)])),
-            ("os", Part::Fields(&[("name", Part::Scalar)])),
-            ("readinessGates", Part::Items(&Part::Fields(&[("conditionType", Part::Scalar)]))),
+        ExcerptPart::Fields(&[
+            ("hostNetwork", ExcerptPart::Scalar),
+            ("nodeSelector", ExcerptPart::Fields(&[("kubernetes.io/os", ExcerptPart::Scalar)])),
+            ("os", ExcerptPart::Fields(&[("name", ExcerptPart::Scalar)])),
+            (
+                "readinessGates",
+                ExcerptPart::Items(&ExcerptPart::Fields(&[("conditionType", ExcerptPart::Scalar)])),
+            ),
         ]),
     ),
 ]);

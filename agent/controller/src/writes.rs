@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
 use crate::cluster_conditions;
-use crate::counters::Counters;
+use crate::counters::ControllerCounters;
 use crate::follow::key;
 
 /// Maximum number of writes in flight.
@@ -34,7 +34,7 @@ const COMPLAIN: Duration = Duration::from_secs(30);
 
 /// Status on the API server.
 #[derive(Debug)]
-struct Written {
+struct WrittenStatus {
     /// `resourceVersion` of the `NetworkPolicyStatus`; empty for a ClusterNetworkPolicy.
     version: String,
     /// UID of the policy.
@@ -42,7 +42,7 @@ struct Written {
     report: Option<PolicyReport>,
 }
 
-impl From<NetworkPolicyStatus> for Written {
+impl From<NetworkPolicyStatus> for WrittenStatus {
     fn from(object: NetworkPolicyStatus) -> Self {
         let owner = object.metadata.owner_references.into_iter().flatten().next();
         Self {
@@ -54,27 +54,27 @@ impl From<NetworkPolicyStatus> for Written {
 }
 
 /// Result of a write.
-pub(super) struct Outcome {
+pub(super) struct WriteOutcome {
     key: Key,
-    result: Result<Written, kube::Error>,
+    result: Result<WrittenStatus, kube::Error>,
 }
 
 /// Statuses on the API server, and writes in flight.
 pub(super) struct Writes {
     client: Client,
-    counters: Arc<Counters>,
-    written: BTreeMap<Key, Written>,
+    counters: Arc<ControllerCounters>,
+    written: BTreeMap<Key, WrittenStatus>,
     in_flight: BTreeSet<Key>,
     /// Number of consecutive failures per policy.
     failed: BTreeMap<Key, u32>,
-    tasks: JoinSet<Outcome>,
+    tasks: JoinSet<WriteOutcome>,
     /// Time of the last log line about a failed write.
     complained: Option<Instant>,
 }
 
 impl Writes {
     /// Starts without any status or write.
-    pub(super) fn new(client: Client, counters: Arc<Counters>) -> Self {
+    pub(super) fn new(client: Client, counters: Arc<ControllerCounters>) -> Self {
         Self {
             client,
             counters,
@@ -113,7 +113,7 @@ impl Writes {
         self.store(key(&object), object.into())
     }
 
-    fn store(&mut self, key: Key, new: Written) -> bool {
+    fn store(&mut self, key: Key, new: WrittenStatus) -> bool {
         let number = |version: &str| version.parse::<u64>().unwrap_or(u64::MAX);
         let is_known = self.written.get(&key).is_some_and(|known| {
             !new.version.is_empty() && number(&known.version) >= number(&new.version)
@@ -145,25 +145,27 @@ impl Writes {
             let written = async {
                 if key.namespace.is_empty() {
                     cluster_conditions::write(&client, &key.name, &report).await?;
-                    return Ok(Written {
+                    return Ok(WrittenStatus {
                         version: String::new(),
                         owner: uid,
                         report: Some(report),
                     });
                 }
-                write(&client, &key, &uid, version, is_owned, &report).await.map(Written::from)
+                write(&client, &key, &uid, version, is_owned, &report)
+                    .await
+                    .map(WrittenStatus::from)
             };
             let result = match tokio::time::timeout(PATIENCE, written).await {
                 Ok(result) => result,
                 Err(late) => Err(kube::Error::Service(late.into())),
             };
-            Outcome { key, result }
+            WriteOutcome { key, result }
         });
         true
     }
 
     /// Waits for the end of a write; `None`: no write is in flight.
-    pub(super) async fn next(&mut self) -> Option<Outcome> {
+    pub(super) async fn next(&mut self) -> Option<WriteOutcome> {
         loop {
             // An aborted write has no outcome.
             if let Ok(outcome) = self.tasks.join_next().await? {
@@ -176,7 +178,7 @@ impl Writes {
     /// delay doubles with each consecutive failure; `None`: no attempt before the next change.
     pub(super) fn take(
         &mut self,
-        Outcome { key, result }: Outcome,
+        WriteOutcome { key, result }: WriteOutcome,
     ) -> Result<Key, (Key, Option<Duration>)> {
         self.in_flight.remove(&key);
         match result {

@@ -25,7 +25,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
-use crate::model::{Bound, Change, Interface, Key, Owner, Pod, Standing, uid_hash};
+use crate::model::{Bound, Change, Interface, InterfaceOwner, Key, Pod, Standing, uid_hash};
 use claims::VethClaims;
 use veth::{Binding, HeldVeth, Proof, as_judged, is_mirrored};
 
@@ -138,7 +138,7 @@ impl Bindings {
         self.claims.settle_stations();
         let gone = std::mem::take(&mut self.gone).into_iter().map(Change::InterfaceGone);
         let mut changes: Vec<Change> = gone.collect();
-        let owners: Vec<(u32, Owner)> = self
+        let owners: Vec<(u32, InterfaceOwner)> = self
             .claims
             .veths
             .values()

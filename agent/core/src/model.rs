@@ -20,7 +20,7 @@ pub use change::Change;
 pub use cluster_policy::{Action, ClusterPolicy, ClusterRule, NamespacedPods, Tier};
 pub use denial::Denial;
 pub use domain_name::{DomainName, NotDomainName};
-pub use interface::{Bound, Interface, Owner, Standing};
+pub use interface::{Bound, Interface, InterfaceOwner, Standing};
 pub use object::{Key, Labels, Namespace, Node};
 pub(crate) use pod::uid_hash;
 pub use pod::{NamedPort, Pod, SecondInterface, WorkloadRef};

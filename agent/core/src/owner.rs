@@ -104,9 +104,9 @@ mod tests {
 
     #[test]
     fn labels_of_controllers_and_owner_references_tell_the_workload() {
-        type Labels = &'static [(&'static str, &'static str)];
-        type Workload = Option<(&'static str, &'static str)>;
-        let labelled: [(&str, Labels, Workload); 13] = [
+        type LabelPairs = &'static [(&'static str, &'static str)];
+        type WorkloadPair = Option<(&'static str, &'static str)>;
+        let labelled: [(&str, LabelPairs, WorkloadPair); 13] = [
             ("web-5f6-abcde", &[("rollouts-pod-template-hash", "5f6")], Some(("Rollout", "web"))),
             ("web-5f6-abcde", &[("pod-template-hash", "5f6")], Some(("Deployment", "web"))),
             ("renamed", &[("pod-template-hash", "5f6")], None),

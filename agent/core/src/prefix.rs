@@ -11,12 +11,12 @@ use pages::Pages;
 
 /// Address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Family {
+pub(crate) enum IpFamily {
     V4,
     V6,
 }
 
-impl Family {
+impl IpFamily {
     /// The prefix of a single address, given as a number.
     fn host(self, number: u128) -> Prefix {
         match self {
@@ -30,7 +30,7 @@ impl Family {
 /// follow without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Prefix {
-    pub(crate) family: Family,
+    pub(crate) family: IpFamily,
     pub(crate) bits: u128,
     pub(crate) len: u8,
 }
@@ -40,9 +40,9 @@ impl Prefix {
     pub(crate) fn host(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(v4) => {
-                Self { family: Family::V4, bits: u128::from(v4.to_bits()) << 96, len: 32 }
+                Self { family: IpFamily::V4, bits: u128::from(v4.to_bits()) << 96, len: 32 }
             }
-            IpAddr::V6(v6) => Self { family: Family::V6, bits: v6.to_bits(), len: 128 },
+            IpAddr::V6(v6) => Self { family: IpFamily::V6, bits: v6.to_bits(), len: 128 },
         }
     }
 
@@ -58,8 +58,8 @@ impl Prefix {
 
     fn width(self) -> u8 {
         match self.family {
-            Family::V4 => 32,
-            Family::V6 => 128,
+            IpFamily::V4 => 32,
+            IpFamily::V6 => 128,
         }
     }
 
@@ -101,10 +101,10 @@ impl Prefix {
     /// The prefix as [`IpNet`].
     pub(crate) fn to_net(self) -> IpNet {
         match self.family {
-            Family::V4 => {
+            IpFamily::V4 => {
                 IpNet::new_assert(std::net::Ipv4Addr::from_bits(self.v4()).into(), self.len)
             }
-            Family::V6 => IpNet::V6(self.net6()),
+            IpFamily::V6 => IpNet::V6(self.net6()),
         }
     }
 }
@@ -120,18 +120,18 @@ fn key4(prefix: Prefix) -> u64 {
 }
 
 fn prefix4(key: u64) -> Prefix {
-    Prefix { family: Family::V4, bits: u128::from(key >> 8) << 96, len: key as u8 }
+    Prefix { family: IpFamily::V4, bits: u128::from(key >> 8) << 96, len: key as u8 }
 }
 
 /// Key of an IPv6 prefix, with the order of [`Prefix`].
-type Key6 = (u128, u8);
+type PrefixKey6 = (u128, u8);
 
-fn key6(prefix: Prefix) -> Key6 {
+fn key6(prefix: Prefix) -> PrefixKey6 {
     (prefix.bits, prefix.len)
 }
 
-fn prefix6((bits, len): Key6) -> Prefix {
-    Prefix { family: Family::V6, bits, len }
+fn prefix6((bits, len): PrefixKey6) -> Prefix {
+    Prefix { family: IpFamily::V6, bits, len }
 }
 
 /// A map of prefixes. Families are separate for smaller keys. Single addresses are separate from other prefixes,
@@ -139,7 +139,7 @@ fn prefix6((bits, len): Key6) -> Prefix {
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
     four: BTreeMap<u64, T>,
-    six: BTreeMap<Key6, T>,
+    six: BTreeMap<PrefixKey6, T>,
     hosts: [Pages<T>; 2],
     lengths: [Lengths; 2],
 }
@@ -207,16 +207,16 @@ impl<T> PrefixMap<T> {
     pub(crate) fn get(&self, prefix: Prefix) -> Option<&T> {
         match prefix.family {
             family if prefix.is_host() => self.hosts[family as usize].get(prefix.number()),
-            Family::V4 => self.four.get(&key4(prefix)),
-            Family::V6 => self.six.get(&key6(prefix)),
+            IpFamily::V4 => self.four.get(&key4(prefix)),
+            IpFamily::V6 => self.six.get(&key6(prefix)),
         }
     }
 
     pub(crate) fn get_mut(&mut self, prefix: Prefix) -> Option<&mut T> {
         match prefix.family {
             family if prefix.is_host() => self.hosts[family as usize].get_mut(prefix.number()),
-            Family::V4 => self.four.get_mut(&key4(prefix)),
-            Family::V6 => self.six.get_mut(&key6(prefix)),
+            IpFamily::V4 => self.four.get_mut(&key4(prefix)),
+            IpFamily::V6 => self.six.get_mut(&key6(prefix)),
         }
     }
 
@@ -231,8 +231,8 @@ impl<T> PrefixMap<T> {
         };
         match prefix.family {
             family if prefix.is_host() => self.hosts[family as usize].entry(prefix.number(), new),
-            Family::V4 => self.four.entry(key4(prefix)).or_insert_with(new),
-            Family::V6 => self.six.entry(key6(prefix)).or_insert_with(new),
+            IpFamily::V4 => self.four.entry(key4(prefix)).or_insert_with(new),
+            IpFamily::V6 => self.six.entry(key6(prefix)).or_insert_with(new),
         }
     }
 
@@ -246,16 +246,16 @@ impl<T> PrefixMap<T> {
                 self.hosts[family as usize].entry(prefix.number(), || value);
                 None
             }
-            Family::V4 => self.four.insert(key4(prefix), value),
-            Family::V6 => self.six.insert(key6(prefix), value),
+            IpFamily::V4 => self.four.insert(key4(prefix), value),
+            IpFamily::V6 => self.six.insert(key6(prefix), value),
         }
     }
 
     pub(crate) fn remove(&mut self, prefix: Prefix) -> Option<T> {
         let old = match prefix.family {
             family if prefix.is_host() => self.hosts[family as usize].remove(prefix.number()),
-            Family::V4 => self.four.remove(&key4(prefix)),
-            Family::V6 => self.six.remove(&key6(prefix)),
+            IpFamily::V4 => self.four.remove(&key4(prefix)),
+            IpFamily::V6 => self.six.remove(&key6(prefix)),
         };
         if old.is_some() {
             self.lengths[prefix.family as usize].remove(prefix.len);
@@ -293,8 +293,8 @@ impl<T> PrefixMap<T> {
     pub(crate) fn under(&self, prefix: Prefix) -> impl Iterator<Item = (Prefix, &T)> {
         let end = Prefix { bits: prefix.last(), len: 128, ..prefix };
         let (four, six) = match prefix.family {
-            Family::V4 => (Some(self.four.range(key4(prefix)..=key4(end))), None),
-            Family::V6 => (None, Some(self.six.range(key6(prefix)..=key6(end)))),
+            IpFamily::V4 => (Some(self.four.range(key4(prefix)..=key4(end))), None),
+            IpFamily::V6 => (None, Some(self.six.range(key6(prefix)..=key6(end)))),
         };
         let four = four.into_iter().flatten().map(|(key, value)| (prefix4(*key), value));
         let six = six.into_iter().flatten().map(|(key, value)| (prefix6(*key), value));
@@ -309,16 +309,16 @@ impl<T> PrefixMap<T> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Prefix, &T)> {
-        let all = [Family::V4, Family::V6].map(|family| Prefix { family, bits: 0, len: 0 });
+        let all = [IpFamily::V4, IpFamily::V6].map(|family| Prefix { family, bits: 0, len: 0 });
         all.into_iter().flat_map(|all| self.under(all))
     }
 
     /// Number of single addresses and of other prefixes of a family.
-    pub(crate) fn count(&self, family: Family) -> (u32, u32) {
+    pub(crate) fn count(&self, family: IpFamily) -> (u32, u32) {
         let count = &self.lengths[family as usize].count;
         let hosts = match family {
-            Family::V4 => count[32],
-            Family::V6 => count[128],
+            IpFamily::V4 => count[32],
+            IpFamily::V6 => count[128],
         };
         (hosts, count.iter().sum::<u32>() - hosts)
     }
@@ -326,11 +326,11 @@ impl<T> PrefixMap<T> {
 
 /// Cached result of a search through the enclosing entries of a prefix. Neighbours mostly have the same ones.
 #[derive(Debug)]
-pub(crate) struct Around<R> {
+pub(crate) struct EnclosingEntry<R> {
     known: Option<(Prefix, Option<R>)>,
 }
 
-impl<R: Copy> Around<R> {
+impl<R: Copy> EnclosingEntry<R> {
     pub(crate) fn new() -> Self {
         Self { known: None }
     }

@@ -4,17 +4,17 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use netpold_core::cluster::Cluster as State;
+use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Allowing, Cause, Explainer, PodFlow, RuleIndex, Verdict};
 use netpold_core::model::{Change, Direction, Key, Policy, Rule};
 use netpold_core::probe::IpProtocol;
-use netpold_testkit::generate::{Choices, Cluster, Packet, PacketSource};
+use netpold_testkit::generate::{Choices, GeneratedCluster, OpeningPacket, PacketSource};
 
 /// A rule: its policy, and its number in the packet's direction.
 type Rules = BTreeSet<(Key, u32)>;
 
 /// The rules that `Allowing` finds for a packet. Also compares the rule of a ClusterNetworkPolicy with the explainer's.
-fn found(state: &State, packet: &Packet) -> Rules {
+fn found(state: &Cluster, packet: &OpeningPacket) -> Rules {
     let allowing = Allowing::new(state);
     let pod = state.pods().get(&packet.pod).unwrap();
     let policies = allowing.policies(pod, packet.direction).into_iter();
@@ -44,7 +44,7 @@ fn found(state: &State, packet: &Packet) -> Rules {
 
 /// The rules that each allow the packet as the only rule of the namespace. `weighed`: the state with all rules, for the
 /// budget of each policy.
-fn alone(objects: &[Change], packet: &Packet, weighed: &State) -> Rules {
+fn alone(objects: &[Change], packet: &OpeningPacket, weighed: &Cluster) -> Rules {
     let of = |policy: &Policy| policy.key.namespace == packet.pod.namespace;
     let (policies, others): (Vec<_>, Vec<_>) = objects
         .iter()
@@ -59,7 +59,7 @@ fn alone(objects: &[Change], packet: &Packet, weighed: &State) -> Rules {
                 Direction::Ingress => Policy { ingress: Some(only), ..policy.clone() },
                 Direction::Egress => Policy { egress: Some(only), ..policy.clone() },
             };
-            let state: State = others.iter().cloned().chain([Change::Policy(alone)]).collect();
+            let state: Cluster = others.iter().cloned().chain([Change::Policy(alone)]).collect();
             let protocol = IpProtocol(packet.protocol);
             let (pod, remote) = (&packet.pod, packet.remote);
             let explainer = Explainer::new(&state);
@@ -83,8 +83,8 @@ fn alone(objects: &[Change], packet: &Packet, weighed: &State) -> Rules {
 fn every_rule_that_allows_alone_is_found_and_no_other() {
     let (mut flows, mut several) = (0, 0);
     for seed in 0..600 {
-        let cluster = Cluster::from_seed(seed);
-        let state: State = cluster.objects.iter().cloned().collect();
+        let cluster = GeneratedCluster::from_seed(seed);
+        let state: Cluster = cluster.objects.iter().cloned().collect();
         let source = PacketSource::new(&cluster);
         let mut choices = Choices::from_seed(!seed);
         let pods: Vec<Key> = cluster.pods().map(|pod| pod.key.clone()).collect();
@@ -134,7 +134,7 @@ fn few_of_many_rules_are_compared() {
         pod("x", &format!("c{n}"), &labels, &[&address(n)])
     });
     let objects = clients.chain([server.clone()]).map(Change::Pod);
-    let state: State = objects.collect();
+    let state: Cluster = objects.collect();
     let indexes = [RuleIndex::new(Arc::new(policy))];
     let indexes: Vec<_> = indexes.iter().collect();
     for n in 0..RULES {

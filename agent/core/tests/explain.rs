@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use netpold_core::explain::{Cause, Explainer, Verdict};
 use netpold_core::model::Pod;
 use netpold_core::probe::{Party, Probe};
-use netpold_testkit::generate::{Choices, Cluster, PacketSource, shrink};
+use netpold_testkit::generate::{Choices, GeneratedCluster, PacketSource, shrink};
 use netpold_testkit::oracle::{Oracle, OracleVerdict};
 
 /// Whether a probe depends on secondary networks in a way that the oracle does not know: a sender given by name may have
@@ -25,7 +25,7 @@ fn is_beyond_the_oracle(oracle: &Oracle, probe: &Probe) -> bool {
 }
 
 /// A probe of this cluster on which the two disagree.
-fn disagreement(cluster: &Cluster, probes: &[Probe]) -> Option<Probe> {
+fn disagreement(cluster: &GeneratedCluster, probes: &[Probe]) -> Option<Probe> {
     let oracle: Oracle = cluster.objects.iter().cloned().collect();
     let compiled = cluster.objects.iter().cloned().collect();
     let explainer = Explainer::new(&compiled);
@@ -60,7 +60,7 @@ fn disagreement(cluster: &Cluster, probes: &[Probe]) -> Option<Probe> {
 fn agrees_with_the_oracle() {
     let mut counts = std::collections::BTreeMap::<String, u32>::new();
     for seed in 0..3000 {
-        let cluster = Cluster::from_seed(seed);
+        let cluster = GeneratedCluster::from_seed(seed);
         let source = PacketSource::new(&cluster);
         let mut choices = Choices::from_seed(!seed);
         let probes: Vec<Probe> = (0..100).map(|_| source.probe(&mut choices)).collect();

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use netpold_core::cluster::ObjectKey;
 use netpold_core::compile::{CompileError, Compiler, Problem};
-use netpold_core::model::{Bound, Change, Interface, Key, Owner, Pod, Policy, Selector, Standing};
+use netpold_core::model::{
+    Bound, Change, Interface, InterfaceOwner, Key, Pod, Policy, Selector, Standing,
+};
 use netpold_core::ops::Table;
 use netpold_core::ops::{Capacity, Op};
 use netpold_core::options::{CheckSource, NewPods, ObserveFlows, Options, SourceExempt};
@@ -352,8 +354,12 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
     let mut world = World::new(pods_of_two_nodes());
     let second = |index| {
         let pod = Arc::new(pod("a", "p1", &[("app", "local")], &["10.0.0.1", "fd00::1"]));
-        let owner =
-            Owner::Pod(Bound { pod, standing: Standing::Listed, second: true, station: None });
+        let owner = InterfaceOwner::Pod(Bound {
+            pod,
+            standing: Standing::Listed,
+            second: true,
+            station: None,
+        });
         Change::Interface(Interface { index, owner, ..Interface::default() })
     };
     let [first, further @ .., last] = indexes_of::<6>(100);

@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 use netpold_core::cluster::ObjectKey;
 use netpold_core::compile::Compiler;
 use netpold_core::model::Change;
-use netpold_testkit::generate::{Choices, Cluster, NODE, shrink_all};
+use netpold_testkit::generate::{Choices, GeneratedCluster, NODE, shrink_all};
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::transition::{View, install, same, step};
 use netpold_testkit::world::World;
 
 /// Interfaces as CNI plugins create them: some share slots, are created again, are missing, or have no pod.
-fn disturb(mut state: Cluster, choices: &mut Choices<'_>) -> Cluster {
+fn disturb(mut state: GeneratedCluster, choices: &mut Choices<'_>) -> GeneratedCluster {
     state.objects.retain(|object| {
         let may_be_missing = matches!(object, Change::Interface(_) | Change::Pod(_));
         !may_be_missing || choices.chance(93)
@@ -32,18 +32,21 @@ fn disturb(mut state: Cluster, choices: &mut Choices<'_>) -> Cluster {
 }
 
 /// A cluster, a mutation of it, and an unrelated cluster.
-fn any_states(choices: &mut Choices<'_>) -> [Cluster; 3] {
-    let first = Cluster::generate(choices);
+fn any_states(choices: &mut Choices<'_>) -> [GeneratedCluster; 3] {
+    let first = GeneratedCluster::generate(choices);
     let second = (0..=choices.below(3)).fold(first.clone(), |state, _| state.mutate(choices));
-    let third = Cluster::generate(choices);
+    let third = GeneratedCluster::generate(choices);
     [first, second, third].map(|state| disturb(state, choices))
 }
 
 /// Runs a test on many clusters; a failure is reported for the smallest clusters that still fail.
-fn on_states(count: u64, test: impl Fn([&Cluster; 3], &mut Choices<'_>) -> Result<(), String>) {
+fn on_states(
+    count: u64,
+    test: impl Fn([&GeneratedCluster; 3], &mut Choices<'_>) -> Result<(), String>,
+) {
     for seed in 0..count {
         let states = any_states(&mut Choices::from_seed(seed));
-        let run = |states: &[Cluster]| {
+        let run = |states: &[GeneratedCluster]| {
             let [first, second, third] = states else { return Ok(()) };
             test([first, second, third], &mut Choices::from_seed(!seed))
         };

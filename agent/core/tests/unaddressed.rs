@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{Change, Direction, Key, Peer, Pod};
 use netpold_core::probe::{IpProtocol, Party, Probe};
-use netpold_testkit::generate::{Choices, Cluster};
+use netpold_testkit::generate::{Choices, GeneratedCluster};
 use netpold_testkit::oracle::Oracle;
 
 const CLUSTERS: u64 = 1500;
@@ -69,7 +69,7 @@ fn verdicts_hold_at_every_address() {
     let (mut allowed, mut denied, mut unknown, mut both_seen) = (0, 0, 0, 0);
     for seed in 0..CLUSTERS {
         let mut choices = Choices::from_seed(seed);
-        let objects = Cluster::generate(&mut choices).objects;
+        let objects = GeneratedCluster::generate(&mut choices).objects;
         let all: netpold_core::cluster::Cluster = objects.iter().cloned().collect();
         let is_meant = |pod: &&Pod| !pod.host_network && !pod.finished;
         let pods: Vec<&Pod> = all.pods().values().map(|pod| &**pod).filter(is_meant).collect();

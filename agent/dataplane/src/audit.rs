@@ -15,7 +15,7 @@ use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{Endpoint, Row, Settings};
 
 use super::maps::{TableError, at};
-use super::tables::Tables;
+use super::tables::BpfTables;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// Repaired entries, by table.
@@ -47,7 +47,7 @@ fn table(desired: &DesiredElement<'_>) -> &'static str {
     }
 }
 
-impl Tables {
+impl BpfTables {
     /// Compares the next of `slices` parts of the tables with their desired content after the compiler's last update,
     /// and repairs differences; `settings` are the written ones. Returns the start of the next part.
     ///

@@ -19,7 +19,7 @@ pub use self::clock::{measure_hz, tick_rate};
 pub use self::entry::BucketState;
 pub use self::import::TrackedFlow;
 pub use self::key::FlowKey;
-pub use self::sighting::{FlowTuple, Sighting};
+pub use self::sighting::{EndpointFlow, Sighting};
 pub use self::size::Buckets;
 pub use self::sweeper::{FlowCounts, Occupancy, Pass, Sweeper};
 

@@ -30,7 +30,7 @@ use super::other_layout;
 use super::packet_counters::{self, PacketCounts};
 use super::role::Program;
 use super::shared_maps::{self, Globals, MapsByName, SharedMaps};
-use super::tables::Tables;
+use super::tables::BpfTables;
 use super::xdp::XdpProgram;
 use super::{connection, features, kernel_types};
 use crate::bpf::mmap::MmapError;
@@ -188,7 +188,7 @@ pub enum FlowTables {
 /// A loaded generation.
 pub struct Generation {
     bpf: Ebpf,
-    tables: Tables,
+    tables: BpfTables,
     flow_tables: FlowTables,
     /// All maps of the object.
     maps: MapsByName,
@@ -243,7 +243,7 @@ impl Generation {
         drop((offered, loader));
         load_programs(&mut bpf)?;
         let maps = shared_maps::maps(&bpf).map_err(|e| GenerationError::Traced(e.to_string()))?;
-        let tables = Tables::open(&mut bpf)?;
+        let tables = BpfTables::open(&mut bpf)?;
         let published = PUBLISHED.map(|Section { name, section, .. }| (name, section));
         let mut pinned = SHARED
             .map(|name| (name, name))
@@ -573,7 +573,7 @@ impl Generation {
     }
 
     /// The tables.
-    pub(super) fn tables(&mut self) -> &mut Tables {
+    pub(super) fn tables(&mut self) -> &mut BpfTables {
         &mut self.tables
     }
 }

@@ -25,12 +25,12 @@ struct SlotsByAddress<K: Pod + Ord> {
 
 /// Endpoint slots by address.
 #[derive(Debug)]
-pub(super) struct LocalEndpoints {
+pub(super) struct LocalEndpointMaps {
     four: SlotsByAddress<u32>,
     six: SlotsByAddress<[u8; 16]>,
 }
 
-impl LocalEndpoints {
+impl LocalEndpointMaps {
     /// Takes the tables out of a loaded object.
     pub(super) fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
         Ok(Self {

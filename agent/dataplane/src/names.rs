@@ -18,7 +18,7 @@ use netpold_ebpf::layout::{
 };
 use netpold_ebpf::names::name::Points;
 use netpold_ebpf::names::store::candidates;
-use netpold_ebpf::names::tables::Store;
+use netpold_ebpf::names::tables::NameTable;
 use nix::time::{ClockId, clock_gettime};
 
 use super::maps::TableError;
@@ -31,12 +31,12 @@ pub(super) const DOUBTED_PODS: &str = "DOUBTED_PODS";
 
 /// Names by list, and resolvers by address.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(super) struct NameMaps {
     names: HashMap<MapData, NameKey, u32>,
     resolvers: HashMap<MapData, [u8; 16], u32>,
 }
 
-impl Names {
+impl NameMaps {
     /// Takes the maps of a loaded object.
     pub(super) fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
         Ok(Self { names: open(bpf, NAMES)?, resolvers: open(bpf, RESOLVERS)? })
@@ -130,7 +130,7 @@ fn adopt_entries(own: &[AtomicU64], former: &[AtomicU64], settings: &Settings) {
             asked: word(4),
             until,
         };
-        let buckets = candidates(settings, Store::Learned, &entry).map(|index| {
+        let buckets = candidates(settings, NameTable::Learned, &entry).map(|index| {
             let first = index as usize * BUCKET;
             own.get(first..first + BUCKET).unwrap_or_default().chunks_exact(NAME_WORDS)
         });
@@ -297,7 +297,7 @@ mod tests {
                 asked: 0,
                 until: 1_000 + address,
             };
-            let [first, _] = candidates(&settings, Store::Learned, &entry);
+            let [first, _] = candidates(&settings, NameTable::Learned, &entry);
             let ways = former[first as usize * BUCKET..][..BUCKET].chunks_exact(NAME_WORDS);
             let is_free = |way: &&[AtomicU64]| way[5].load(Ordering::Acquire) == 0;
             let Some(way) = ways.into_iter().find(is_free) else { continue };
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(entries(&own).len(), entries(&former).len(), "each once");
         for (bucket, way) in entries(&own) {
             let entry = NameEntry { address: [0, way[1]], name: [3, 5 << 32], asked: 0, until: 1 };
-            let candidates = candidates(&settings, Store::Learned, &entry);
+            let candidates = candidates(&settings, NameTable::Learned, &entry);
             assert!(candidates.contains(&(bucket as u32)), "{way:?}");
         }
     }

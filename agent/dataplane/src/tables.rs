@@ -18,15 +18,15 @@ use netpold_ebpf::layout::{
 use super::global_sections;
 use super::ipv6_blocks::Ipv6Blocks;
 use super::ipv6_hosts::Ipv6Hosts;
-use super::local_endpoints::LocalEndpoints;
+use super::local_endpoints::LocalEndpointMaps;
 pub use super::maps::TableError;
 use super::maps::{at, mapped, section};
-use super::names::Names;
+use super::names::NameMaps;
 use super::quiescence::wait_for_programs;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// All tables of compiled policy, of one generation.
-pub struct Tables {
+pub struct BpfTables {
     pub(super) settings: MappedArray<Settings>,
     pub(super) endpoints: MappedArray<Endpoint>,
     pub(super) trie_root: MappedArray<TrieRoot>,
@@ -50,8 +50,8 @@ pub struct Tables {
     over_tcp: bool,
     /// The settings as first written, with the keys of the hash tables.
     hashing: Settings,
-    local_endpoints: LocalEndpoints,
-    names: Names,
+    local_endpoints: LocalEndpointMaps,
+    names: NameMaps,
     unproven: MappedArray<Unproven>,
     /// Numbers of all endpoints that were ever in the table; once [`SEEN`] are recorded, every endpoint counts as seen.
     seen: BTreeSet<u32>,
@@ -60,7 +60,7 @@ pub struct Tables {
 /// Most recorded numbers of endpoints.
 const SEEN: usize = 1 << 16;
 
-impl Tables {
+impl BpfTables {
     /// Maps the tables of a loaded object.
     ///
     /// # Errors
@@ -83,8 +83,8 @@ impl Tables {
             unchecked: BTreeSet::new(),
             over_tcp: false,
             hashing: Settings::default(),
-            local_endpoints: LocalEndpoints::open(bpf)?,
-            names: Names::open(bpf)?,
+            local_endpoints: LocalEndpointMaps::open(bpf)?,
+            names: NameMaps::open(bpf)?,
             unproven: mapped(bpf, "UNPROVEN")?,
             seen: BTreeSet::new(),
         })
@@ -183,7 +183,7 @@ impl Tables {
     }
 }
 
-impl TableWriter for Tables {
+impl TableWriter for BpfTables {
     type Error = TableError;
 
     fn write(&mut self, op: &Op) -> Result<(), TableError> {
@@ -240,7 +240,7 @@ impl TableWriter for Tables {
     }
 }
 
-impl Tables {
+impl BpfTables {
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
     fn apply_v6(&mut self, op: &Op) -> Result<(), TableError> {
         match op {

@@ -30,7 +30,7 @@ mod unproven;
 mod unsupported;
 
 pub use denials::denials;
-pub use enforcement::{Enforcement, PodEnforcement, PolicyEnforcement};
+pub use enforcement::{EnforcementState, PodEnforcement, PolicyEnforcement};
 pub use error::EngineError;
 pub use flows::{flow_reader, name_remotes};
 pub use observed::observed;

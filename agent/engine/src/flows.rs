@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
-use netpold_dataplane::conntrack::{FlowTuple, Sighting, Sweeper};
+use netpold_dataplane::conntrack::{EndpointFlow, Sighting, Sweeper};
 use netpold_dataplane::import_conntrack::{ImportRequest, KernelFlow, kernel_flows};
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::flow::cached_verdict::CachedVerdict;
@@ -107,7 +107,7 @@ impl FlowReader {
                 taken.translated.push(sent_on);
             }
             for side in self.untracked.sides(&flow_of_kernel, *now) {
-                let tuple = FlowTuple::from(side.key);
+                let tuple = EndpointFlow::from(side.key);
                 let Some(pod) = self.pods.get(&tuple.endpoint) else { continue };
                 if filter.selects(&pod.key) {
                     let control = Control::new(*now, 0, side.flags);
@@ -176,7 +176,7 @@ impl PageContent {
     }
 }
 
-fn flow(pod: &LocalPod, tuple: &FlowTuple, control: Control) -> ListedFlow {
+fn flow(pod: &LocalPod, tuple: &EndpointFlow, control: Control) -> ListedFlow {
     let flags = control.flags();
     let directions = [(CT_INGRESS, Direction::Ingress), (CT_EGRESS, Direction::Egress)];
     let began = directions.into_iter().filter(|(flag, _)| flags & flag != 0);

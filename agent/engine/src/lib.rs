@@ -27,6 +27,6 @@ pub mod rule_use;
 pub mod trace;
 
 pub use engine::{
-    Enforcement, Engine, EngineError, PodEnforcement, PolicyEnforcement, denials, flow_reader,
+    EnforcementState, Engine, EngineError, PodEnforcement, PolicyEnforcement, denials, flow_reader,
     hindrances, install, interfaces, name_remotes, observed, to_tell_of_node, unsupported_policies,
 };

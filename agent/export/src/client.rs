@@ -93,12 +93,12 @@ impl RequestFailure {
     }
 }
 
-pub(crate) struct Client {
+pub(crate) struct CollectorClient {
     endpoint: CollectorAddress,
     http: Option<HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>>,
 }
 
-impl Client {
+impl CollectorClient {
     pub(crate) fn new(endpoint: CollectorAddress) -> Self {
         Self { endpoint, http: None }
     }

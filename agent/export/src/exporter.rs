@@ -13,7 +13,7 @@ use tokio::runtime::Builder;
 use tokio::time::{MissedTickBehavior, interval_at, sleep, timeout};
 use tracing::{info, warn};
 
-use crate::client::{Client, CollectorAddress, RequestFailure, RetryAdvice};
+use crate::client::{CollectorAddress, CollectorClient, RequestFailure, RetryAdvice};
 use crate::logs::{self, Unreported};
 use crate::metrics::{self, StartTimes};
 use crate::queue::ExportQueue;
@@ -141,8 +141,8 @@ impl Exporter {
         runtime.shutdown_background();
     }
 
-    fn sender(&self) -> (Client, Duration) {
-        (Client::new(self.settings.endpoint.clone()), PAUSES[0])
+    fn sender(&self) -> (CollectorClient, Duration) {
+        (CollectorClient::new(self.settings.endpoint.clone()), PAUSES[0])
     }
 
     async fn send_logs(self) {
@@ -155,7 +155,7 @@ impl Exporter {
     }
 
     /// Sends all records that wait; with the pause after the next failure.
-    async fn send_waiting(&self, (client, pause): &mut (Client, Duration)) {
+    async fn send_waiting(&self, (client, pause): &mut (CollectorClient, Duration)) {
         loop {
             let (records, lost) = self.queue.take(BATCH);
             if records.is_empty() && lost == 0 {
@@ -171,7 +171,7 @@ impl Exporter {
     /// records.
     async fn send_batch(
         &self,
-        client: &mut Client,
+        client: &mut CollectorClient,
         pause: &mut Duration,
         records: Vec<Bytes>,
         lost: u64,
@@ -221,7 +221,7 @@ impl Exporter {
     }
 
     async fn send_metrics(self, every: Duration, text: impl Fn() -> Option<String>) {
-        let mut client = Client::new(self.settings.endpoint.clone());
+        let mut client = CollectorClient::new(self.settings.endpoint.clone());
         let mut starts = StartTimes::new(logs::now());
         // Agents that start together, as in a rollout, do not send together.
         let mut due = interval_at(tokio::time::Instant::now() + every.mul_f64(random()), every);

@@ -190,14 +190,14 @@ mod tests {
     use netpold_api::workload::WorkloadName;
 
     use super::*;
-    use crate::wire::Value;
+    use crate::wire::AttributeValue;
 
     fn texts(record: &LogRecord) -> Vec<(String, String)> {
         let text = |pair: &KeyValue| {
             let value = match pair.value.clone()?.value? {
-                Value::Text(text) => text,
-                Value::Int(number) => number.to_string(),
-                Value::Array(array) => format!("{} texts", array.values.len()),
+                AttributeValue::Text(text) => text,
+                AttributeValue::Int(number) => number.to_string(),
+                AttributeValue::Array(array) => format!("{} texts", array.values.len()),
             };
             Some((pair.key.clone(), value))
         };

@@ -13,12 +13,12 @@ pub(crate) const WARN: i32 = 13;
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AnyValue {
-    #[prost(oneof = "Value", tags = "1, 3, 5")]
-    pub(crate) value: Option<Value>,
+    #[prost(oneof = "AttributeValue", tags = "1, 3, 5")]
+    pub(crate) value: Option<AttributeValue>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(crate) enum Value {
+pub(crate) enum AttributeValue {
     #[prost(string, tag = "1")]
     Text(String),
     #[prost(int64, tag = "3")]
@@ -214,34 +214,34 @@ pub(crate) struct MetricsRequest {
 
 impl KeyValue {
     pub(crate) fn text(key: impl Into<String>, value: impl Into<String>) -> Self {
-        Self::new(key, Value::Text(value.into()))
+        Self::new(key, AttributeValue::Text(value.into()))
     }
 
     pub(crate) fn int(key: impl Into<String>, value: u64) -> Self {
-        Self::new(key, Value::Int(i64::try_from(value).unwrap_or(i64::MAX)))
+        Self::new(key, AttributeValue::Int(i64::try_from(value).unwrap_or(i64::MAX)))
     }
 
     pub(crate) fn texts(key: impl Into<String>, values: impl Iterator<Item = String>) -> Self {
         let values = values.map(AnyValue::text).collect();
-        Self::new(key, Value::Array(ArrayValue { values }))
+        Self::new(key, AttributeValue::Array(ArrayValue { values }))
     }
 
     /// Returns the value if it is a text.
     pub(crate) fn as_text(&self) -> Option<&str> {
         match self.value.as_ref()?.value.as_ref()? {
-            Value::Text(text) => Some(text),
-            Value::Int(_) | Value::Array(_) => None,
+            AttributeValue::Text(text) => Some(text),
+            AttributeValue::Int(_) | AttributeValue::Array(_) => None,
         }
     }
 
-    fn new(key: impl Into<String>, value: Value) -> Self {
+    fn new(key: impl Into<String>, value: AttributeValue) -> Self {
         Self { key: key.into(), value: Some(AnyValue { value: Some(value) }) }
     }
 }
 
 impl AnyValue {
     pub(crate) fn text(text: String) -> Self {
-        Self { value: Some(Value::Text(text)) }
+        Self { value: Some(AttributeValue::Text(text)) }
     }
 }
 

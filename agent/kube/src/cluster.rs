@@ -47,11 +47,11 @@ use self::all_pods::StartPods;
 pub use self::answer::is_quiet;
 use self::connection::Connection;
 pub use self::connection::{Access, ConnectError, client, default_namespace, is_configured};
-pub use self::denials::{Denial, Denials, DropKey};
+pub use self::denials::{DenialReport, Denials, DropKey};
 pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::{Follower, Narrow};
-use self::hub::{Hub, KindVersion, NodeScope, Update};
-use self::kind::{ClusterNetworkPolicy, Kind};
+use self::hub::{Hub, KindUpdate, KindVersion, NodeScope};
+use self::kind::{ClusterNetworkPolicy, WatchedKind};
 pub use self::list::{Listed, Lister};
 use self::node_use::NodeUse;
 use self::outage::{Following, Outage};
@@ -85,7 +85,7 @@ pub enum FollowedPeers {
 
 /// Objects to follow.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct WatchSettings {
     /// Access to the API server.
     pub access: Access,
     /// Name of the own node.
@@ -103,7 +103,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// No API server is configured, or the credentials are unusable.
-pub async fn watch(settings: Settings) -> Result<(ObjectStream, EventRecorder), ConnectError> {
+pub async fn watch(settings: WatchSettings) -> Result<(ObjectStream, EventRecorder), ConnectError> {
     let connection = Arc::new(Connection::open(settings.access).await?);
     let (updates, received) = mpsc::channel(IN_FLIGHT);
     let (batches, source) = mpsc::channel(IN_FLIGHT);
@@ -166,7 +166,7 @@ pub async fn watch_policies(
 struct Starter {
     connection: Arc<Connection>,
     outage: Arc<Outage>,
-    updates: mpsc::Sender<Update>,
+    updates: mpsc::Sender<KindUpdate>,
     kinds: Vec<KindStatus>,
 }
 
@@ -188,8 +188,8 @@ impl Starter {
         &mut self,
         pods: usize,
         of_node: (&str, PeerTimes),
-        updates: mpsc::Receiver<Update>,
-    ) -> mpsc::Receiver<Update> {
+        updates: mpsc::Receiver<KindUpdate>,
+    ) -> mpsc::Receiver<KindUpdate> {
         let (out, merged) = mpsc::channel(IN_FLIGHT);
         let (events, slices) = mpsc::channel(IN_FLIGHT);
         let kinds = PeerKinds { pods, slices: self.kinds.len() };
@@ -213,7 +213,7 @@ impl Starter {
         merged
     }
 
-    fn start<K: Kind>(&mut self, narrow: Option<Narrow>) {
+    fn start<K: WatchedKind>(&mut self, narrow: Option<Narrow>) {
         let (connection, updates) = (Arc::clone(&self.connection), self.updates.clone());
         let member = self.outage.member();
         let follower = Follower::<K>::new(connection, member, updates, self.kinds.len(), narrow);

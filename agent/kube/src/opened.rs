@@ -18,7 +18,7 @@ pub enum SourceOrigin {
     /// A directory of manifests.
     Manifests(PathBuf),
     /// A cluster's API server.
-    Cluster(cluster::Settings),
+    Cluster(cluster::WatchSettings),
 }
 
 impl SourceOrigin {

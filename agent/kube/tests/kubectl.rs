@@ -8,7 +8,7 @@ use std::process::Command;
 use std::thread;
 
 use netpold_kube::document::{DocumentNode, Documents, Value};
-use netpold_testbed::apiserver::Kubectl;
+use netpold_testbed::apiserver::KubectlBinary;
 use netpold_testbed::skip;
 use serde_json::{Deserializer, Map, Number, Value as Json};
 use tempfile::TempDir;
@@ -218,7 +218,7 @@ fn file(numbers: &mut Numbers) -> String {
 }
 
 /// Returns the objects that kubectl reads in a file, and its error.
-fn by_kubectl(kubectl: &Kubectl, path: &Path) -> (Vec<Json>, String) {
+fn by_kubectl(kubectl: &KubectlBinary, path: &Path) -> (Vec<Json>, String) {
     let mut command = Command::new(kubectl.path());
     command.args(["annotate", "--local", "-o", "json", "-f"]).arg(path).arg("none-");
     let output = command.env_clear().output().unwrap();
@@ -305,7 +305,7 @@ fn is_refused_on_purpose(error: &str) -> bool {
 }
 
 /// Compares the readings of one file. Returns a description of the difference.
-fn difference(kubectl: &Kubectl, folder: &Path, number: u32) -> Option<String> {
+fn difference(kubectl: &KubectlBinary, folder: &Path, number: u32) -> Option<String> {
     let text = file(&mut Numbers(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     let path = folder.join(format!("{number}.yaml"));
     fs::write(&path, &text).unwrap();
@@ -329,7 +329,7 @@ fn difference(kubectl: &Kubectl, folder: &Path, number: u32) -> Option<String> {
 #[test]
 fn generated_documents_are_read_as_kubectl_reads_them() {
     const TEST: &str = "generated_documents_are_read_as_kubectl_reads_them";
-    let Some(kubectl) = Kubectl::find() else {
+    let Some(kubectl) = KubectlBinary::find() else {
         return skip(TEST, "needs a kubectl (`cargo xtask setup`)");
     };
     let folder = TempDir::new().unwrap();

@@ -26,7 +26,7 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let objects: Vec<Change> = generate::Cluster::from_seed(seed).objects;
+        let objects: Vec<Change> = generate::GeneratedCluster::from_seed(seed).objects;
         let objects: Vec<Change> = objects.into_iter().filter(Change::is_object).collect();
         let cluster: Cluster = objects.iter().cloned().collect();
         let named = named_pairs(&cluster, &[], usize::MAX);

@@ -52,16 +52,16 @@ impl KnownNames {
 #[derive(Debug, Default)]
 pub struct HeldPolicies {
     names: KnownNames,
-    policies: BTreeMap<Key, Held>,
+    policies: BTreeMap<Key, HeldPolicy>,
     cluster_policies: HeldClusterPolicies,
 }
 
 /// NetworkPolicy.
 #[derive(Debug)]
-struct Held {
+struct HeldPolicy {
     policy: Policy,
     needs: Vocabulary,
-    in_force: InForce,
+    in_force: PolicyInForce,
     /// Arrival of this version.
     arrived: Duration,
     /// Start of the time in which the present version is not in force as a whole.
@@ -70,7 +70,7 @@ struct Held {
 
 /// Form of a policy that is in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum InForce {
+enum PolicyInForce {
     Nothing,
     /// Without the grants by missing names.
     Reduced(Box<Policy>),
@@ -90,7 +90,7 @@ impl HeldPolicies {
             Change::Policy(policy) => self.set(policy, now).into_iter().collect(),
             Change::PolicyGone(key) => {
                 let held = self.policies.remove(&key);
-                let held = held.filter(|held| held.in_force != InForce::Nothing);
+                let held = held.filter(|held| held.in_force != PolicyInForce::Nothing);
                 held.map(|_| Change::PolicyGone(key)).into_iter().collect()
             }
             Change::ClusterPolicy(policy) => {
@@ -110,11 +110,11 @@ impl HeldPolicies {
         let before = self.policies.remove(&key);
         let incomplete = before.as_ref().and_then(|held| held.incomplete);
         let in_force = match before.map(|held| held.in_force) {
-            Some(InForce::Whole) => InForce::Earlier,
-            before => before.unwrap_or(InForce::Nothing),
+            Some(PolicyInForce::Whole) => PolicyInForce::Earlier,
+            before => before.unwrap_or(PolicyInForce::Nothing),
         };
         let needs = Vocabulary::of_policy(&policy);
-        let mut held = Held { policy, needs, in_force, arrived: now, incomplete };
+        let mut held = HeldPolicy { policy, needs, in_force, arrived: now, incomplete };
         let comes = held.enforce(&self.names, now, REDUCED_AFTER);
         self.policies.insert(key, held);
         comes
@@ -178,10 +178,10 @@ impl HeldPolicies {
     pub fn problems(&self) -> impl Iterator<Item = String> {
         let policies = self.policies.iter().filter_map(|(key, held)| {
             let outcome = match held.in_force {
-                InForce::Whole => return None,
-                InForce::Nothing => "it is not in force yet",
-                InForce::Reduced(_) => "until then they grant nothing",
-                InForce::Earlier => "its last state stays in force",
+                PolicyInForce::Whole => return None,
+                PolicyInForce::Nothing => "it is not in force yet",
+                PolicyInForce::Reduced(_) => "until then they grant nothing",
+                PolicyInForce::Earlier => "its last state stays in force",
             };
             Some(format!(
                 "NetworkPolicy {key}: peer slices lack labels or ports that it names; {outcome}"
@@ -194,29 +194,29 @@ impl HeldPolicies {
     }
 }
 
-impl Held {
+impl HeldPolicy {
     /// Puts the policy into force, as far as the names are known; returns the change that comes into force. An earlier state
     /// with other names stays for `patience`.
     fn enforce(&mut self, names: &KnownNames, now: Duration, patience: Duration) -> Option<Change> {
         if names.cover(&self.needs) {
-            let is_news = self.in_force != InForce::Whole;
-            (self.in_force, self.incomplete) = (InForce::Whole, None);
+            let is_news = self.in_force != PolicyInForce::Whole;
+            (self.in_force, self.incomplete) = (PolicyInForce::Whole, None);
             return is_news.then(|| Change::Policy(self.policy.clone()));
         }
         let KnownNames::Of(vocabulary) = names else { return None };
         let since = *self.incomplete.get_or_insert(now);
-        let has_state = matches!(self.in_force, InForce::Whole | InForce::Earlier);
+        let has_state = matches!(self.in_force, PolicyInForce::Whole | PolicyInForce::Earlier);
         if has_state && now.saturating_sub(since) < patience {
             return None;
         }
-        let reduced = InForce::Reduced(Box::new(reduced(&self.policy, vocabulary)));
+        let reduced = PolicyInForce::Reduced(Box::new(reduced(&self.policy, vocabulary)));
         if self.in_force == reduced {
             return None;
         }
         self.in_force = reduced;
         match &self.in_force {
-            InForce::Reduced(policy) => Some(Change::Policy((**policy).clone())),
-            InForce::Nothing | InForce::Earlier | InForce::Whole => None,
+            PolicyInForce::Reduced(policy) => Some(Change::Policy((**policy).clone())),
+            PolicyInForce::Nothing | PolicyInForce::Earlier | PolicyInForce::Whole => None,
         }
     }
 }

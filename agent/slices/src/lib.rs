@@ -28,4 +28,4 @@ pub use encode::encode;
 pub use held_policies::{HeldPolicies, KnownNames, REDUCED_AFTER};
 pub use packing::{MAX_PODS, Packing, Placed, SliceNumber, slice_name, slice_number};
 pub use view::{PeerOrigin, PeerView};
-pub use vocabulary::{MAX_NAMES, NAMESPACE_NAMES, Name, Vocabulary};
+pub use vocabulary::{MAX_NAMES, NAMESPACE_NAMES, Vocabulary, VocabularyName};

@@ -16,7 +16,7 @@ const MAX_PORTS: usize = 1_000;
 const MAX_ADDRESSES: usize = 16;
 
 /// Name, with whether it is a port's.
-pub type Name<'a> = (bool, &'a str);
+pub type VocabularyName<'a> = (bool, &'a str);
 
 /// Label keys and port names in policies. No verdict about a pod of another node depends on its other labels and ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,7 +62,11 @@ impl Vocabulary {
     }
 
     /// Adds names as long as there are at most `limit`.
-    pub fn add_within<'a>(&mut self, names: impl IntoIterator<Item = Name<'a>>, limit: usize) {
+    pub fn add_within<'a>(
+        &mut self,
+        names: impl IntoIterator<Item = VocabularyName<'a>>,
+        limit: usize,
+    ) {
         for (is_port, name) in names {
             let is_full = self.len() >= limit;
             let known = if is_port { &mut self.port_names } else { &mut self.label_keys };
@@ -85,7 +89,7 @@ impl Vocabulary {
     }
 
     /// Returns the names, with whether each is a port's.
-    pub fn all(&self) -> impl Iterator<Item = Name<'_>> {
+    pub fn all(&self) -> impl Iterator<Item = VocabularyName<'_>> {
         let ports = self.port_names.iter().map(|name| (true, name.as_str()));
         self.label_keys.iter().map(|key| (false, key.as_str())).chain(ports)
     }

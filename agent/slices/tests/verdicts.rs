@@ -3,13 +3,13 @@
 
 use netpold_core::model::{Change, Key, Pod};
 use netpold_slices::{MAX_PODS, Vocabulary, decode, encode};
-use netpold_testkit::generate::{Choices, Cluster, NODE, Packet, PacketSource};
+use netpold_testkit::generate::{Choices, GeneratedCluster, NODE, OpeningPacket, PacketSource};
 use netpold_testkit::oracle::Oracle;
 
 const CLUSTERS: u64 = 600;
 const PACKETS: usize = 150;
 
-fn vocabulary(cluster: &Cluster) -> Vocabulary {
+fn vocabulary(cluster: &GeneratedCluster) -> Vocabulary {
     let mut all = Vocabulary::default();
     for change in &cluster.objects {
         if let Change::Policy(policy) = change {
@@ -23,7 +23,7 @@ fn vocabulary(cluster: &Cluster) -> Vocabulary {
 }
 
 /// The cluster's state as an agent of [`NODE`] knows it by slices of this vocabulary, after their way over the wire.
-fn by_slices(cluster: &Cluster, vocabulary: &Vocabulary) -> Oracle {
+fn by_slices(cluster: &GeneratedCluster, vocabulary: &Vocabulary) -> Oracle {
     let mut oracle: Oracle = cluster.objects.iter().cloned().collect();
     let (own, others): (Vec<Pod>, Vec<Pod>) =
         oracle.pods.into_iter().partition(|pod| *pod.node == *NODE);
@@ -41,7 +41,7 @@ fn by_slices(cluster: &Cluster, vocabulary: &Vocabulary) -> Oracle {
 }
 
 /// Number of packets with different verdicts.
-fn differences(seed: u64, cluster: &Cluster, vocabulary: &Vocabulary) -> usize {
+fn differences(seed: u64, cluster: &GeneratedCluster, vocabulary: &Vocabulary) -> usize {
     let own = cluster.pods().filter(|pod| *pod.node == *NODE && !pod.host_network);
     let own: Vec<Key> = own.map(|pod| pod.key.clone()).collect();
     if own.is_empty() {
@@ -50,7 +50,7 @@ fn differences(seed: u64, cluster: &Cluster, vocabulary: &Vocabulary) -> usize {
     let whole: Oracle = cluster.objects.iter().cloned().collect();
     let reduced = by_slices(cluster, vocabulary);
     let (source, mut choices) = (PacketSource::new(cluster), Choices::from_seed(seed));
-    let differs = |Packet { pod, direction, remote, protocol, port }: &Packet| {
+    let differs = |OpeningPacket { pod, direction, remote, protocol, port }: &OpeningPacket| {
         let verdict = |oracle: &Oracle| {
             let pod = oracle.pods.iter().find(|it| it.key == *pod).unwrap();
             oracle.judge(pod, *direction, *remote, *protocol, *port)
@@ -64,7 +64,7 @@ fn differences(seed: u64, cluster: &Cluster, vocabulary: &Vocabulary) -> usize {
 #[test]
 fn slices_give_the_verdicts_of_whole_pods() {
     for seed in 0..CLUSTERS {
-        let cluster = Cluster::from_seed(seed);
+        let cluster = GeneratedCluster::from_seed(seed);
         assert_eq!(differences(seed, &cluster, &vocabulary(&cluster)), 0, "seed {seed}");
     }
 }
@@ -74,7 +74,7 @@ fn slices_give_the_verdicts_of_whole_pods() {
 fn slices_without_labels_of_a_policy_are_recognised() {
     let mut differing = 0;
     for seed in 0..CLUSTERS {
-        let cluster = Cluster::from_seed(seed);
+        let cluster = GeneratedCluster::from_seed(seed);
         let needed = vocabulary(&cluster);
         assert!(needed.covers(&needed));
         let known = Vocabulary::default();

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 use netpold_engine::events::DropLogLine;
 use netpold_engine::publish::{AgentState, PublishSettings, Publisher};
 use netpold_engine::{
-    Enforcement, Engine, denials, hindrances, to_tell_of_node, unsupported_policies,
+    EnforcementState, Engine, denials, hindrances, to_tell_of_node, unsupported_policies,
 };
 
 /// Recorder of Events and publisher of the enforced state.
@@ -59,7 +59,7 @@ impl Reports {
             let in_sync = source.borrow().in_sync;
             let engine = lock(&engine);
             let held_since = Instant::now();
-            let (enforcement, problems) = (Enforcement::of(&engine), hindrances(&engine));
+            let (enforcement, problems) = (EnforcementState::of(&engine), hindrances(&engine));
             (AgentState { enforcement, problems, in_sync }, held_since.elapsed())
         };
         let ring = Arc::clone(&self.ring);

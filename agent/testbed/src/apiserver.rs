@@ -35,18 +35,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
-pub use self::access::Access;
+pub use self::access::Credential;
 pub use self::audit::{AUDIT_POLICY, Request, read_requests};
 pub use self::binaries::{
-    CACHED, KUBECTL_CACHED, KubeBinaries, Kubectl, VERSION, require_apiserver,
+    CACHED, KUBECTL_CACHED, KubeBinaries, KubectlBinary, VERSION, require_apiserver,
 };
 use self::etcd::Etcd;
 pub use self::kubectl::ask_kubectl;
 pub use self::meter::{Meter, Passed};
-use self::objects::Proxy;
+use self::objects::KubectlProxy;
 use self::process::Process;
 use crate::netns::Netns;
-use crate::node::Node;
+use crate::node::TestNode;
 
 /// Token of the administrator.
 pub(crate) const ADMIN_TOKEN: &str = "admin-of-a-test";
@@ -57,7 +57,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// An API server and its etcd. Dropping it kills both and removes their directory.
 #[derive(Debug)]
 pub struct ApiServer {
-    proxy: OnceLock<Proxy>,
+    proxy: OnceLock<KubectlProxy>,
     // Dropped before etcd: without etcd the server only logs errors.
     server: Process,
     etcd: Etcd,
@@ -82,7 +82,7 @@ impl ApiServer {
     ///
     /// # Errors
     /// As [`ApiServer::start`].
-    pub fn start_on(node: &Node) -> Result<Self> {
+    pub fn start_on(node: &TestNode) -> Result<Self> {
         let IpAddr::V4(address) = node.addresses()[0] else { bail!("a node without IPv4") };
         Self::start_at(Some(Arc::clone(node.netns())), address, [6443, 2379, 2380])
     }
@@ -223,10 +223,11 @@ impl ApiServer {
     }
 
     /// The running `kubectl proxy`, started at the first request.
-    fn proxy(&self) -> Result<&Proxy> {
+    fn proxy(&self) -> Result<&KubectlProxy> {
         if self.proxy.get().is_none() {
             self.write_admin()?;
-            let proxy = Proxy::start(&self.binaries.kubectl, self.netns.clone(), self.directory())?;
+            let proxy =
+                KubectlProxy::start(&self.binaries.kubectl, self.netns.clone(), self.directory())?;
             let _ = self.proxy.set(proxy);
         }
         self.proxy.get().context("no proxy")

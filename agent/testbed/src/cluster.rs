@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::Protocol;
+use crate::ProbeProtocol;
 use crate::agent::{Agent, AgentOptions};
-use crate::flow::Flow;
+use crate::flow::TestFlow;
 use crate::host::Host;
 use crate::manifests::{Manifests, marker, namespace};
-use crate::node::{Cni, Node, link_nodes, mac_text};
-use crate::pod::{Pod, PodSpec};
+use crate::node::{Cni, TestNode, link_nodes, mac_text};
+use crate::pod::{PodSpec, TestPod};
 use crate::probe::{ProbeResult, ReachProbe, probe_all};
 
 /// Limit for allowed packets to arrive, for busy machines too.
@@ -38,17 +38,18 @@ pub const PORT: u16 = 80;
 /// Namespace of all pods.
 pub const NAMESPACE: &str = "shop";
 
-const ALL: [Protocol; 4] = [Protocol::Icmp, Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+const ALL: [ProbeProtocol; 4] =
+    [ProbeProtocol::Icmp, ProbeProtocol::Tcp, ProbeProtocol::Udp, ProbeProtocol::Sctp];
 const CIDRS: [(&str, &str); 2] =
     [("10.1.1.0/24", "fd00:1:1::/64"), ("10.1.2.0/24", "fd00:1:2::/64")];
 
 /// Fields drop in this order: agents end before the pods and nodes that they observe.
-pub struct Cluster {
+pub struct TestCluster {
     /// One agent for each node, in the order of the nodes.
     pub agents: Vec<Agent>,
-    pods: BTreeMap<String, (usize, Pod)>,
+    pods: BTreeMap<String, (usize, TestPod)>,
     /// One or two nodes.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<TestNode>,
     policies: BTreeMap<String, Value>,
     /// Further objects.
     pub objects: Vec<Value>,
@@ -60,18 +61,18 @@ pub struct Cluster {
     pub pending: BTreeSet<String>,
     /// Endpoints that the agents still enforce without a pod in `pods`, by name and interface.
     pub deleted: BTreeMap<String, u32>,
-    /// Further arguments of the agents, set before the first [`Cluster::enforce`].
+    /// Further arguments of the agents, set before the first [`TestCluster::enforce`].
     pub arguments: Vec<String>,
     /// Labels of [`NAMESPACE`].
     pub labels: Vec<(&'static str, &'static str)>,
     /// Annotations of [`NAMESPACE`].
     pub annotations: Vec<(&'static str, &'static str)>,
-    /// Final change to the agents' commands, set before the first [`Cluster::enforce`].
+    /// Final change to the agents' commands, set before the first [`TestCluster::enforce`].
     pub prepare: fn(&mut Command),
     state: u32,
 }
 
-impl Cluster {
+impl TestCluster {
     /// A cluster of one node.
     #[must_use]
     pub fn one(cni: Cni) -> Self {
@@ -90,7 +91,7 @@ impl Cluster {
         let directory = tempfile::tempdir().unwrap();
         let mut nodes = Vec::new();
         for (cni, (cidr4, cidr6)) in kinds.iter().zip(CIDRS) {
-            let node = Node::new(&format!("n{}", nodes.len() + 1), *cni, cidr4, cidr6).unwrap();
+            let node = TestNode::new(&format!("n{}", nodes.len() + 1), *cni, cidr4, cidr6).unwrap();
             serve(&node);
             nodes.push(node);
         }
@@ -134,7 +135,7 @@ impl Cluster {
 
     /// The pod of that name.
     #[must_use]
-    pub fn pod(&self, name: &str) -> &Pod {
+    pub fn pod(&self, name: &str) -> &TestPod {
         &self.pods[name].1
     }
 
@@ -145,22 +146,22 @@ impl Cluster {
     }
 
     /// The pod of that name, mutable.
-    pub fn pod_mut(&mut self, name: &str) -> &mut Pod {
+    pub fn pod_mut(&mut self, name: &str) -> &mut TestPod {
         &mut self.pods.get_mut(name).unwrap().1
     }
 
     /// Removes a pod and returns it; dropping it deletes its namespace.
-    pub fn take(&mut self, name: &str) -> Pod {
+    pub fn take(&mut self, name: &str) -> TestPod {
         self.pods.remove(name).unwrap().1
     }
 
-    /// Sets the policy of that name; in force with the next [`Cluster::enforce`].
+    /// Sets the policy of that name; in force with the next [`TestCluster::enforce`].
     pub fn policy(&mut self, name: &str, spec: Value) -> &mut Self {
         self.policies.insert(name.to_owned(), spec);
         self
     }
 
-    /// Removes the policy of that name, with the next [`Cluster::enforce`].
+    /// Removes the policy of that name, with the next [`TestCluster::enforce`].
     pub fn without_policy(&mut self, name: &str) -> &mut Self {
         self.policies.remove(name).expect("a policy of that name");
         self
@@ -189,7 +190,7 @@ impl Cluster {
         let annotations = annotations.map(|(key, value)| ((*key).to_owned(), Value::from(*value)));
         own["metadata"]["annotations"] = Value::Object(annotations.collect());
         let mut objects = vec![own, namespace("netpold-marker", &[])];
-        objects.extend(self.nodes.iter().map(Node::manifest));
+        objects.extend(self.nodes.iter().map(TestNode::manifest));
         objects.extend(self.nodes.iter().map(|node| marker(node.name(), self.state)));
         objects.extend(self.pods.values().map(|(_, pod)| {
             let mut manifest = pod.manifest();
@@ -213,7 +214,7 @@ impl Cluster {
         }
     }
 
-    fn start_agent(&self, node: &Node) -> Agent {
+    fn start_agent(&self, node: &TestNode) -> Agent {
         let options = AgentOptions {
             binary: binary(),
             manifests: self.manifests.directory().to_owned(),
@@ -230,7 +231,7 @@ impl Cluster {
 
     /// A flow between pods after its first answer.
     #[must_use]
-    pub fn flow(&self, from: &str, protocol: Protocol, to: IpAddr) -> Flow {
+    pub fn flow(&self, from: &str, protocol: ProbeProtocol, to: IpAddr) -> TestFlow {
         let mut flow = self.pod(from).open_flow(protocol, (to, PORT).into(), PATIENCE).unwrap();
         assert!(flow.ping(PATIENCE), "{protocol} from {from} to {to} is answered");
         flow
@@ -340,7 +341,7 @@ pub fn remount(path: &Path, how: &str) {
 }
 
 fn serve(host: &Host) {
-    Protocol::WITH_PORTS.into_iter().for_each(|protocol| host.serve(protocol, PORT).unwrap());
+    ProbeProtocol::WITH_PORTS.into_iter().for_each(|protocol| host.serve(protocol, PORT).unwrap());
 }
 
 fn probes<'a>(from: &'a Host, addresses: &[IpAddr]) -> Vec<ReachProbe<'a>> {
@@ -353,7 +354,7 @@ fn probes<'a>(from: &'a Host, addresses: &[IpAddr]) -> Vec<ReachProbe<'a>> {
 pub fn all_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
     let probes = probes(from, addresses);
     for (probe, result) in probes.iter().zip(probe_all(&probes, PATIENCE)) {
-        let name = if probe.protocol == Protocol::Icmp { "" } else { to.name() };
+        let name = if probe.protocol == ProbeProtocol::Icmp { "" } else { to.name() };
         let expected = ProbeResult::Connected(name.into());
         assert_eq!(result, expected, "{} to {name} {}, {}", from.name(), probe.to, probe.protocol);
     }

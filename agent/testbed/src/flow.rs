@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use socket2::{Domain, Socket, Type};
 
-use crate::Protocol;
+use crate::ProbeProtocol;
 use crate::host::Host;
 use crate::probe::nonce;
 
@@ -16,8 +16,13 @@ impl Host {
     ///
     /// # Errors
     /// When the connection is not established in time.
-    pub fn open_flow(&self, protocol: Protocol, to: SocketAddr, timeout: Duration) -> Result<Flow> {
-        Flow::open(self, None, (protocol, to), timeout)
+    pub fn open_flow(
+        &self,
+        protocol: ProbeProtocol,
+        to: SocketAddr,
+        timeout: Duration,
+    ) -> Result<TestFlow> {
+        TestFlow::open(self, None, (protocol, to), timeout)
     }
 
     /// [`Host::open_flow`] from a given address and port.
@@ -27,33 +32,35 @@ impl Host {
     pub fn open_flow_from(
         &self,
         own: SocketAddr,
-        protocol: Protocol,
+        protocol: ProbeProtocol,
         to: SocketAddr,
         timeout: Duration,
-    ) -> Result<Flow> {
-        Flow::open(self, Some(own), (protocol, to), timeout)
+    ) -> Result<TestFlow> {
+        TestFlow::open(self, Some(own), (protocol, to), timeout)
     }
 }
 
 /// An open TCP connection, or a UDP socket that keeps its port.
 #[derive(Debug)]
-pub struct Flow {
+pub struct TestFlow {
     socket: Socket,
-    protocol: Protocol,
+    protocol: ProbeProtocol,
     pending: Vec<u8>,
 }
 
-impl Flow {
+impl TestFlow {
     pub(crate) fn open(
         from: &Host,
         own: Option<SocketAddr>,
-        (protocol, to): (Protocol, SocketAddr),
+        (protocol, to): (ProbeProtocol, SocketAddr),
         timeout: Duration,
     ) -> Result<Self> {
         let kind = match protocol {
-            Protocol::Tcp => Type::STREAM,
-            Protocol::Udp => Type::DGRAM,
-            Protocol::Sctp | Protocol::Icmp => bail!("{protocol} has no flows that stay open here"),
+            ProbeProtocol::Tcp => Type::STREAM,
+            ProbeProtocol::Udp => Type::DGRAM,
+            ProbeProtocol::Sctp | ProbeProtocol::Icmp => {
+                bail!("{protocol} has no flows that stay open here")
+            }
         };
         let socket = from.run(|| Socket::new(Domain::for_address(to), kind, None))?;
         let socket = socket.context("socket")?;
@@ -66,7 +73,7 @@ impl Flow {
             .connect_timeout(&to.into(), timeout)
             .with_context(|| format!("{} cannot connect to {to}", from.name()))?;
         socket.set_nonblocking(false)?;
-        if protocol == Protocol::Tcp {
+        if protocol == ProbeProtocol::Tcp {
             socket.set_tcp_nodelay(true)?;
         }
         Ok(Self { socket, protocol, pending: Vec::new() })
@@ -78,7 +85,7 @@ impl Flow {
     pub fn ping(&mut self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let request = format!("{}\n", nonce());
-        if self.protocol == Protocol::Udp {
+        if self.protocol == ProbeProtocol::Udp {
             let middle = Instant::now() + timeout / 2;
             return self.ask(&request, middle) || self.ask(&request, deadline);
         }

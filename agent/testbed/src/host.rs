@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use crate::Protocol;
+use crate::ProbeProtocol;
 use crate::frame;
 use crate::netns::Netns;
 use crate::server::Servers;
@@ -63,7 +63,7 @@ impl Host {
     ///
     /// # Errors
     /// When the port is taken, and for ICMP, which only the kernel answers.
-    pub fn serve(&self, protocol: Protocol, port: u16) -> Result<()> {
+    pub fn serve(&self, protocol: ProbeProtocol, port: u16) -> Result<()> {
         self.servers.serve(&self.netns, protocol, port)
     }
 

@@ -68,18 +68,18 @@ mod wire;
 use std::path::{Path, PathBuf};
 
 pub use agent::{Agent, AgentOptions, GRACE, SLOWNESS, slowness, without_twins};
-pub use apiserver::{Access, ApiServer, ask_kubectl, require_apiserver};
+pub use apiserver::{ApiServer, Credential, ask_kubectl, require_apiserver};
 pub use child::KillOnDrop;
-pub use flow::Flow;
+pub use flow::TestFlow;
 pub use frame::ethernet;
 pub use host::Host;
 #[cfg(feature = "kubelet")]
 pub use kubelet::{Container, Kubelet};
 pub use manifests::{Manifests, marker, namespace};
 pub use netns::Netns;
-pub use node::{Cni, Node, link_nodes};
+pub use node::{Cni, TestNode, link_nodes};
 pub use packet::udp_frame;
-pub use pod::{Pod, PodSpec};
+pub use pod::{PodSpec, TestPod};
 pub use probe::{ProbeResult, ReachProbe, probe_all};
 pub use processor::{backlog_drops, processor_time};
 pub use signals::{catch_interrupts, interrupted};
@@ -91,7 +91,7 @@ pub use wire::{Offload, RawSocket};
 
 /// Protocol of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
+pub enum ProbeProtocol {
     /// A connection, a request and its answer.
     Tcp,
     /// A request and its answer.
@@ -102,12 +102,12 @@ pub enum Protocol {
     Icmp,
 }
 
-impl Protocol {
+impl ProbeProtocol {
     /// The three protocols that NetworkPolicy ports know.
     pub const WITH_PORTS: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 }
 
-impl std::fmt::Display for Protocol {
+impl std::fmt::Display for ProbeProtocol {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Tcp => "TCP",

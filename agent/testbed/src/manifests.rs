@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::node::Node;
-use crate::pod::Pod;
+use crate::node::TestNode;
+use crate::pod::TestPod;
 
 /// A directory of manifests. Files appear whole: written under a temporary name and renamed.
 #[derive(Clone, Debug)]
@@ -40,12 +40,12 @@ impl Manifests {
     pub fn write_cluster<'a>(
         &self,
         namespaces: &[Value],
-        nodes: impl IntoIterator<Item = &'a Node>,
-        pods: impl IntoIterator<Item = &'a Pod>,
+        nodes: impl IntoIterator<Item = &'a TestNode>,
+        pods: impl IntoIterator<Item = &'a TestPod>,
     ) -> Result<()> {
         let mut items = namespaces.to_vec();
-        items.extend(nodes.into_iter().map(Node::manifest));
-        items.extend(pods.into_iter().map(Pod::manifest));
+        items.extend(nodes.into_iter().map(TestNode::manifest));
+        items.extend(pods.into_iter().map(TestPod::manifest));
         self.write_objects("cluster.json", &items)
     }
 

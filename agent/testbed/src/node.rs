@@ -35,7 +35,7 @@ const FIRST_POD: u32 = 10;
 
 /// A node. It lives until it and all its pods are dropped.
 #[derive(Debug)]
-pub struct Node {
+pub struct TestNode {
     pub(crate) inner: Arc<Inner>,
     pub(crate) next_pod: AtomicU32,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Inner {
     pub(crate) address6: Ipv6Addr,
 }
 
-impl Deref for Node {
+impl Deref for TestNode {
     type Target = Host;
 
     fn deref(&self) -> &Host {
@@ -58,7 +58,7 @@ impl Deref for Node {
     }
 }
 
-impl Node {
+impl TestNode {
     /// Makes a node that forwards both families, with an address of each (its InternalIPs, on its
     /// loopback) and no link to anywhere.
     ///
@@ -73,10 +73,10 @@ impl Node {
         Self::with_addresses(name, cni, pod_cidr4, pod_cidr6, (address4, address6))
     }
 
-    /// [`Node::new`] with given addresses.
+    /// [`TestNode::new`] with given addresses.
     ///
     /// # Errors
-    /// As [`Node::new`].
+    /// As [`TestNode::new`].
     pub fn with_addresses(
         name: &str,
         cni: Cni,
@@ -176,7 +176,7 @@ impl Inner {
 ///
 /// # Errors
 /// When a link or route cannot be made, as for nodes with overlapping pod CIDRs.
-pub fn link_nodes(a: &Node, b: &Node) -> Result<()> {
+pub fn link_nodes(a: &TestNode, b: &TestNode) -> Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let link = format!("link{}", NUMBER.fetch_add(1, Ordering::Relaxed));
     ensure!(!Arc::ptr_eq(&a.inner, &b.inner), "a node cannot be linked to itself");

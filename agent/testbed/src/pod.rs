@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::Protocol;
+use crate::ProbeProtocol;
 use crate::host::Host;
 use crate::node::{
-    BRIDGE, BRIDGE_MAC, Cni, Inner, Node, PTP_GATEWAY, PTP_GATEWAY_V6, PTP_MAC, mac_text,
+    BRIDGE, BRIDGE_MAC, Cni, Inner, PTP_GATEWAY, PTP_GATEWAY_V6, PTP_MAC, TestNode, mac_text,
 };
 
 /// Name of the pod's side of its veth.
@@ -26,7 +26,7 @@ pub struct PodSpec {
     pub(crate) name: String,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
-    pub(crate) ports: Vec<(String, Protocol, u16)>,
+    pub(crate) ports: Vec<(String, ProbeProtocol, u16)>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) ifindex: Option<u32>,
 }
@@ -54,7 +54,7 @@ impl PodSpec {
 
     /// Adds a named container port to the manifest; [`Host::serve`] serves it.
     #[must_use]
-    pub fn port(mut self, name: &str, protocol: Protocol, port: u16) -> Self {
+    pub fn port(mut self, name: &str, protocol: ProbeProtocol, port: u16) -> Self {
         self.ports.push((name.into(), protocol, port));
         self
     }
@@ -76,7 +76,7 @@ impl PodSpec {
 
 /// A pod. Dropping it ends its servers and removes its veth and namespace.
 #[derive(Debug)]
-pub struct Pod {
+pub struct TestPod {
     host: Host,
     spec: PodSpec,
     uid: String,
@@ -86,7 +86,7 @@ pub struct Pod {
     node: Arc<Inner>,
 }
 
-impl Deref for Pod {
+impl Deref for TestPod {
     type Target = Host;
 
     fn deref(&self) -> &Host {
@@ -94,12 +94,12 @@ impl Deref for Pod {
     }
 }
 
-impl Node {
+impl TestNode {
     /// Adds a pod: a namespace behind a new veth.
     ///
     /// # Errors
     /// When a link or an address cannot be made.
-    pub fn add_pod(&self, spec: &PodSpec) -> Result<Pod> {
+    pub fn add_pod(&self, spec: &PodSpec) -> Result<TestPod> {
         let mut spec = spec.clone();
         if spec.addresses.is_empty() {
             let number = self.next_pod.fetch_add(1, Ordering::Relaxed);
@@ -108,11 +108,11 @@ impl Node {
                 Ipv6Addr::from(u128::from(self.inner.cidr6.network()) + u128::from(number)).into(),
             ];
         }
-        Pod::create(Arc::clone(&self.inner), spec)
+        TestPod::create(Arc::clone(&self.inner), spec)
     }
 }
 
-impl Pod {
+impl TestPod {
     pub(crate) fn create(node: Arc<Inner>, spec: PodSpec) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -259,7 +259,7 @@ impl Pod {
         })
     }
 
-    /// `metadata.uid` of [`Pod::manifest`]; an API server assigns another one.
+    /// `metadata.uid` of [`TestPod::manifest`]; an API server assigns another one.
     #[must_use]
     pub fn uid(&self) -> &str {
         &self.uid
@@ -376,7 +376,7 @@ impl Pod {
     }
 }
 
-impl Drop for Pod {
+impl Drop for TestPod {
     fn drop(&mut self) {
         // After `delete` the veth is already gone. Otherwise the kernel would remove it too, but only some time after
         // the namespace.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollTimeout, poll};
 
-use crate::Protocol;
+use crate::ProbeProtocol;
 use crate::host::Host;
 
 mod attempt;
@@ -23,7 +23,7 @@ pub struct ReachProbe<'a> {
     /// Source, a pod or node.
     pub from: &'a Host,
     /// Protocol of the request.
-    pub protocol: Protocol,
+    pub protocol: ProbeProtocol,
     /// Destination address.
     pub to: IpAddr,
     /// Destination port; without meaning for ICMP.
@@ -77,7 +77,7 @@ impl Host {
     #[must_use]
     pub fn probe(
         &self,
-        protocol: Protocol,
+        protocol: ProbeProtocol,
         to: IpAddr,
         port: u16,
         timeout: Duration,

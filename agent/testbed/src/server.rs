@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, Socket, Type};
 
-use crate::Protocol;
+use crate::ProbeProtocol;
 use crate::message;
 use crate::netns::Netns;
 use crate::sctp::{self, Chunk};
@@ -51,7 +51,7 @@ impl Servers {
     }
 
     /// Serves a port on both families. When this returns, the port answers.
-    pub(crate) fn serve(&self, netns: &Netns, protocol: Protocol, port: u16) -> Result<()> {
+    pub(crate) fn serve(&self, netns: &Netns, protocol: ProbeProtocol, port: u16) -> Result<()> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.is_none() {
             *running = Some(self.start()?);
@@ -59,11 +59,11 @@ impl Servers {
         let Some(running) = running.as_mut() else { return Ok(()) };
         let what = || format!("{} cannot serve {protocol} port {port}", self.name);
         let items = match protocol {
-            Protocol::Tcp => {
+            ProbeProtocol::Tcp => {
                 vec![Item::Listener(netns.run(|| listener(port))?.with_context(what)?)]
             }
-            Protocol::Udp => vec![Item::Udp(netns.run(|| udp(port))?.with_context(what)?)],
-            Protocol::Sctp => {
+            ProbeProtocol::Udp => vec![Item::Udp(netns.run(|| udp(port))?.with_context(what)?)],
+            ProbeProtocol::Sctp => {
                 self.sctp_ports.lock().unwrap_or_else(PoisonError::into_inner).insert(port);
                 if std::mem::replace(&mut running.speaks_sctp, true) {
                     return Ok(());
@@ -72,7 +72,9 @@ impl Servers {
                 let v6 = netns.run(|| raw_sctp(Domain::IPV6))?.with_context(what)?;
                 vec![Item::Sctp(v4, true), Item::Sctp(v6, false)]
             }
-            Protocol::Icmp => bail!("the kernel answers echo requests, there is nothing to serve"),
+            ProbeProtocol::Icmp => {
+                bail!("the kernel answers echo requests, there is nothing to serve")
+            }
         };
         for item in items {
             running.inbox.send(item).ok().context("the server thread is gone")?;

@@ -1,4 +1,4 @@
-//! Services of a [`Cluster`] as objects and as translation, and the answers of their backends.
+//! Services of a [`TestCluster`] as objects and as translation, and the answers of their backends.
 
 #![expect(
     clippy::unwrap_used,
@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::Protocol;
-use crate::cluster::{Cluster, NAMESPACE, PORT};
+use crate::ProbeProtocol;
+use crate::cluster::{NAMESPACE, PORT, TestCluster};
 use crate::host::Host;
 use crate::probe::{ProbeResult, ReachProbe, probe_all};
 use crate::translation::{Proxy, TranslatedPort};
@@ -24,7 +24,7 @@ pub const SERVICE_PORT: u16 = 8080;
 /// Port of Services at nodes.
 pub const NODE_PORT: u16 = 30080;
 /// The translated protocols.
-pub const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+pub const PROTOCOLS: [ProbeProtocol; 2] = [ProbeProtocol::Tcp, ProbeProtocol::Udp];
 /// Number of tries after which each of four backends is hit with a probability near one.
 const TRIES: usize = 12;
 /// Time for answers; later ones count as dropped.
@@ -63,7 +63,7 @@ impl EndpointState {
 
 /// A Service of TCP and UDP, with pods or addresses as backends.
 #[derive(Clone, Debug)]
-pub struct Service {
+pub struct TestService {
     /// Name in the namespace of all pods.
     pub name: String,
     number: u8,
@@ -78,7 +78,7 @@ pub struct Service {
     endpoints: Vec<(IpAddr, EndpointState)>,
 }
 
-impl Service {
+impl TestService {
     /// A Service without backends; the number is the last part of its addresses.
     #[must_use]
     pub fn new(number: u8, name: &str) -> Self {
@@ -95,13 +95,13 @@ impl Service {
 
     /// Adds ready pods as backends.
     #[must_use]
-    pub fn pods(self, cluster: &Cluster, names: &[&str]) -> Self {
+    pub fn pods(self, cluster: &TestCluster, names: &[&str]) -> Self {
         names.iter().fold(self, |service, name| service.pod(cluster, name, EndpointState::Ready))
     }
 
     /// Adds a pod as a backend.
     #[must_use]
-    pub fn pod(mut self, cluster: &Cluster, name: &str, state: EndpointState) -> Self {
+    pub fn pod(mut self, cluster: &TestCluster, name: &str, state: EndpointState) -> Self {
         self.endpoints.extend(cluster.pod(name).addresses().iter().map(|a| (*a, state)));
         self
     }
@@ -115,7 +115,7 @@ impl Service {
 
     /// Adds a pod that is not ready as a backend.
     #[must_use]
-    pub fn not_ready(self, cluster: &Cluster, name: &str) -> Self {
+    pub fn not_ready(self, cluster: &TestCluster, name: &str) -> Self {
         self.pod(cluster, name, EndpointState::NotReady)
     }
 
@@ -162,7 +162,7 @@ impl Service {
         }
         let led_to = self.endpoints.iter().filter(|(_, state)| state.is_led_to());
         let backends: Vec<SocketAddr> = led_to.map(|(a, _)| (*a, PORT).into()).collect();
-        let of = |protocol: Protocol| TranslatedPort {
+        let of = |protocol: ProbeProtocol| TranslatedPort {
             cluster_ips: self.cluster_ips().into(),
             external_ips: [self.external_ips(), self.balancer_ips()].concat(),
             node_port: self.node_port,
@@ -174,7 +174,7 @@ impl Service {
     }
 
     fn objects(&self) -> Vec<Value> {
-        let port = |protocol: Protocol| {
+        let port = |protocol: ProbeProtocol| {
             json!({ "name": protocol.to_string().to_lowercase(), "protocol": protocol.to_string(),
                     "port": self.port, "targetPort": PORT, "nodePort": self.node_port })
         };
@@ -203,7 +203,7 @@ impl Service {
 
     fn slice(&self, v6: bool) -> Value {
         let kind = if v6 { "IPv6" } else { "IPv4" };
-        let port = |protocol: Protocol| {
+        let port = |protocol: ProbeProtocol| {
             json!({ "name": protocol.to_string().to_lowercase(), "protocol": protocol.to_string(),
                     "port": PORT })
         };
@@ -229,18 +229,18 @@ impl Service {
 }
 
 /// Installs the Services' rules on every node, and adds their objects to the next update.
-pub fn provide(cluster: &mut Cluster, proxy: Proxy, services: &[Service]) {
+pub fn provide(cluster: &mut TestCluster, proxy: Proxy, services: &[TestService]) {
     describe(cluster, services);
     let translations: Vec<TranslatedPort> =
-        services.iter().flat_map(Service::translations).collect();
+        services.iter().flat_map(TestService::translations).collect();
     for node in &cluster.nodes {
         node.translate(proxy, &translations).unwrap();
     }
 }
 
 /// Adds only the objects of the Services to the next update, without translation.
-pub fn describe(cluster: &mut Cluster, services: &[Service]) {
-    cluster.objects = services.iter().flat_map(Service::objects).collect();
+pub fn describe(cluster: &mut TestCluster, services: &[TestService]) {
+    cluster.objects = services.iter().flat_map(TestService::objects).collect();
 }
 
 /// A policy that allows egress of an app's pods to the pods of others, at [`PORT`] alone.
@@ -296,7 +296,7 @@ pub const NOBODY: &[&str] = &[""];
 
 /// Number of packets that an agent's pods lost in egress for a reason.
 #[must_use]
-pub fn lost(cluster: &Cluster, node: usize, reason: &str) -> u64 {
+pub fn lost(cluster: &TestCluster, node: usize, reason: &str) -> u64 {
     let status = cluster.agents[node].status().unwrap();
     let drops = status["drops"].as_array().cloned().unwrap_or_default();
     let egress = |drop: &&Value| drop["direction"] == "egress" || drop["direction"] == "Egress";

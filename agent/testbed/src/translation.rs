@@ -14,7 +14,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 
-use crate::Protocol;
+use crate::ProbeProtocol;
 use crate::host::Host;
 
 /// Kind of the rules.
@@ -32,7 +32,7 @@ pub struct TranslatedPort {
     /// Unique name.
     pub name: String,
     /// Protocol, TCP or UDP.
-    pub protocol: Protocol,
+    pub protocol: ProbeProtocol,
     /// Addresses inside the cluster.
     pub cluster_ips: Vec<IpAddr>,
     /// External and load balancer addresses.
@@ -50,7 +50,7 @@ pub struct TranslatedPort {
 impl TranslatedPort {
     /// A port without addresses and backends.
     #[must_use]
-    pub fn new(name: &str, protocol: Protocol, port: u16) -> Self {
+    pub fn new(name: &str, protocol: ProbeProtocol, port: u16) -> Self {
         Self {
             name: name.into(),
             protocol,
@@ -65,7 +65,7 @@ impl TranslatedPort {
 
     /// Name of the protocol in rules.
     fn keyword(&self) -> &'static str {
-        if self.protocol == Protocol::Udp { "udp" } else { "tcp" }
+        if self.protocol == ProbeProtocol::Udp { "udp" } else { "tcp" }
     }
 
     /// The part of one family; `None` without a backend in that family.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use netpold_testbed::{
-    Agent, AgentOptions, Cni, Manifests, Node, PodSpec, namespace, require_root,
+    Agent, AgentOptions, Cni, Manifests, PodSpec, TestNode, namespace, require_root,
 };
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -52,7 +52,7 @@ fn an_agent_runs_in_its_nodes_namespace_and_leaves_nothing() {
         manifests: directory.path().into(),
         arguments: Vec::new(),
     };
-    let node = Node::new("node", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64").unwrap();
+    let node = TestNode::new("node", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64").unwrap();
     let inside = node.run(|| fs::read_link("/proc/thread-self/ns/net")).unwrap().unwrap();
     let mut agent = Agent::start(&node, options).unwrap();
     answer_for(&agent);
@@ -86,9 +86,9 @@ fn manifests_describe_the_cluster() {
     require_root!();
     let directory = tempfile::tempdir().unwrap();
     let manifests = Manifests::new(directory.path()).unwrap();
-    let node = Node::new("node", Cni::Bridge, "10.1.1.0/24", "fd00:1:1::/64").unwrap();
+    let node = TestNode::new("node", Cni::Bridge, "10.1.1.0/24", "fd00:1:1::/64").unwrap();
     let spec = PodSpec::new("shop", "web").label("app", "web");
-    let pod = node.add_pod(&spec.port("http", netpold_testbed::Protocol::Tcp, 8080)).unwrap();
+    let pod = node.add_pod(&spec.port("http", netpold_testbed::ProbeProtocol::Tcp, 8080)).unwrap();
     manifests.write_cluster(&[namespace("shop", &[("team", "a")])], [&node], [&pod]).unwrap();
     let files: Vec<_> = fs::read_dir(directory.path()).unwrap().flatten().collect();
     assert_eq!(files.len(), 1, "no temporary file is left");

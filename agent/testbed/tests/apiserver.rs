@@ -1,6 +1,6 @@
 //! The control plane of the tests.
 
-use netpold_testbed::{Access, ApiServer, require_apiserver};
+use netpold_testbed::{ApiServer, Credential, require_apiserver};
 use nix::sys::signal::Signal;
 
 const OBJECTS: &str = "
@@ -21,7 +21,7 @@ fn a_control_plane_comes_goes_and_comes_back() {
     let mut server = ApiServer::start().unwrap();
     server.apply(OBJECTS).unwrap();
     let token = server.token("shop", "reader").unwrap();
-    let reader = server.write_kubeconfig("reader", &Access::Token(&token)).unwrap();
+    let reader = server.write_kubeconfig("reader", &Credential::Token(&token)).unwrap();
     let refused = server
         .kubectl_command()
         .unwrap()

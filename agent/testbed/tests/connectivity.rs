@@ -6,18 +6,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use netpold_testbed::{
-    Cni, Host, Node, Pod, PodSpec, ProbeResult, Protocol, ReachProbe, link_nodes, probe_all,
-    require_root, udp_frame,
+    Cni, Host, PodSpec, ProbeProtocol, ProbeResult, ReachProbe, TestNode, TestPod, link_nodes,
+    probe_all, require_root, udp_frame,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(1);
 const PORTS: [u16; 2] = [80, 81];
 
 /// Two linked nodes, one of each kind, with `each` pods on each of them.
-fn cluster(each: usize) -> (Vec<Node>, Vec<Pod>) {
+fn cluster(each: usize) -> (Vec<TestNode>, Vec<TestPod>) {
     let nodes = vec![
-        Node::new("ptp", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64").unwrap(),
-        Node::new("bridge", Cni::Bridge, "10.1.2.0/24", "fd00:1:2::/64").unwrap(),
+        TestNode::new("ptp", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64").unwrap(),
+        TestNode::new("bridge", Cni::Bridge, "10.1.2.0/24", "fd00:1:2::/64").unwrap(),
     ];
     link_nodes(&nodes[0], &nodes[1]).unwrap();
     let mut pods = Vec::new();
@@ -31,7 +31,7 @@ fn cluster(each: usize) -> (Vec<Node>, Vec<Pod>) {
 }
 
 fn serve_all(host: &Host) {
-    for protocol in Protocol::WITH_PORTS {
+    for protocol in ProbeProtocol::WITH_PORTS {
         for port in PORTS {
             host.serve(protocol, port).unwrap();
         }
@@ -40,8 +40,8 @@ fn serve_all(host: &Host) {
 
 /// Probes of every protocol and port at an address.
 fn all(from: &Host, to: IpAddr) -> Vec<ReachProbe<'_>> {
-    let mut probes = vec![ReachProbe { from, protocol: Protocol::Icmp, to, port: 0 }];
-    for protocol in Protocol::WITH_PORTS {
+    let mut probes = vec![ReachProbe { from, protocol: ProbeProtocol::Icmp, to, port: 0 }];
+    for protocol in ProbeProtocol::WITH_PORTS {
         probes.extend(PORTS.map(|port| ReachProbe { from, protocol, to, port }));
     }
     probes
@@ -49,7 +49,7 @@ fn all(from: &Host, to: IpAddr) -> Vec<ReachProbe<'_>> {
 
 #[track_caller]
 fn assert_connected(probe: &ReachProbe<'_>, result: &ProbeResult, name: &str) {
-    let expected = if probe.protocol == Protocol::Icmp { "" } else { name };
+    let expected = if probe.protocol == ProbeProtocol::Icmp { "" } else { name };
     assert_eq!(
         result,
         &ProbeResult::Connected(expected.into()),
@@ -93,13 +93,13 @@ fn refused_and_dropped_are_told_apart() {
     let (nodes, pods) = cluster(2);
     serve_all(&pods[3]);
     for to in pods[3].addresses() {
-        for protocol in Protocol::WITH_PORTS {
+        for protocol in ProbeProtocol::WITH_PORTS {
             let result = pods[0].probe(protocol, *to, 7, TIMEOUT);
             assert_eq!(result, ProbeResult::Refused, "{protocol} {to}, served on another port");
         }
     }
     for to in pods[1].addresses() {
-        for protocol in Protocol::WITH_PORTS {
+        for protocol in ProbeProtocol::WITH_PORTS {
             let result = pods[0].probe(protocol, *to, 80, TIMEOUT);
             assert_eq!(result, ProbeResult::Refused, "{protocol} {to}, where nothing is served");
         }
@@ -122,7 +122,7 @@ fn flows_stay_open_and_notice_a_cut() {
     serve_all(&pods[1]);
     for to in pods[1].addresses() {
         let forwarding = if to.is_ipv4() { "ipv4/ip_forward" } else { "ipv6/conf/all/forwarding" };
-        for protocol in [Protocol::Tcp, Protocol::Udp] {
+        for protocol in [ProbeProtocol::Tcp, ProbeProtocol::Udp] {
             let to = SocketAddr::new(*to, 80);
             let mut flow = pods[0].open_flow(protocol, to, TIMEOUT).unwrap();
             assert!(flow.ping(TIMEOUT) && flow.ping(TIMEOUT), "{protocol} {to} open");
@@ -153,7 +153,7 @@ fn pods_change_address_and_go() {
             }
         }
         for to in old {
-            let result = pods[0].probe(Protocol::Tcp, to, 80, TIMEOUT / 4);
+            let result = pods[0].probe(ProbeProtocol::Tcp, to, 80, TIMEOUT / 4);
             assert!(!result.connected(), "{to}: {result}");
         }
     }
@@ -189,11 +189,11 @@ fn frames_go_out_as_written() {
 fn nothing_is_left_behind() {
     require_root!();
     let path = {
-        let node = Node::new("brief", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64").unwrap();
+        let node = TestNode::new("brief", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64").unwrap();
         let path = node.netns().path();
         let panicked = std::thread::spawn(move || {
             let pod = node.add_pod(&PodSpec::new("test", "pod")).unwrap();
-            pod.serve(Protocol::Tcp, 80).unwrap();
+            pod.serve(ProbeProtocol::Tcp, 80).unwrap();
             std::panic::resume_unwind(Box::new("on purpose"));
         });
         assert!(panicked.join().is_err());

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::generate::{Cluster, Packet};
+use crate::generate::{GeneratedCluster, OpeningPacket};
 use crate::oracle::Seen;
 use netpold_core::explain::{Cause, Judgement};
 use netpold_core::model::{Action, Change, Direction, Peer, PortMatch, Rule, Tier};
 
 /// Tier, action, direction, kind of peer and kind of port.
-type Kind = (Tier, Action, Direction, &'static str, &'static str);
+type PacketKind = (Tier, Action, Direction, &'static str, &'static str);
 
 /// Counts of packets by kind.
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub struct Coverage {
     /// Explained packets by cause, kind of peer and kind of port.
     reasons: BTreeMap<String, u64>,
     /// Rules of ClusterNetworkPolicies that decided or passed.
-    tiers: BTreeMap<Kind, u64>,
+    tiers: BTreeMap<PacketKind, u64>,
     /// Packets dropped by XDP: openings at an uplink, all at an uplink, sent by pods.
     early: [u64; 3],
 }
@@ -37,7 +37,7 @@ impl Coverage {
     }
 
     /// Counts a packet.
-    pub fn packet(&mut self, packet: &Packet, allowed: bool, isolated: bool) {
+    pub fn packet(&mut self, packet: &OpeningPacket, allowed: bool, isolated: bool) {
         let verdict = usize::from(!allowed);
         self.all[verdict] += 1;
         if !isolated {
@@ -56,7 +56,7 @@ impl Coverage {
     }
 
     /// Counts the cause of a verdict.
-    pub fn explained(&mut self, state: &Cluster, judgement: &Judgement) {
+    pub fn explained(&mut self, state: &GeneratedCluster, judgement: &Judgement) {
         let mut count = |reason: String| *self.reasons.entry(reason).or_default() += 1;
         count(format!("{:?}", judgement.cause));
         let (Cause::Rule, Some(by)) = (judgement.cause, &judgement.allowed_by) else { return };
@@ -158,7 +158,7 @@ const DOMAINS: &str = "domain names";
 const PORT_KINDS: [&str; 5] = ["no ports", "whole protocol", "one port", "range", "named port"];
 
 /// All kinds of rules that a tier can have.
-fn kinds_of_tiers() -> Vec<Kind> {
+fn kinds_of_tiers() -> Vec<PacketKind> {
     let mut kinds = Vec::new();
     for tier in [Tier::Admin, Tier::Baseline] {
         for direction in Direction::BOTH {
@@ -170,8 +170,8 @@ fn kinds_of_tiers() -> Vec<Kind> {
                 let of = |peer| PORT_KINDS.map(|port| (tier, action, direction, peer, port));
                 let all = peers.iter().copied().flat_map(of);
                 // Only pods have named ports.
-                let named = |kind: &Kind| kind.4 == PORT_KINDS[4];
-                let of_pods = |kind: &Kind| kind.3 != PEER_KINDS[4] && kind.3 != NODES;
+                let named = |kind: &PacketKind| kind.4 == PORT_KINDS[4];
+                let of_pods = |kind: &PacketKind| kind.3 != PEER_KINDS[4] && kind.3 != NODES;
                 kinds.extend(all.filter(|kind| of_pods(kind) || !named(kind)));
             }
             kinds.push((tier, Action::Deny, direction, PEER_KINDS[0], PORT_KINDS[0]));

@@ -12,7 +12,7 @@ use netpold_ebpf::layout::{
     FragmentPorts, LEARNED_BUCKETS, NAME_WAYS, NAME_WORDS, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS,
     QUESTION_BUCKETS, STREAM_BUCKETS, STREAM_BYTES_WORDS, STREAM_WAYS, STREAM_WORDS, Settings,
 };
-use netpold_ebpf::names::tables::Store;
+use netpold_ebpf::names::tables::NameTable;
 use netpold_ebpf::names::work::NameWork;
 
 /// Words of an IPv4 conntrack bucket.
@@ -20,15 +20,15 @@ const WORDS4: usize = CT_WAYS * size_of::<Ct4Way>() / 8;
 /// Words of an IPv6 conntrack bucket.
 const WORDS6: usize = CT_WAYS * size_of::<Ct6Way>() / 8;
 
-/// [`Settings::hash_seed`] of [`FlowTables`].
+/// [`Settings::hash_seed`] of [`MemoryFlowTables`].
 const SEED: u64 = 0x1234_5678_9abc_def1;
 
-/// Jiffies per second of [`FlowTables`].
+/// Jiffies per second of [`MemoryFlowTables`].
 pub const HZ: u32 = 1000;
 
 /// Conntrack, fragments, domain names, observed flows, settings and the clock.
 #[derive(Debug)]
-pub struct FlowTables {
+pub struct MemoryFlowTables {
     /// The settings.
     pub settings: Settings,
     /// Jiffies.
@@ -62,7 +62,7 @@ struct NameStores {
     work: AtomicPtr<NameWork>,
 }
 
-impl FlowTables {
+impl MemoryFlowTables {
     /// Empty tables of `buckets` buckets (a power of two) with [`HZ`] jiffies per second.
     #[must_use]
     pub fn new(buckets: u32) -> Self {
@@ -121,7 +121,7 @@ impl FlowTables {
         for_each(&self.ct4, &self.ct6, &mut visit);
     }
 
-    /// Calls `visit` for every record of an observed flow, as [`FlowTables::for_each`] does.
+    /// Calls `visit` for every record of an observed flow, as [`MemoryFlowTables::for_each`] does.
     pub fn for_each_record(&self, mut visit: impl FnMut(u32, Control, &[AtomicU64])) {
         for_each(&self.records().four, &self.records().six, &mut visit);
     }
@@ -186,10 +186,10 @@ impl FlowTables {
         })
     }
 
-    pub(crate) fn name_bucket(&self, store: Store, index: u32) -> Option<*mut u64> {
+    pub(crate) fn name_bucket(&self, store: NameTable, index: u32) -> Option<*mut u64> {
         let words = match store {
-            Store::Learned => &self.names().learned,
-            Store::Asked => &self.names().asked,
+            NameTable::Learned => &self.names().learned,
+            NameTable::Asked => &self.names().asked,
         };
         bucket(words, index, NAME_WAYS * NAME_WORDS)
     }

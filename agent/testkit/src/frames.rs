@@ -6,7 +6,7 @@ use bytes::BufMut;
 
 /// An address family, with the addresses of the test pod, a client and a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
+pub enum IpVersion {
     /// IPv4.
     V4,
     /// IPv6.
@@ -14,7 +14,7 @@ pub enum Family {
 }
 
 /// IPv4 and IPv6.
-pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+pub const FAMILIES: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
 
 /// IP protocol number of TCP.
 pub const TCP: u8 = 6;
@@ -139,10 +139,10 @@ pub fn ipv6_between(addresses: [[u8; 16]; 2], next: u8, hop_limit: u8, data: &[u
 
 /// A plain IP packet of a family, without Ethernet header.
 #[must_use]
-pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<u8> {
+pub fn ip(family: IpVersion, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<u8> {
     match family {
-        Family::V4 => ipv4(from, to, protocol, &[], 0, data),
-        Family::V6 => ipv6(from, to, protocol, 64, data),
+        IpVersion::V4 => ipv4(from, to, protocol, &[], 0, data),
+        IpVersion::V6 => ipv6(from, to, protocol, 64, data),
     }
 }
 
@@ -236,7 +236,7 @@ pub fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
     header
 }
 
-impl Family {
+impl IpVersion {
     /// IP protocol number of the family's ICMP.
     #[must_use]
     pub const fn icmp(self) -> u8 {

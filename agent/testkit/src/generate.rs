@@ -12,7 +12,7 @@ mod shrink;
 mod tiers;
 
 pub use choices::Choices;
-pub use packets::{Packet, PacketSource};
+pub use packets::{OpeningPacket, PacketSource};
 pub use shrink::{shrink, shrink_all};
 
 use std::collections::BTreeSet;
@@ -26,13 +26,13 @@ pub const NODE: &str = "n1";
 
 /// A generated cluster: one change per object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cluster {
+pub struct GeneratedCluster {
     /// Namespaces, nodes, pods, policies of both kinds, Services, their slices and the interfaces of [`NODE`]; each
     /// object once.
     pub objects: Vec<Change>,
 }
 
-impl Cluster {
+impl GeneratedCluster {
     /// A cluster from choices.
     #[must_use]
     pub fn generate(choices: &mut Choices<'_>) -> Self {
@@ -178,7 +178,7 @@ impl Cluster {
 }
 
 /// One object per line, short enough to read in a failed test.
-impl fmt::Display for Cluster {
+impl fmt::Display for GeneratedCluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for object in &self.objects {
             writeln!(f, "- {object:?}")?;
@@ -222,14 +222,14 @@ mod tests {
 
     #[test]
     fn same_seed_same_cluster() {
-        assert_eq!(Cluster::from_seed(7), Cluster::from_seed(7));
-        assert_ne!(Cluster::from_seed(7), Cluster::from_seed(8));
+        assert_eq!(GeneratedCluster::from_seed(7), GeneratedCluster::from_seed(7));
+        assert_ne!(GeneratedCluster::from_seed(7), GeneratedCluster::from_seed(8));
     }
 
     #[test]
     fn changes_lead_from_one_cluster_to_the_other() {
         for seed in 0..200 {
-            let before = Cluster::from_seed(seed);
+            let before = GeneratedCluster::from_seed(seed);
             let after = before.mutate(&mut Choices::from_seed(!seed));
             let mut oracle: Oracle = before.objects.iter().cloned().collect();
             before.changes_to(&after).into_iter().for_each(|change| oracle.ingest(change));
@@ -250,14 +250,16 @@ mod tests {
     #[test]
     fn no_bytes_still_make_a_cluster() {
         let mut none = Choices::from_bytes(&[]);
-        let cluster = Cluster::generate(&mut none).mutate(&mut none);
+        let cluster = GeneratedCluster::generate(&mut none).mutate(&mut none);
         assert!(cluster.interfaces().count() >= 1 && !none.any_left());
     }
 
     #[test]
     fn shrinks_to_what_matters() {
-        let big =
-            (0..1000).map(Cluster::from_seed).find(|c| c.pods().any(|p| p.host_network)).unwrap();
+        let big = (0..1000)
+            .map(GeneratedCluster::from_seed)
+            .find(|c| c.pods().any(|p| p.host_network))
+            .unwrap();
         let small = shrink(&big, |c| c.pods().any(|p| p.host_network));
         assert_eq!(small.objects.len(), 1, "{small}");
         assert!(small.pods().all(|p| p.labels.is_empty() && p.addresses.is_empty()));

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::generate::{Cluster, NODE, Packet, shrink_all};
-use crate::hooks::{Begun, Disagreement as Early, Hooks};
+use crate::generate::{GeneratedCluster, NODE, OpeningPacket, shrink_all};
+use crate::hooks::{Begun, HookDisagreement, Hooks};
 use crate::oracle::{Oracle, Seen};
 use crate::world::World;
 use netpold_core::explain::{Explainer, Judgement, Verdict};
@@ -19,7 +19,7 @@ use crate::coverage::Coverage;
 /// The compared implementations.
 pub struct Subject {
     /// The cluster's state.
-    pub state: Cluster,
+    pub state: GeneratedCluster,
     /// The compiled state.
     pub world: World,
     /// A literal reading of the same state.
@@ -33,9 +33,9 @@ pub struct Disagreement {
     /// The seed.
     pub seed: u64,
     /// The states that lead to the disagreement, which is in the last one.
-    pub states: Vec<Cluster>,
+    pub states: Vec<GeneratedCluster>,
     /// The packet with the disagreement.
-    pub packet: Packet,
+    pub packet: OpeningPacket,
 }
 
 impl Default for Subject {
@@ -49,7 +49,7 @@ impl Subject {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            state: Cluster::default(),
+            state: GeneratedCluster::default(),
             world: World::on(NODE, []),
             oracle: Oracle::default(),
             hooks: Hooks::new(),
@@ -57,7 +57,7 @@ impl Subject {
     }
 
     /// Leads all implementations to another state in one update.
-    pub fn become_state(&mut self, next: &Cluster) {
+    pub fn become_state(&mut self, next: &GeneratedCluster) {
         let changes = self.state.changes_to(next);
         changes.iter().cloned().for_each(|change| self.oracle.ingest(change));
         self.world.apply(changes);
@@ -80,12 +80,12 @@ impl Subject {
     /// Verdicts of the oracle and of the tables. The latter is `None` if an address is marked wrongly, or if the packet
     /// path disagrees with the tables or with itself. Returns `None` for a pod's traffic to itself, which the packet
     /// path passes before it reads a table.
-    pub fn verdicts(&self, packet: &Packet) -> Option<(bool, Option<bool>)> {
+    pub fn verdicts(&self, packet: &OpeningPacket) -> Option<(bool, Option<bool>)> {
         let (pod, ifindex) = self.endpoints().find(|(pod, _)| pod.key == packet.pod)?;
         if pod.addresses.contains(&packet.remote) {
             return None;
         }
-        let Packet { direction, remote, protocol, port, .. } = *packet;
+        let OpeningPacket { direction, remote, protocol, port, .. } = *packet;
         let expected = self.oracle.judge(pod, direction, remote, protocol, port);
         let found = self.world.tables.allows(ifindex, direction, remote, protocol, port);
         let agreed = self.is_marked_rightly(packet)
@@ -96,8 +96,8 @@ impl Subject {
     }
 
     /// A packet as its pod sees it; `None` if there are no tiers.
-    fn seen(&self, packet: &Packet) -> Option<Seen<'_>> {
-        let Packet { direction, remote, protocol, port, .. } = *packet;
+    fn seen(&self, packet: &OpeningPacket) -> Option<Seen<'_>> {
+        let OpeningPacket { direction, remote, protocol, port, .. } = *packet;
         let tiers = !self.oracle.cluster_policies.is_empty();
         let (pod, _) = self.endpoints().find(|(pod, _)| tiers && pod.key == packet.pod)?;
         let (oracle, itself) = (&self.oracle, false);
@@ -106,7 +106,7 @@ impl Subject {
 
     /// Whether the pod's hooks agree with the tables about a packet that opens a flow, and XDP in front of them agrees
     /// with the hooks. Of packets that nothing can deny, only some are tested.
-    fn hooks_agree(&self, packet: &Packet, found: Option<bool>) -> bool {
+    fn hooks_agree(&self, packet: &OpeningPacket, found: Option<bool>) -> bool {
         if !packet.port.is_multiple_of(4) && !self.is_isolated(&packet.pod, packet.direction) {
             return true;
         }
@@ -117,16 +117,16 @@ impl Subject {
     ///
     /// # Errors
     /// XDP in front of the hook disagrees with it, on this or on a further packet of the flow.
-    pub fn begin(&self, packet: &Packet) -> Result<Option<bool>, Early> {
+    pub fn begin(&self, packet: &OpeningPacket) -> Result<Option<bool>, HookDisagreement> {
         let index = self.endpoints().find(|(pod, _)| pod.key == packet.pod).map(|(_, index)| index);
         let Some(ifindex) = index else { return Ok(None) };
-        let Packet { direction, remote, protocol, port, .. } = *packet;
+        let OpeningPacket { direction, remote, protocol, port, .. } = *packet;
         self.hooks.begin(&self.world.tables, &Begun { ifindex, direction, remote, protocol, port })
     }
 
     /// Whether the mark of an address is right: set exactly if packets of isolated pods to it may be translated, or,
     /// while no pod is isolated for egress, if it may lead a pod back to itself.
-    fn is_marked_rightly(&self, packet: &Packet) -> bool {
+    fn is_marked_rightly(&self, packet: &OpeningPacket) -> bool {
         let egress = |endpoint: &Endpoint| Rows(endpoint.rows).egress();
         let isolated =
             self.world.tables.endpoints.values().any(|it| egress(it) != ROW_NOT_ISOLATED);
@@ -142,7 +142,7 @@ impl Subject {
     }
 
     /// Whether the address may lead a pod that is isolated for ingress back to itself.
-    fn leads_back(&self, packet: &Packet) -> bool {
+    fn leads_back(&self, packet: &OpeningPacket) -> bool {
         self.endpoints().any(|(pod, _)| {
             self.is_isolated(&pod.key, Direction::Ingress)
                 && self.oracle.leads_back(pod, packet.remote)
@@ -150,15 +150,15 @@ impl Subject {
     }
 
     /// Whether an untranslated packet gets the oracle's verdict where it leaves the node.
-    fn is_untranslated_rightly(&self, packet: &Packet, pod: &Pod, ifindex: u32) -> bool {
-        let Packet { direction, remote, protocol, port, .. } = *packet;
+    fn is_untranslated_rightly(&self, packet: &OpeningPacket, pod: &Pod, ifindex: u32) -> bool {
+        let OpeningPacket { direction, remote, protocol, port, .. } = *packet;
         let found = self.world.tables.allows_untranslated(ifindex, remote, protocol, port);
         direction == Direction::Ingress
             || found == Some(self.oracle.judge_untranslated(pod, remote, protocol, port))
     }
 
     /// Whether the flags of the pod's record reject denied packets exactly if the oracle does.
-    fn is_answered_rightly(&self, packet: &Packet, pod: &Pod, ifindex: u32) -> bool {
+    fn is_answered_rightly(&self, packet: &OpeningPacket, pod: &Pod, ifindex: u32) -> bool {
         let flags = self.world.tables.endpoint(ifindex).map_or(0, |endpoint| endpoint.flags);
         let found = match packet.direction {
             Direction::Ingress => is_wanted::<Ingress>(flags),
@@ -168,8 +168,8 @@ impl Subject {
     }
 
     /// Judgement of the explainer about the packet.
-    fn explained(&self, packet: &Packet) -> Option<Judgement> {
-        let Packet { direction, remote, port, .. } = *packet;
+    fn explained(&self, packet: &OpeningPacket) -> Option<Judgement> {
+        let OpeningPacket { direction, remote, port, .. } = *packet;
         let explainer = Explainer::new(self.world.compiler.cluster());
         explainer.judge(&packet.pod, direction, remote, IpProtocol(packet.protocol), port)
     }
@@ -194,7 +194,11 @@ const EXPLAIN_EVERY: usize = 20;
 const TIERS_EVERY: usize = 4;
 
 /// The first packet on which tables or explainer disagree with the oracle.
-pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -> Option<Packet> {
+pub fn compare(
+    subject: &Subject,
+    packets: &[OpeningPacket],
+    coverage: &mut Coverage,
+) -> Option<OpeningPacket> {
     for (number, packet) in packets.iter().enumerate() {
         let Some((expected, found)) = subject.verdicts(packet) else { continue };
         if found != Some(expected) {
@@ -216,7 +220,7 @@ pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -
 }
 
 /// Whether the packet gets a wrong verdict after these states.
-fn disagree(states: &[Cluster], packet: &Packet) -> bool {
+fn disagree(states: &[GeneratedCluster], packet: &OpeningPacket) -> bool {
     let mut subject = Subject::new();
     states.iter().for_each(|state| subject.become_state(state));
     let wrong = |(expected, found): (bool, Option<bool>)| {

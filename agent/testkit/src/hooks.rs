@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use netpold_ebpf::direction::{Egress, Ingress};
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::judge::reject::is_wanted;
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
 use netpold_ebpf::packet::parse;
@@ -15,8 +15,8 @@ use netpold_ebpf::reason::Reason;
 use netpold_ebpf::xdp::uplink::Scope;
 use netpold_ebpf::xdp::{pod, uplink};
 
-use crate::flows::FlowTables;
-use crate::frames::{self, Family, ip_between, vlan};
+use crate::flows::MemoryFlowTables;
+use crate::frames::{self, IpVersion, ip_between, vlan};
 use crate::memory::MemoryTables;
 use crate::node::{NodeTables, Plain};
 use netpold_core::model::Direction;
@@ -46,16 +46,16 @@ pub struct Begun {
 
 /// A disagreement of XDP and the pod's hook about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Disagreement {
+pub struct HookDisagreement {
     /// Reason of the hook's verdict.
     pub hook: Reason,
     /// Reasons of XDP's drops: at an uplink for openings and for all packets, and at the pod's interface.
     pub early: Early,
     /// The packet of the flow.
-    pub packet: Packet,
+    pub packet: FlowPacket,
 }
 
-impl fmt::Display for Disagreement {
+impl fmt::Display for HookDisagreement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { hook, early, packet } = self;
         write!(f, "{packet:?}: the pod's hook says {hook:?}, XDP {early:?}")
@@ -75,7 +75,7 @@ pub struct Early {
 
 /// A packet of a flow, by its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packet {
+pub enum FlowPacket {
     /// The first packet.
     Opening,
     /// The first reply.
@@ -89,7 +89,7 @@ pub enum Packet {
 /// Hooks of a node, and the number of packets that XDP dropped in front of them.
 #[derive(Debug)]
 pub struct Hooks {
-    flows: FlowTables,
+    flows: MemoryFlowTables,
     dropped: [Cell<u64>; 3],
 }
 
@@ -103,12 +103,12 @@ impl Hooks {
     /// Hooks without flows.
     #[must_use]
     pub fn new() -> Self {
-        Self { flows: FlowTables::new(BUCKETS), dropped: Default::default() }
+        Self { flows: MemoryFlowTables::new(BUCKETS), dropped: Default::default() }
     }
 
     /// Tables with the last flow.
     #[must_use]
-    pub fn flows(&self) -> &FlowTables {
+    pub fn flows(&self) -> &MemoryFlowTables {
         &self.flows
     }
 
@@ -128,7 +128,7 @@ impl Hooks {
         &self,
         tables: &MemoryTables,
         begun: &Begun,
-    ) -> Result<Option<bool>, Disagreement> {
+    ) -> Result<Option<bool>, HookDisagreement> {
         let Some(endpoint) = tables.endpoint(begun.ifindex) else { return Ok(None) };
         let Some(local) = address_of(endpoint, begun.remote.is_ipv6()) else { return Ok(None) };
         if begun.remote.is_ipv6() && matches!(begun.protocol, 0 | 43 | 44 | 51 | 60) {
@@ -137,8 +137,8 @@ impl Hooks {
         self.flows.forget_flows();
         let alone = tables.endpoints.values().filter(|other| owns(other, local)).count() == 1;
         let path = Path { hooks: self, tables, begun, local, alone };
-        let passes = path.show(Packet::Opening)?;
-        for packet in [Packet::Answer, Packet::Unknown, Packet::UnknownAnswer] {
+        let passes = path.show(FlowPacket::Opening)?;
+        for packet in [FlowPacket::Answer, FlowPacket::Unknown, FlowPacket::UnknownAnswer] {
             path.show(packet)?;
         }
         Ok(Some(passes))
@@ -157,8 +157,8 @@ struct Path<'a> {
 
 impl Path<'_> {
     /// Passes a packet to XDP and then to the hook; returns whether the hook passes it.
-    fn show(&self, packet: Packet) -> Result<bool, Disagreement> {
-        let forward = matches!(packet, Packet::Opening | Packet::Unknown);
+    fn show(&self, packet: FlowPacket) -> Result<bool, HookDisagreement> {
+        let forward = matches!(packet, FlowPacket::Opening | FlowPacket::Unknown);
         let begun = self.begun.direction;
         let direction = if forward { begun } else { begun.opposite() };
         let frame = self.frame(packet, direction, forward);
@@ -166,17 +166,17 @@ impl Path<'_> {
         let early = self.early(&node, direction, &frame);
         let ifindex = self.begun.ifindex;
         let ingress_ifindex = if direction == Direction::Ingress { UPLINK } else { ifindex };
-        let hook = node.judge(direction, Hook { ifindex, ingress_ifindex }, &frame);
+        let hook = node.judge(direction, PacketHook { ifindex, ingress_ifindex }, &frame);
         let reason = hook.reason();
         if early != self.wanted(packet, direction, reason) {
-            return Err(Disagreement { hook: reason, early, packet });
+            return Err(HookDisagreement { hook: reason, early, packet });
         }
         Ok(hook.passes())
     }
 
     fn early(
         &self,
-        node: &NodeTables<&MemoryTables, &FlowTables>,
+        node: &NodeTables<&MemoryTables, &MemoryFlowTables>,
         direction: Direction,
         frame: &[u8],
     ) -> Early {
@@ -201,7 +201,7 @@ impl Path<'_> {
     }
 
     /// Expected verdicts of XDP for this verdict of the hook.
-    fn wanted(&self, packet: Packet, direction: Direction, hook: Reason) -> Early {
+    fn wanted(&self, packet: FlowPacket, direction: Direction, hook: Reason) -> Early {
         let protocol = self.begun.protocol;
         if !matches!(protocol, TCP | UDP | SCTP) {
             return Early::default();
@@ -213,7 +213,7 @@ impl Path<'_> {
             Direction::Egress => is_wanted::<Egress>(flags),
         };
         let policy = (hook == Reason::Policy && !answered).then_some(hook);
-        let opening = packet == Packet::Opening && matches!(protocol, TCP | SCTP);
+        let opening = packet == FlowPacket::Opening && matches!(protocol, TCP | SCTP);
         match direction {
             Direction::Ingress => {
                 let all = policy.filter(|_| self.alone);
@@ -227,8 +227,8 @@ impl Path<'_> {
     }
 
     /// The frame; flows with an odd port have a VLAN tag.
-    fn frame(&self, packet: Packet, direction: Direction, forward: bool) -> Vec<u8> {
-        let known = matches!(packet, Packet::Opening | Packet::Answer);
+    fn frame(&self, packet: FlowPacket, direction: Direction, forward: bool) -> Vec<u8> {
+        let known = matches!(packet, FlowPacket::Opening | FlowPacket::Answer);
         let client = if known { CLIENT } else { UNKNOWN };
         let mut ports = (client, self.begun.port);
         if !forward {
@@ -265,13 +265,13 @@ fn addresses(endpoint: &Endpoint) -> impl Iterator<Item = IpAddr> {
 }
 
 /// Transport header and payload; a UDP header for other protocols.
-fn transport(protocol: u8, (source, destination): (u16, u16), packet: Packet) -> Vec<u8> {
-    let answer = matches!(packet, Packet::Answer | Packet::UnknownAnswer);
-    let begins = matches!(packet, Packet::Opening | Packet::Answer);
+fn transport(protocol: u8, (source, destination): (u16, u16), packet: FlowPacket) -> Vec<u8> {
+    let answer = matches!(packet, FlowPacket::Answer | FlowPacket::UnknownAnswer);
+    let begins = matches!(packet, FlowPacket::Opening | FlowPacket::Answer);
     match protocol {
         TCP => {
             let syn = if begins { TCP_SYN } else { 0 };
-            let ack = if packet == Packet::Opening { 0 } else { TCP_ACK };
+            let ack = if packet == FlowPacket::Opening { 0 } else { TCP_ACK };
             frames::tcp(source, destination, syn | ack)
         }
         // INIT, INIT ACK, DATA.
@@ -281,7 +281,7 @@ fn transport(protocol: u8, (source, destination): (u16, u16), packet: Packet) ->
         }
         // Echo: the identifier is the client's port.
         ICMP | ICMPV6 => {
-            let family = if protocol == ICMP { Family::V4 } else { Family::V6 };
+            let family = if protocol == ICMP { IpVersion::V4 } else { IpVersion::V6 };
             let kind = if answer { family.echo_reply() } else { family.echo_request() };
             let port = if answer { destination } else { source };
             let [high, low] = port.to_be_bytes();

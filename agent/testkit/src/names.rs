@@ -8,7 +8,7 @@ use netpold_core::model::Direction;
 use netpold_ebpf::direction::{self, Egress, Ingress};
 use netpold_ebpf::endpoint::EndpointRef;
 use netpold_ebpf::judge::evaluator::{PacketEvaluator, Under, Visitor};
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::judge::proof::UNKNOWN_INTERFACE;
 use netpold_ebpf::layout::{DoubtPlace, NAME_GROUPS, NAME_MATCHES, NameKey, resolves};
 use netpold_ebpf::names::choice;
@@ -16,19 +16,19 @@ use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, d
 use netpold_ebpf::names::name::{self, Points};
 use netpold_ebpf::names::segment::segment;
 use netpold_ebpf::names::steps::{self, Steps};
-use netpold_ebpf::names::tables::{Lookup, NameTables, Store};
+use netpold_ebpf::names::tables::{Lookup, NameTable, NameTables};
 use netpold_ebpf::names::work::Work;
 use netpold_ebpf::names::{doubt, store, stream};
 use netpold_ebpf::packet::parsed::ParsedPacket;
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::tables::{TableFamily, Tables, find_endpoint};
-use netpold_ebpf::verdict::Verdict;
+use netpold_ebpf::verdict::PacketVerdict;
 
-use crate::flows::{FlowTables, first_word};
+use crate::flows::{MemoryFlowTables, first_word};
 use crate::memory::MemoryTables;
 use crate::node::NodeTables;
 
-impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P, F> {
+impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NameTables for NodeTables<P, F> {
     fn work(&self) -> Option<Work> {
         // SAFETY: tests use the tables in one thread, and the memory lives as long as these.
         Some(unsafe { Work::new(self.flows.borrow().name_work()) })
@@ -63,7 +63,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         hashed.find(|(known, _)| *known == hash).map_or(0, |(_, groups)| groups)
     }
 
-    fn name_bucket(&self, store: Store, index: u32) -> Option<*mut u64> {
+    fn name_bucket(&self, store: NameTable, index: u32) -> Option<*mut u64> {
         self.flows.borrow().name_bucket(store, index)
     }
 
@@ -99,11 +99,11 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         name::hash_some(self, work, list)
     }
 
-    fn survey(&self, work: Work, store: Store) {
+    fn survey(&self, work: Work, store: NameTable) {
         store::survey(self, work, store);
     }
 
-    fn rank_way(&self, work: Work, store: Store, index: u32) {
+    fn rank_way(&self, work: Work, store: NameTable, index: u32) {
         store::rank_way(self, work, store, index);
     }
 
@@ -116,18 +116,23 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
     }
 }
 
-impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
+impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
     /// Judges a frame at a pod's hook, with the rows of domain names, and records DNS questions and answers as the hook
     /// does. Returns the reason, and whether the packet passes: an allowed TCP segment that cannot be read is dropped,
     /// and TCP sends it again.
-    pub fn judge_by_names(&self, direction: Direction, hook: Hook, frame: &[u8]) -> (Reason, bool) {
+    pub fn judge_by_names(
+        &self,
+        direction: Direction,
+        hook: PacketHook,
+        frame: &[u8],
+    ) -> (Reason, bool) {
         match direction {
             Direction::Ingress => self.hook::<Ingress>(hook, frame),
             Direction::Egress => self.hook::<Egress>(hook, frame),
         }
     }
 
-    fn hook<D: direction::Direction>(&self, hook: Hook, frame: &[u8]) -> (Reason, bool) {
+    fn hook<D: direction::PodDirection>(&self, hook: PacketHook, frame: &[u8]) -> (Reason, bool) {
         let Some(endpoint) = find_endpoint(self, hook.ifindex) else {
             return (Reason::NotEndpoint, true);
         };
@@ -153,7 +158,12 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
     }
 
     /// Reads a DNS message, or a segment with such, as the programs do; whether the packet passes.
-    fn listen<D: direction::Direction>(&self, ifindex: u32, frame: &[u8], reason: Reason) -> bool {
+    fn listen<D: direction::PodDirection>(
+        &self,
+        ifindex: u32,
+        frame: &[u8],
+        reason: Reason,
+    ) -> bool {
         let Some((work, endpoint)) = self.work().zip(find_endpoint(self, ifindex)) else {
             return true;
         };
@@ -196,7 +206,7 @@ struct HostSteps<'a, N> {
 }
 
 impl<N: NameTables> Steps for HostSteps<'_, N> {
-    fn segment<D: direction::Direction>(&self) -> bool {
+    fn segment<D: direction::PodDirection>(&self) -> bool {
         segment::<D, _>(&self.frame, self.work, self.endpoint)
     }
 
@@ -257,18 +267,18 @@ impl<N: NameTables> Steps for HostSteps<'_, N> {
 /// Judges a packet by its endpoint's rows, then by those of groups with a name.
 struct ByNames<'a, N> {
     tables: &'a N,
-    hook: Hook,
+    hook: PacketHook,
     under: Under,
 }
 
 impl<N: NameTables> Visitor for ByNames<'_, N> {
-    type Output = Verdict;
+    type Output = PacketVerdict;
 
-    fn visit<F: TableFamily, D: direction::Direction, T: Tables>(
+    fn visit<F: TableFamily, D: direction::PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
-    ) -> Verdict {
+    ) -> PacketVerdict {
         let verdict = judge.judge(reading);
         let Under { revision, rows } = self.under;
         if verdict.reason() != Reason::Policy || !rows.has_names() {

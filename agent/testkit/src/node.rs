@@ -11,7 +11,7 @@ use netpold_ebpf::flow::control::Timeouts;
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::judge::decide::decide;
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::layout::{
     ClassId, ENDPOINT_ADDRS, ENDPOINT_SLOTS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint, FragmentKey,
     FragmentPorts, PortWord, Settings, endpoint_slot,
@@ -23,14 +23,14 @@ use netpold_ebpf::reason::Reason;
 use netpold_ebpf::tables::local_endpoints::LocalEndpoints;
 use netpold_ebpf::tables::policy::PolicyTables;
 use netpold_ebpf::tables::{Tables, find_slot};
-use netpold_ebpf::verdict::Verdict;
+use netpold_ebpf::verdict::PacketVerdict;
 
-use crate::flows::FlowTables;
+use crate::flows::MemoryFlowTables;
 use crate::memory::MemoryTables;
 
 /// A node's tables, owned or borrowed.
 #[derive(Debug)]
-pub struct NodeTables<P = MemoryTables, F = FlowTables> {
+pub struct NodeTables<P = MemoryTables, F = MemoryFlowTables> {
     /// Classes, rows and endpoints.
     pub policy: P,
     /// Flows, fragments, settings and the clock.
@@ -44,11 +44,11 @@ impl NodeTables {
     /// Tables to fill by hand, with the reserved elements and `buckets` conntrack buckets (a power of two).
     #[must_use]
     pub fn new(buckets: u32) -> Self {
-        Self { policy: MemoryTables::with_reserved(), flows: FlowTables::new(buckets) }
+        Self { policy: MemoryTables::with_reserved(), flows: MemoryFlowTables::new(buckets) }
     }
 }
 
-impl<P: BorrowMut<MemoryTables>, F: BorrowMut<FlowTables>> NodeTables<P, F> {
+impl<P: BorrowMut<MemoryTables>, F: BorrowMut<MemoryFlowTables>> NodeTables<P, F> {
     /// Writes an endpoint to the first slot of its interface.
     pub fn set_endpoint(&mut self, endpoint: Endpoint) {
         let slot = endpoint_slot(endpoint.ifindex, 0);
@@ -72,9 +72,9 @@ impl<P: BorrowMut<MemoryTables>, F: BorrowMut<FlowTables>> NodeTables<P, F> {
     }
 }
 
-impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
+impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
     /// Verdict of a pod's hook about a frame.
-    pub fn judge(&self, direction: Direction, hook: Hook, frame: &[u8]) -> Verdict {
+    pub fn judge(&self, direction: Direction, hook: PacketHook, frame: &[u8]) -> PacketVerdict {
         match direction {
             Direction::Ingress => decide::<Ingress, _, _>(&frame, self, hook),
             Direction::Egress => decide::<Egress, _, _>(&frame, self, hook),
@@ -82,7 +82,12 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
     }
 
     /// Verdict of a pod's hook about a frame, which is recorded as the kernel's programs do.
-    pub fn judge_and_record(&self, direction: Direction, hook: Hook, frame: &[u8]) -> Verdict {
+    pub fn judge_and_record(
+        &self,
+        direction: Direction,
+        hook: PacketHook,
+        frame: &[u8],
+    ) -> PacketVerdict {
         let verdict = self.judge(direction, hook, frame);
         let endpoint = find_slot(self, hook.ifindex);
         if verdict.reason() == Reason::NotIsolated
@@ -96,7 +101,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
         verdict
     }
 
-    fn record<D: netpold_ebpf::direction::Direction>(&self, hook: Hook, frame: &[u8]) {
+    fn record<D: netpold_ebpf::direction::PodDirection>(&self, hook: PacketHook, frame: &[u8]) {
         let Some((slot, endpoint)) = find_slot(self, hook.ifindex) else { return };
         let origin = |flags| observe::with_origin(flags, hook, self.settings());
         let added = match observe::look::<D, _, _>(&frame, self, endpoint) {
@@ -119,7 +124,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
         self.policy.borrow()
     }
 
-    fn flows(&self) -> &FlowTables {
+    fn flows(&self) -> &MemoryFlowTables {
         self.flows.borrow()
     }
 
@@ -135,7 +140,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
     }
 }
 
-impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> LocalEndpoints for NodeTables<P, F> {
+impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> LocalEndpoints for NodeTables<P, F> {
     fn local4(&self, address: u32) -> Option<u32> {
         self.slot_of(|slot, endpoint| endpoint.addr4[slot] == address, EP_ADDR4_SHIFT)
     }
@@ -199,7 +204,7 @@ impl<P, F> Memory for NodeTables<P, F> {
     }
 }
 
-impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Tables for NodeTables<P, F> {
+impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> Tables for NodeTables<P, F> {
     fn doubted_at(&self, endpoint: u32) -> Option<*mut u64> {
         self.flows().doubted_at(endpoint)
     }
@@ -239,7 +244,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Tables for NodeTables<P, F>
     }
 }
 
-impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Records for NodeTables<P, F> {
+impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> Records for NodeTables<P, F> {
     fn record_bucket4(&self, index: u32) -> Option<*mut u64> {
         self.flows().record_bucket4(index)
     }

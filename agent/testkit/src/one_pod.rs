@@ -3,12 +3,12 @@
 use ipnet::Ipv6Net;
 pub use netpold_core::model::Direction;
 use netpold_ebpf::{
-    judge::hook::Hook,
+    judge::hook::PacketHook,
     layout::{
         EP_CHECK_SOURCE, Endpoint, PORTS_ALL, PORTS_EVERY, PORTS_ONE, PortSet, Row, TRIE_POINTER,
     },
     reason::Reason,
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 
 use crate::frames::Who;
@@ -30,8 +30,13 @@ pub const UPLINK: u32 = 2;
 pub const DENY_ROW: u32 = 1;
 
 /// Verdict about a frame by the code compiled for the host.
-pub fn judge(tables: &NodeTables, direction: Direction, came_from: u32, frame: &[u8]) -> Verdict {
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
+pub fn judge(
+    tables: &NodeTables,
+    direction: Direction,
+    came_from: u32,
+    frame: &[u8],
+) -> PacketVerdict {
+    let hook = PacketHook { ifindex: IFINDEX, ingress_ifindex: came_from };
     tables.judge(direction, hook, frame)
 }
 

@@ -11,7 +11,7 @@ mod probe;
 mod seen;
 mod services;
 
-pub use denial::Denied;
+pub use denial::DeniedFrame;
 pub use probe::OracleVerdict;
 pub use seen::{Decision, Seen};
 

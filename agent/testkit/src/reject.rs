@@ -4,7 +4,7 @@ use netpold_core::model::Direction;
 use netpold_ebpf::direction::{self, Egress, Ingress};
 use netpold_ebpf::host::HostSums;
 use netpold_ebpf::judge::cut;
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::judge::reject::{self, Sender, Source};
 use netpold_ebpf::packet::family::{V4, V6};
 use netpold_ebpf::packet::rejection::{self, Denied, FRAME, LINK, Letter, Written, quote_at};
@@ -15,11 +15,11 @@ use crate::node::NodeTables;
 
 /// Arrival of a packet at a pod's interface.
 #[derive(Clone, Copy, Debug)]
-pub struct Arrival {
+pub struct PacketArrival {
     /// Direction, as the pod sees it.
     pub direction: Direction,
     /// The interfaces.
-    pub hook: Hook,
+    pub hook: PacketHook,
     /// `skb->mark`.
     pub mark: u32,
     /// `skb->tc_index`.
@@ -39,19 +39,24 @@ pub struct Sent {
 
 /// The answer to a frame, apart from its limit; `None`: there is none. Judges the frame.
 #[must_use]
-pub fn answer(tables: &NodeTables, arrival: &Arrival, frame: &[u8]) -> Option<Vec<u8>> {
+pub fn answer(tables: &NodeTables, arrival: &PacketArrival, frame: &[u8]) -> Option<Vec<u8>> {
     sent(tables, arrival, frame).back
 }
 
 /// The packets in place of a frame, apart from their limit. Judges the frame.
 #[must_use]
-pub fn sent(tables: &NodeTables, arrival: &Arrival, frame: &[u8]) -> Sent {
+pub fn sent(tables: &NodeTables, arrival: &PacketArrival, frame: &[u8]) -> Sent {
     sent_within(tables, arrival, frame, true)
 }
 
 /// The packets in place of a frame, where the limit of answers allows resets to go on or does not. Judges the frame.
 #[must_use]
-pub fn sent_within(tables: &NodeTables, arrival: &Arrival, frame: &[u8], has_left: bool) -> Sent {
+pub fn sent_within(
+    tables: &NodeTables,
+    arrival: &PacketArrival,
+    frame: &[u8],
+    has_left: bool,
+) -> Sent {
     let verdict = tables.judge(arrival.direction, arrival.hook, frame);
     if verdict.reason() != Reason::Policy {
         return Sent::default();
@@ -65,9 +70,9 @@ pub fn sent_within(tables: &NodeTables, arrival: &Arrival, frame: &[u8], has_lef
     }
 }
 
-fn of<D: direction::Direction, F: Sender + TableFamily>(
+fn of<D: direction::PodDirection, F: Sender + TableFamily>(
     tables: &NodeTables,
-    arrival: &Arrival,
+    arrival: &PacketArrival,
     frame: &[u8],
     has_left: bool,
 ) -> Sent {
@@ -75,7 +80,7 @@ fn of<D: direction::Direction, F: Sender + TableFamily>(
     let endpoint = endpoint.filter(|endpoint| reject::is_wanted::<D>(endpoint.flags()));
     let Some(endpoint) = endpoint else { return Sent::default() };
     let Some(denied) = reject::read::<D, F, _>(&frame, endpoint) else { return Sent::default() };
-    let Arrival { hook, mark, tc_index, routed, .. } = *arrival;
+    let PacketArrival { hook, mark, tc_index, routed, .. } = *arrival;
     if !D::EGRESS {
         let source = denied.network.source;
         match reject::source::<F, _>(tables, hook.ingress_ifindex, (mark, tc_index), source) {

@@ -27,7 +27,7 @@ pub struct Segment {
 
 /// A connection.
 #[derive(Debug)]
-pub struct Stream {
+pub struct ResolverStream {
     /// Number of the pod's next byte.
     pub next: u32,
     /// Number of the resolver's first byte.
@@ -43,7 +43,7 @@ pub struct Stream {
 #[derive(Debug, Default)]
 pub struct Resolver {
     /// Connections by the pod's port.
-    pub streams: BTreeMap<u16, Stream>,
+    pub streams: BTreeMap<u16, ResolverStream>,
     /// Minutes, for cookies.
     pub minute: u32,
 }
@@ -89,7 +89,7 @@ impl Resolver {
             if !is_cookie(self.minute) && !is_cookie(self.minute.wrapping_sub(1)) {
                 return vec![reply(TCP_RST, acknowledged, 0)];
             }
-            let stream = Stream {
+            let stream = ResolverStream {
                 next: sequence,
                 first: acknowledged,
                 written: Vec::new(),
@@ -127,7 +127,7 @@ impl Resolver {
     }
 }
 
-impl Stream {
+impl ResolverStream {
     fn end(&self) -> u32 {
         self.first.wrapping_add(self.written.len() as u32)
     }

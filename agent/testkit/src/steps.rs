@@ -6,7 +6,7 @@ use crate::one_pod::{DENY_ROW, Direction, EGRESS_ROW, INGRESS_ROW};
 
 /// One packet of an input, and the state changed before it.
 #[derive(Clone, Copy, Debug)]
-pub struct Step<'a> {
+pub struct PacketStep<'a> {
     /// Direction.
     pub direction: Direction,
     /// `ingress_ifindex`
@@ -23,7 +23,7 @@ const SHORTEST: usize = 15;
 /// Parses an input: per packet one byte for direction, origin and rows, one for the length of the frame, and the frame.
 /// Frames too short for `BPF_PROG_TEST_RUN` are left out.
 #[must_use]
-pub fn steps(mut bytes: &[u8]) -> Vec<Step<'_>> {
+pub fn steps(mut bytes: &[u8]) -> Vec<PacketStep<'_>> {
     let mut steps = Vec::new();
     while let [how, length, rest @ ..] = bytes {
         let (frame, left) = rest.split_at(usize::from(*length).min(rest.len()));
@@ -46,7 +46,7 @@ pub fn steps(mut bytes: &[u8]) -> Vec<Step<'_>> {
             (0, 0),
             (DENY_ROW, DENY_ROW),
         ];
-        steps.push(Step {
+        steps.push(PacketStep {
             direction: if how & 1 == 0 { Direction::Ingress } else { Direction::Egress },
             came_from: [2, 1, 0, 2][usize::from(how >> 1 & 3)],
             rows: rows[usize::from(how >> 3 & 7)],

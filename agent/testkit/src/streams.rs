@@ -9,11 +9,11 @@ use crate::frames::{ip_between, segment};
 use crate::random::Random;
 
 /// An IP packet, and its direction at the pod.
-pub type Packet = (Direction, Vec<u8>);
+pub type DirectedPacket = (Direction, Vec<u8>);
 
 /// A connection, from the pod's port to the resolver's port 53.
 #[derive(Clone, Copy, Debug)]
-pub struct Connection {
+pub struct DnsConnection {
     /// The pod's address.
     pub own: IpAddr,
     /// The resolver's address.
@@ -28,7 +28,7 @@ pub struct Connection {
     pub server: u32,
 }
 
-impl Connection {
+impl DnsConnection {
     /// A connection to port 53.
     #[must_use]
     pub const fn new(own: IpAddr, resolver: IpAddr, port: u16, numbers: (u32, u32)) -> Self {
@@ -38,7 +38,7 @@ impl Connection {
 
     /// A packet of the pod: `at` is its place, 0 for the SYN.
     #[must_use]
-    pub fn sent(&self, flags: u8, at: u32, data: &[u8]) -> Packet {
+    pub fn sent(&self, flags: u8, at: u32, data: &[u8]) -> DirectedPacket {
         let ack = if flags & TCP_ACK == 0 { 0 } else { self.server.wrapping_add(1) };
         let numbers = (self.client.wrapping_add(at), ack);
         let data = segment((self.port, self.remote_port), flags, numbers, data);
@@ -47,7 +47,7 @@ impl Connection {
 
     /// A packet of the resolver, likewise.
     #[must_use]
-    pub fn received(&self, flags: u8, at: u32, data: &[u8]) -> Packet {
+    pub fn received(&self, flags: u8, at: u32, data: &[u8]) -> DirectedPacket {
         let numbers = (self.server.wrapping_add(at), self.client.wrapping_add(1));
         let data = segment((self.remote_port, self.port), flags, numbers, data);
         (Direction::Ingress, ip_between(self.resolver, self.own, TCP, &data))
@@ -55,43 +55,43 @@ impl Connection {
 
     /// The three packets that open the connection.
     #[must_use]
-    pub fn handshake(&self) -> [Packet; 3] {
+    pub fn handshake(&self) -> [DirectedPacket; 3] {
         [self.syn(), self.syn_ack(), self.sent(TCP_ACK, 1, &[])]
     }
 
     /// The pod's SYN.
     #[must_use]
-    pub fn syn(&self) -> Packet {
+    pub fn syn(&self) -> DirectedPacket {
         self.sent(TCP_SYN, 0, &[])
     }
 
     /// The resolver's SYN-ACK.
     #[must_use]
-    pub fn syn_ack(&self) -> Packet {
+    pub fn syn_ack(&self) -> DirectedPacket {
         self.received(TCP_SYN | TCP_ACK, 0, &[])
     }
 
     /// Bytes of the pod, in front of which it sent `before`.
     #[must_use]
-    pub fn asks(&self, before: usize, data: &[u8]) -> Packet {
+    pub fn asks(&self, before: usize, data: &[u8]) -> DirectedPacket {
         self.sent(TCP_ACK, 1 + before as u32, data)
     }
 
     /// Bytes of the resolver, in front of which it sent `before`.
     #[must_use]
-    pub fn answers(&self, before: usize, data: &[u8]) -> Packet {
+    pub fn answers(&self, before: usize, data: &[u8]) -> DirectedPacket {
         self.received(TCP_ACK, 1 + before as u32, data)
     }
 
     /// The resolver's FIN behind all bytes.
     #[must_use]
-    pub fn fin(&self, before: usize) -> Packet {
+    pub fn fin(&self, before: usize) -> DirectedPacket {
         self.received(TCP_ACK | TCP_FIN, 1 + before as u32, &[])
     }
 
     /// The pod's reset.
     #[must_use]
-    pub fn reset(&self) -> Packet {
+    pub fn reset(&self) -> DirectedPacket {
         self.sent(TCP_RST, 1, &[])
     }
 }
@@ -105,10 +105,10 @@ pub fn framed(message: &[u8]) -> Vec<u8> {
 /// A resolver's sending of bytes in order, in parts of random lengths up to `longest`; behind each part, it sends bytes
 /// again that it sent before.
 pub fn transmit_in_order(
-    connection: &Connection,
+    connection: &DnsConnection,
     random: &mut Random,
     (bytes, longest): (&[u8], usize),
-    mut send: impl FnMut(&Packet),
+    mut send: impl FnMut(&DirectedPacket),
 ) {
     let mut at = 0;
     while at < bytes.len() {
@@ -123,10 +123,10 @@ pub fn transmit_in_order(
 /// A resolver's sending of bytes: in parts of random lengths, some lost, some sent twice, some out of order. `passes`
 /// judges each packet on its way; the parts that it drops are sent again. Returns whether all bytes arrived.
 pub fn transmit(
-    connection: &Connection,
+    connection: &DnsConnection,
     random: &mut Random,
     bytes: &[u8],
-    mut passes: impl FnMut(&Packet) -> bool,
+    mut passes: impl FnMut(&DirectedPacket) -> bool,
 ) -> bool {
     let (mut arrived, mut early) = (0, 0);
     for _ in 0..20 * bytes.len() + 100 {

@@ -9,7 +9,7 @@ use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{CLASS_TRANSLATED, untranslated};
 use netpold_ebpf::tables::policy::row_allows;
 
-use crate::generate::{Choices, Cluster, NODE, PacketSource};
+use crate::generate::{Choices, GeneratedCluster, NODE, PacketSource};
 use crate::memory::MemoryTables;
 use crate::world::World;
 
@@ -73,7 +73,7 @@ pub struct View {
 impl View {
     /// A view of the interfaces of these states, and of random addresses in their objects.
     #[must_use]
-    pub fn of(states: &[&Cluster], choices: &mut Choices<'_>) -> Self {
+    pub fn of(states: &[&GeneratedCluster], choices: &mut Choices<'_>) -> Self {
         let interfaces = states.iter().flat_map(|state| state.interfaces());
         let interfaces: BTreeSet<u32> = interfaces.map(|interface| interface.index).collect();
         let mut remotes = BTreeSet::new();
@@ -143,8 +143,8 @@ impl InFlight {
 /// A packet gets a verdict of neither state, or the result differs.
 pub fn step(
     world: &mut World,
-    from: &Cluster,
-    to: &Cluster,
+    from: &GeneratedCluster,
+    to: &GeneratedCluster,
     choices: &mut Choices<'_>,
 ) -> Result<(), String> {
     let fresh = install(to);
@@ -198,6 +198,6 @@ pub fn same<T: PartialEq + std::fmt::Debug>(
 
 /// Installs a generated state in one update.
 #[must_use]
-pub fn install(state: &Cluster) -> World {
+pub fn install(state: &GeneratedCluster) -> World {
     World::on(NODE, state.objects.clone())
 }

@@ -1,6 +1,6 @@
 //! Creation, edits and removal of ClusterNetworkPolicies, and of their `CustomResourceDefinition`, while an agent runs.
 
-use netpold_testbed::Protocol;
+use netpold_testbed::ProbeProtocol;
 use netpold_testbed::cluster::{MOMENT, eventually};
 use serde_json::{Value, json};
 
@@ -94,14 +94,14 @@ fn other_nodes_are_followed_once_policy_depends_on_them() {
     };
     install(&world);
     world.create(world.control.manifest());
-    world.control.serve(Protocol::Tcp, PORT).unwrap();
+    world.control.serve(ProbeProtocol::Tcp, PORT).unwrap();
     world.start_agent();
     let nodes = |status: &Value| kind(status, "nodes")["objects"].clone();
     let status = world.wait("in sync", |_| true);
     assert_eq!(nodes(&status), 1, "{status}");
     let reaches = |world: &World| {
         let address = world.control.addresses()[0];
-        world.pod("stranger").probe(Protocol::Tcp, address, PORT, MOMENT).connected()
+        world.pod("stranger").probe(ProbeProtocol::Tcp, address, PORT, MOMENT).connected()
     };
     assert!(reaches(&world), "no policy yet");
 

@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use netpold_client::live::{Agents, ClusterArgs, NodeError, block_on};
 use netpold_testbed::cluster::{PORT, eventually, network_policy};
-use netpold_testbed::{Access, ApiServer, Container, Kubelet, Protocol, require_apiserver};
+use netpold_testbed::{
+    ApiServer, Container, Credential, Kubelet, ProbeProtocol, require_apiserver,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -83,7 +85,7 @@ fn user(server: &ApiServer, name: &str, roles: &[(&str, &str)]) -> PathBuf {
         server.kubectl(&[&create[..], &place].concat()).unwrap();
     }
     let token = server.token("default", name).unwrap();
-    server.write_kubeconfig(&format!("{name}.kubeconfig"), &Access::Token(&token)).unwrap()
+    server.write_kubeconfig(&format!("{name}.kubeconfig"), &Credential::Token(&token)).unwrap()
 }
 
 /// Returns the output of a command in `deploy/live.md`.
@@ -230,7 +232,7 @@ fn rules_of_all_nodes(server: &ApiServer) {
 fn connections_of_all_nodes(world: &World) {
     let (server, admin) = (&world.server, &world.server.admin());
     let to = SocketAddr::new(world.pod("server").ip4().unwrap(), PORT);
-    let mut flow = world.pod("client").open_flow(Protocol::Tcp, to, PATIENCE).unwrap();
+    let mut flow = world.pod("client").open_flow(ProbeProtocol::Tcp, to, PATIENCE).unwrap();
     assert!(flow.ping(PATIENCE));
     let from = flow.local().unwrap();
     let output = netpold(server, admin, &["flows", "-n", "shop", "--pod", "server", "-o", "json"]);

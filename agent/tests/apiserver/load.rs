@@ -12,7 +12,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use netpold_testbed::Protocol;
+use netpold_testbed::ProbeProtocol;
 use serde_json::{Value, json};
 
 use crate::world::{PATIENCE, PORT, World, allow_from, isolated, kind};
@@ -80,13 +80,13 @@ fn a_cluster_fills_while_traffic_runs() {
 /// Checks until `done` that every ping of an allowed connection is answered and that no denied connection opens.
 fn keep_talking(world: &World, done: &AtomicBool) -> (u32, u32) {
     let (server, friend) = (world.pod("server").ip4().unwrap(), world.pod("friend"));
-    let mut flow = friend.open_flow(Protocol::Tcp, (server, PORT).into(), PATIENCE).unwrap();
+    let mut flow = friend.open_flow(ProbeProtocol::Tcp, (server, PORT).into(), PATIENCE).unwrap();
     let (mut answered, mut tried) = (0, 0);
     while !done.load(Ordering::Relaxed) {
         assert!(flow.ping(PATIENCE), "an allowed flow goes on");
         answered += 1;
         let moment = Duration::from_millis(50);
-        let result = world.pod("stranger").probe(Protocol::Tcp, server, PORT, moment);
+        let result = world.pod("stranger").probe(ProbeProtocol::Tcp, server, PORT, moment);
         assert!(result.dropped(), "what is denied stays denied: {result}");
         tried += 1;
     }

@@ -8,7 +8,7 @@ use netpold_kube::decode::decode;
 use netpold_kube::document;
 use netpold_testbed::apiserver::Request;
 use netpold_testbed::cluster::network_policy;
-use netpold_testbed::{Access, cluster};
+use netpold_testbed::{Credential, cluster};
 use serde_json::{Value, json};
 
 use crate::in_force::gate;
@@ -221,7 +221,7 @@ fn a_server_of_another_authority_gets_no_request() {
     let right = world.server.certificate();
     let wrong = world.server.directory().join("elsewhere.crt");
     std::fs::write(&wrong, ELSEWHERE).unwrap();
-    let access = Access::TokenFile(&world.token_file());
+    let access = Credential::TokenFile(&world.token_file());
     let kubeconfig = world.server.write_kubeconfig("wrong", &access).unwrap();
     let text = std::fs::read_to_string(&kubeconfig).unwrap();
     let swapped = text.replace(right.to_str().unwrap(), wrong.to_str().unwrap());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use netpold_testbed::Access;
+use netpold_testbed::Credential;
 use serde_json::{Value, json};
 
 use crate::in_force::{eventually, gate};
@@ -177,7 +177,7 @@ fn edits_of_one_of_many_policies_write_little() {
     ["server", "friend"].into_iter().for_each(|name| world.add(name));
     world.policy("server", allow_from("server", "friend"));
     let meter = world.server.meter().unwrap();
-    let access = Access::TokenFile(&world.token_file());
+    let access = Credential::TokenFile(&world.token_file());
     let kubeconfig =
         world.server.write_kubeconfig_to(&meter.url(), "metered.kubeconfig", &access).unwrap();
     let arguments = [

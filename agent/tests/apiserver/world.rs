@@ -8,8 +8,8 @@ use std::time::Duration;
 use netpold_testbed::cluster::{MOMENT, eventually};
 pub(crate) use netpold_testbed::cluster::{NAMESPACE, PORT, allow_from, network_policy};
 use netpold_testbed::{
-    Access, Agent, AgentOptions, ApiServer, Cni, Node, Pod, PodSpec, Protocol, link_nodes,
-    require_apiserver, require_root,
+    Agent, AgentOptions, ApiServer, Cni, Credential, PodSpec, ProbeProtocol, TestNode, TestPod,
+    link_nodes, require_apiserver, require_root,
 };
 use serde_json::{Value, json};
 
@@ -26,16 +26,16 @@ const API_TIMEOUT: &str = "4";
 pub(crate) struct World {
     pub(crate) agent: Option<Agent>,
     pub(crate) server: ApiServer,
-    pods: BTreeMap<String, Pod>,
-    pub(crate) node: Node,
-    pub(crate) control: Node,
+    pods: BTreeMap<String, TestPod>,
+    pub(crate) node: TestNode,
+    pub(crate) control: TestNode,
 }
 
 /// Second node of the cluster. The order of the fields is the order of their drop.
 pub(crate) struct Elsewhere {
     pub(crate) agent: Agent,
-    pub(crate) pod: Pod,
-    _node: Node,
+    pub(crate) pod: TestPod,
+    _node: TestNode,
 }
 
 impl World {
@@ -44,8 +44,8 @@ impl World {
         if !require_root(test) || !require_apiserver(test) {
             return None;
         }
-        let control = Node::new("control", Cni::Ptp, "10.9.0.0/24", "fd00:9::/64").unwrap();
-        let node = Node::new("n1", Cni::Ptp, "10.9.1.0/24", "fd00:9:1::/64").unwrap();
+        let control = TestNode::new("control", Cni::Ptp, "10.9.0.0/24", "fd00:9::/64").unwrap();
+        let node = TestNode::new("n1", Cni::Ptp, "10.9.1.0/24", "fd00:9:1::/64").unwrap();
         link_nodes(&control, &node).unwrap();
         let server = ApiServer::start_on(&control).unwrap();
         let world = Self { agent: None, server, pods: BTreeMap::new(), node, control };
@@ -77,7 +77,7 @@ impl World {
     pub(crate) fn add_with(&mut self, name: &str, change: impl FnOnce(&mut Value)) {
         let spec = PodSpec::new(NAMESPACE, name).label("app", name);
         let pod = self.node.add_pod(&spec).unwrap();
-        pod.serve(Protocol::Tcp, PORT).unwrap();
+        pod.serve(ProbeProtocol::Tcp, PORT).unwrap();
         let mut object = pod.manifest();
         change(&mut object);
         self.create(object);
@@ -98,7 +98,7 @@ impl World {
         self.server.etcd().write(&objects).unwrap();
     }
 
-    pub(crate) fn pod(&self, name: &str) -> &Pod {
+    pub(crate) fn pod(&self, name: &str) -> &TestPod {
         &self.pods[name]
     }
 
@@ -158,8 +158,8 @@ impl World {
     }
 
     /// Returns an agent of any node of this cluster.
-    fn agent_in_cluster(&self, node: &Node, more: &[&str]) -> Agent {
-        let access = Access::TokenFile(&self.token_file());
+    fn agent_in_cluster(&self, node: &TestNode, more: &[&str]) -> Agent {
+        let access = Credential::TokenFile(&self.token_file());
         let kubeconfig = self.server.write_kubeconfig("agent.kubeconfig", &access).unwrap();
         let arguments = [&["--kubeconfig", kubeconfig.to_str().unwrap()], more].concat();
         self.agent_with(node, &arguments, binary().into())
@@ -169,7 +169,7 @@ impl World {
         self.agent = Some(self.agent_with(&self.node, arguments, binary));
     }
 
-    fn agent_with(&self, node: &Node, arguments: &[&str], binary: PathBuf) -> Agent {
+    fn agent_with(&self, node: &TestNode, arguments: &[&str], binary: PathBuf) -> Agent {
         let results = self.results();
         let results = ["--cni-results", results.to_str().unwrap()];
         let arguments = [arguments, &["--api-timeout", API_TIMEOUT], &results[..]].concat();
@@ -185,13 +185,13 @@ impl World {
     pub(crate) fn add_node(&self, number: u8, app: &str) -> Elsewhere {
         let name = format!("n{number}");
         let [v4, v6] = [format!("10.9.{number}.0/24"), format!("fd00:9:{number}::/64")];
-        let node = Node::new(&name, Cni::Ptp, &v4, &v6).unwrap();
+        let node = TestNode::new(&name, Cni::Ptp, &v4, &v6).unwrap();
         link_nodes(&self.control, &node).unwrap();
         link_nodes(&self.node, &node).unwrap();
         self.create(node.manifest());
         let spec = PodSpec::new(NAMESPACE, &format!("{app}-{name}")).label("app", app);
         let pod = node.add_pod(&spec).unwrap();
-        pod.serve(Protocol::Tcp, PORT).unwrap();
+        pod.serve(ProbeProtocol::Tcp, PORT).unwrap();
         self.create(pod.manifest());
         Elsewhere { agent: self.agent_in_cluster(&node, &[]), pod, _node: node }
     }
@@ -221,7 +221,7 @@ impl World {
     pub(crate) fn make_sandbox(&mut self, name: &str, uid: &str) {
         let spec = PodSpec::new(NAMESPACE, name).label("app", name);
         let pod = self.node.add_pod(&spec).unwrap();
-        pod.serve(Protocol::Tcp, PORT).unwrap();
+        pod.serve(ProbeProtocol::Tcp, PORT).unwrap();
         std::fs::create_dir_all(self.results()).unwrap();
         let file = self.results().join(format!("testbed-{uid}-eth0"));
         std::fs::write(file, pod.cni_result(uid).to_string()).unwrap();
@@ -253,9 +253,10 @@ impl World {
     }
 
     /// Returns whether the connection to a pod of any node opens over both IP families.
-    pub(crate) fn reaches_pod(&self, from: &str, to: &Pod) -> bool {
+    pub(crate) fn reaches_pod(&self, from: &str, to: &TestPod) -> bool {
         let from = self.pod(from);
-        let results = to.addresses().iter().map(|a| from.probe(Protocol::Tcp, *a, PORT, MOMENT));
+        let results =
+            to.addresses().iter().map(|a| from.probe(ProbeProtocol::Tcp, *a, PORT, MOMENT));
         let connected: Vec<bool> = results.map(|result| result.connected()).collect();
         connected.iter().all(|one| *one)
     }

@@ -5,9 +5,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, allow_from, allow_to, isolate};
+use netpold_testbed::cluster::{PATIENCE, TestCluster, allow_from, allow_to, isolate};
 use netpold_testbed::packet::{frame, ipv4, udp_message};
-use netpold_testbed::{Cni, Node, Offload, Pod, Protocol, Proxy, ethernet, require_root};
+use netpold_testbed::{
+    Cni, Offload, ProbeProtocol, Proxy, TestNode, TestPod, ethernet, require_root,
+};
 
 use crate::bounce::{bounce, bounce_bursts, can_bounce};
 use crate::checksum::becomes;
@@ -19,7 +21,7 @@ const PORT: u16 = 4000;
 
 /// Sends a volley of two-fragment datagrams with options behind the Fragment header, which the kernel rewrites after
 /// conntrack's reassembly.
-fn parts(pod: &Pod, (from, to): (IpAddr, IpAddr), volley: Volley) {
+fn parts(pod: &TestPod, (from, to): (IpAddr, IpAddr), volley: Volley) {
     let sender = Sender::pod(pod);
     bounce_bursts(pod, 1600, || {
         for number in 0..PACKETS {
@@ -33,7 +35,7 @@ fn parts(pod: &Pod, (from, to): (IpAddr, IpAddr), volley: Volley) {
 /// Attacks a pod of either node from a deny-all pod, with its own source and with sources of allowed pods of both
 /// nodes.
 fn parts_of_a_tracking_node(test: &str, node: usize) {
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     for (at, name) in [(node, "hostile"), (node, "near"), (node, "friend"), (1 - node, "far")] {
         cluster.add(at, name);
     }
@@ -95,12 +97,12 @@ fn bounced_parts_on_a_tracking_bridge_node() {
 }
 
 /// Returns whether an address answers the node's ping.
-fn reached(node: &Node, address: IpAddr) -> bool {
-    node.probe(Protocol::Icmp, address, 0, PATIENCE).connected()
+fn reached(node: &TestNode, address: IpAddr) -> bool {
+    node.probe(ProbeProtocol::Icmp, address, 0, PATIENCE).connected()
 }
 
 /// Returns the MAC address in the node's neighbour table for an address behind its bridge.
-fn neighbour(cluster: &Cluster, address: IpAddr) -> String {
+fn neighbour(cluster: &TestCluster, address: IpAddr) -> String {
     let node = &cluster.nodes[0];
     let shown = node.command("ip").unwrap().args(["neigh", "show", &address.to_string()]).output();
     let shown = String::from_utf8(shown.unwrap().stdout).unwrap();
@@ -112,7 +114,8 @@ fn neighbour(cluster: &Cluster, address: IpAddr) -> String {
 #[test]
 fn bounced_claims_on_a_bridge_node() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["hostile", "mute", "victim", "other"]);
+    let mut cluster =
+        TestCluster::one(Cni::Bridge).with_pods(&["hostile", "mute", "victim", "other"]);
     if !can_bounce(cluster.pod("hostile"), "bounced_claims_on_a_bridge_node") {
         return;
     }
@@ -189,7 +192,7 @@ fn bounced_claims_on_a_bridge_node() {
 #[test]
 fn bounced_to_an_allowed_peer() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["hostile", "peer", "other"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["hostile", "peer", "other"]);
     if !can_bounce(cluster.pod("hostile"), "bounced_to_an_allowed_peer") {
         return;
     }

@@ -7,10 +7,10 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use netpold_testbed::cluster::{
-    Cluster, ENFORCED, PORT, allow_from, allow_to, binary, eventually_at, isolate,
+    ENFORCED, PORT, TestCluster, allow_from, allow_to, binary, eventually_at, isolate,
 };
 use netpold_testbed::packet::udp_packet;
-use netpold_testbed::services::{SERVICE_PORT, Service, may_reach, provide};
+use netpold_testbed::services::{SERVICE_PORT, TestService, may_reach, provide};
 use netpold_testbed::{Proxy, RawSocket, other_layout, require_root};
 use nix::sys::signal::Signal;
 
@@ -33,7 +33,7 @@ const MIGRATED: &str = "migrated flows of other tables";
 
 /// A cluster whose pod `hostile` may reach one of the backends of a Service. All pods but `far` are on one node.
 struct Attack {
-    cluster: Cluster,
+    cluster: TestCluster,
     node: usize,
     stream: Stream,
     /// Receivers of the denied packets, each with two sockets: one for each way of sending.
@@ -57,7 +57,7 @@ impl Stream {
 impl Attack {
     /// Tries the attacks without policy, then isolates the pod. `None` where the kernel lacks `ifb`.
     fn new(test: &str, node: usize) -> Option<Self> {
-        let mut cluster = Cluster::two();
+        let mut cluster = TestCluster::two();
         for number in 0..BYSTANDERS {
             cluster.add(node, &format!("bystander{number}"));
         }
@@ -68,7 +68,7 @@ impl Attack {
         if !can_bounce(cluster.pod("hostile"), test) {
             return None;
         }
-        let service = Service::new(1, "mixed").pods(&cluster, &["good", "bad", "far"]);
+        let service = TestService::new(1, "mixed").pods(&cluster, &["good", "bad", "far"]);
         let hostile = cluster.pod("hostile");
         let families = hostile.addresses().iter().zip(service.cluster_ips());
         let ends = families.flat_map(|(from, to)| {
@@ -110,7 +110,7 @@ impl Attack {
     }
 
     /// Sends to the Service, and to its backends around the pod's program, while `act` runs; returns the leaks.
-    fn goes_on(self, act: impl FnOnce(&mut Cluster, usize)) -> Tally {
+    fn goes_on(self, act: impl FnOnce(&mut TestCluster, usize)) -> Tally {
         let Self { mut cluster, node, stream, wires } = self;
         let (marked, around) = (Volley::new(), Volley::new());
         let hostile = cluster.pod("hostile");
@@ -145,7 +145,7 @@ impl Attack {
 }
 
 /// Waits until programs were replaced `times` more.
-fn replaced(cluster: &Cluster, node: usize, times: usize) {
+fn replaced(cluster: &TestCluster, node: usize, times: usize) {
     let lines = || cluster.agents[node].log().matches(MIGRATED).count();
     eventually_at(
         Duration::from_millis(5),

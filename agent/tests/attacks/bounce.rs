@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use netpold_ebpf::layout::{endpoint_slot, mark};
-use netpold_testbed::cluster::{Cluster, isolate};
-use netpold_testbed::{Cni, Host, Pod, require_root, skip};
+use netpold_testbed::cluster::{TestCluster, isolate};
+use netpold_testbed::{Cni, Host, TestPod, require_root, skip};
 use nix::sys::signal::Signal;
 
 use crate::volley::{BOTH, Sender, Tally, Volley, pairs, try_both};
@@ -19,7 +19,7 @@ pub(crate) fn tc(pod: &Host, arguments: &str) {
 }
 
 /// Returns whether the kernel has `ifb`: adds `ifb0` to the pod, or skips the test.
-pub(crate) fn can_bounce(pod: &Pod, test: &str) -> bool {
+pub(crate) fn can_bounce(pod: &TestPod, test: &str) -> bool {
     let made = pod.netns().ip("link add ifb0 type ifb\nlink set ifb0 up\n");
     if let Err(e) = &made {
         skip(test, format!("no ifb here: {e:#}"));
@@ -29,7 +29,7 @@ pub(crate) fn can_bounce(pod: &Pod, test: &str) -> bool {
 
 /// Sends a volley by `ifb0` (see [`bounce`]). `tc_index` is that of the packets: another pod's mark.
 pub(crate) fn bounced(
-    pod: &Pod,
+    pod: &TestPod,
     volley: Volley,
     (from, to): (SocketAddr, SocketAddr),
     tc_index: Option<u16>,
@@ -41,13 +41,13 @@ pub(crate) fn bounced(
 
 /// Redirects the packets that `send` sends by eth0 to `ifb0`, so that they skip the host's hook. `ifb0` holds them
 /// until eth0's filter is gone, which would use up their `tc_skip_classify`.
-pub(crate) fn bounce(pod: &Pod, send: impl FnOnce()) {
+pub(crate) fn bounce(pod: &TestPod, send: impl FnOnce()) {
     bounce_bursts(pod, 400, send);
 }
 
 /// Does the same as [`bounce`] for packets of up to `burst` bytes: the token bucket passes the first `burst` bytes at
 /// once.
-pub(crate) fn bounce_bursts(pod: &Pod, burst: usize, send: impl FnOnce()) {
+pub(crate) fn bounce_bursts(pod: &TestPod, burst: usize, send: impl FnOnce()) {
     tc(pod, &format!("qdisc replace dev ifb0 root tbf rate 8kbit burst {burst} limit 1000000"));
     tc(pod, "qdisc add dev eth0 clsact");
     tc(
@@ -64,7 +64,7 @@ pub(crate) fn bounce_bursts(pod: &Pod, burst: usize, send: impl FnOnce()) {
 
 /// Sends volleys of a pod without allowed peers; `far`: to a victim on the other node.
 fn around_the_hook(test: &str, node: usize, far: bool) {
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(node, "hostile");
     cluster.add(if far { 1 - node } else { node }, "victim");
     if !can_bounce(cluster.pod("hostile"), test) {
@@ -110,7 +110,7 @@ fn bounced_off_a_bridge_node() {
 /// Sends volleys with forged sources: an unused address of the bridge's network, an external address, and the address
 /// of an unrestricted neighbour. `dead`: once the pod is isolated, the agents are killed.
 fn with_anothers_source(test: &str, dead: bool) {
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(1, "hostile");
     cluster.add(1, "free");
     cluster.add(1, "near");
@@ -120,7 +120,7 @@ fn with_anothers_source(test: &str, dead: bool) {
     }
     let nobodys = ["10.1.2.77", "fd00:1:2::77"].map(|a| a.parse::<IpAddr>().unwrap());
     let elsewhere = ["203.0.113.7", "2001:db8::7"].map(|a| a.parse::<IpAddr>().unwrap());
-    let of = |pod: &Pod| [pod.addresses()[0], pod.addresses()[1]];
+    let of = |pod: &TestPod| [pod.addresses()[0], pod.addresses()[1]];
     let free = of(cluster.pod("free"));
     let sources = [("nobody's", nobodys), ("elsewhere", elsewhere), ("a neighbour's", free)];
     let mut tally = Tally::default();
@@ -176,7 +176,7 @@ fn bounced_with_a_neighbours_source_while_no_agent_runs() {
 
 /// Sends volleys to an isolated victim, with the victim's own mark.
 fn with_a_mark(test: &str, cni: Cni) {
-    let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["hostile", "victim"]);
     if !can_bounce(cluster.pod("hostile"), test) {
         return;
     }
@@ -223,7 +223,7 @@ fn bounced_with_a_mark_on_a_bridge_node() {
 
 /// Sends to itself in a victim's name, then to the victim: an answer to a flow that the victim never began.
 fn answers_to_itself(test: &str, node: usize, victims: &[&str]) {
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(node, "hostile");
     cluster.add(node, "near");
     cluster.add(1 - node, "far");

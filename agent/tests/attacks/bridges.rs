@@ -7,9 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, allow_to};
+use netpold_testbed::cluster::{ENFORCED, NAMESPACE, TestCluster, all_pass, allow_to};
 use netpold_testbed::packet::{frame, udp_packet};
-use netpold_testbed::{Host, Pod, PodSpec, require_root};
+use netpold_testbed::{Host, PodSpec, TestPod, require_root};
 use nix::sys::signal::Signal;
 
 use crate::volley::{PACKETS, Sender, Volley};
@@ -19,8 +19,8 @@ const PORT: u16 = 4000;
 const STATION: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 9];
 
 /// Returns `mute` and `free` on a bridge, and `far` on another node; `mute` may send to `far` only.
-fn world() -> Cluster {
-    let mut cluster = Cluster::two();
+fn world() -> TestCluster {
+    let mut cluster = TestCluster::two();
     cluster.add(0, "far");
     cluster.add(1, "mute");
     cluster.add(1, "free");
@@ -33,7 +33,7 @@ fn ends(from: &str, to: IpAddr) -> (SocketAddr, SocketAddr) {
 }
 
 /// Asserts the verdicts of the policy, which hold with an agent and without.
-fn allowed(cluster: &Cluster) {
+fn allowed(cluster: &TestCluster) {
     cluster.reaches("mute", "far");
     cluster.reaches("far", "mute");
     cluster.reaches("free", "far");
@@ -44,7 +44,7 @@ fn allowed(cluster: &Cluster) {
 }
 
 /// Sends frames to the node's MAC for a pod of the same bridge: the node routes them back out by the bridge.
-fn by_the_node_and_back(cluster: &Cluster) {
+fn by_the_node_and_back(cluster: &TestCluster) {
     let (free, mute) = (cluster.pod("free"), cluster.pod("mute"));
     let wire = mute.wire("eth0").unwrap();
     for (from, to) in crate::volley::pairs(free, mute) {
@@ -134,7 +134,7 @@ fn other_ports_of_a_bridge_with_an_isolated_pod() {
 }
 
 /// Sends a packet a millisecond until one arrives; returns the time until then.
-fn first_arrival(pod: &Pod, far: &Pod) -> Duration {
+fn first_arrival(pod: &TestPod, far: &TestPod) -> Duration {
     let (wire, sender, begin) = (far.wire("eth0").unwrap(), Sender::pod(pod), Instant::now());
     let ends = ((pod.addresses()[0], 5000).into(), (far.addresses()[0], PORT).into());
     let (mut number, payload) = (0, Volley::new().payload(0, 40));

@@ -4,9 +4,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE};
+use netpold_testbed::cluster::{NAMESPACE, TestCluster};
 use netpold_testbed::packet::{frame, tcp_message, udp_message};
-use netpold_testbed::{Cni, Offload, PodSpec, Protocol, RawSocket, require_root};
+use netpold_testbed::{Cni, Offload, PodSpec, ProbeProtocol, RawSocket, require_root};
 
 use crate::volley::{PACKETS, Volley, allow_one_port};
 
@@ -48,8 +48,8 @@ fn arrivals(wire: &RawSocket, payload: &[u8], at: usize, bits: u16) -> usize {
 
 /// Returns a cluster where `hostile` may send to UDP and TCP port 4000 of `victim`. The kernel completes checksums at
 /// the victim's veth.
-fn world(cni: Cni) -> Cluster {
-    let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim", "other"]);
+fn world(cni: Cni) -> TestCluster {
+    let mut cluster = TestCluster::one(cni).with_pods(&["hostile", "victim", "other"]);
     let exempt = PodSpec::new(NAMESPACE, "exempt").annotation("netpold.io/check-source", "off");
     cluster.add_as(0, exempt);
     cluster.arguments = ["--source-check-exempt", NAMESPACE].map(str::to_owned).to_vec();
@@ -158,11 +158,11 @@ fn on(cni: Cni) {
 }
 
 /// Checks legitimate offload, by ordinary sockets and by a packet socket.
-fn honest(cluster: &Cluster) {
+fn honest(cluster: &TestCluster) {
     let (pod, victim) = (cluster.pod("hostile"), cluster.pod("victim"));
-    victim.serve(Protocol::Tcp, ALLOWED).unwrap();
-    victim.serve(Protocol::Udp, ALLOWED).unwrap();
-    for protocol in [Protocol::Tcp, Protocol::Udp] {
+    victim.serve(ProbeProtocol::Tcp, ALLOWED).unwrap();
+    victim.serve(ProbeProtocol::Udp, ALLOWED).unwrap();
+    for protocol in [ProbeProtocol::Tcp, ProbeProtocol::Udp] {
         for to in victim.addresses() {
             let patience = netpold_testbed::cluster::PATIENCE;
             let flow = pod.open_flow(protocol, (*to, ALLOWED).into(), patience);

@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use netpold_ebpf::layout::DEVICES;
-use netpold_testbed::cluster::{Cluster, ENFORCED, allow_from, isolate};
+use netpold_testbed::cluster::{ENFORCED, TestCluster, allow_from, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
-use netpold_testbed::{Cni, Host, Pod, kernel_version, require_root, skip, skip_before};
+use netpold_testbed::{Cni, Host, TestPod, kernel_version, require_root, skip, skip_before};
 use serde_json::Value;
 
 use crate::volley::{BOTH, PACKETS, Tally, Volley};
@@ -38,7 +38,7 @@ fn send(
     }
 }
 
-fn problem(cluster: &mut Cluster, words: &str) {
+fn problem(cluster: &mut TestCluster, words: &str) {
     let says = |status: &Value| {
         let mut all = status["problems"].as_array().into_iter().flatten().filter_map(Value::as_str);
         all.any(|problem| problem.contains(words))
@@ -47,8 +47,8 @@ fn problem(cluster: &mut Cluster, words: &str) {
 }
 
 /// Returns a cluster with an agent that has CNI results for the pods.
-fn with_results(cni: Cni, pods: &[&str]) -> Cluster {
-    let mut cluster = Cluster::one(cni).with_pods(pods);
+fn with_results(cni: Cni, pods: &[&str]) -> TestCluster {
+    let mut cluster = TestCluster::one(cni).with_pods(pods);
     let results = cluster.directory.path().join("results");
     std::fs::create_dir(&results).unwrap();
     for name in pods {
@@ -61,7 +61,7 @@ fn with_results(cni: Cni, pods: &[&str]) -> Cluster {
 }
 
 /// Adds a second veth between a pod and its node, without an address.
-fn make_veth(cluster: &Cluster, pod: &str, index: u32) {
+fn make_veth(cluster: &TestCluster, pod: &str, index: u32) {
     let there = cluster.pod(pod).netns().path();
     let add = format!(
         "link add name door index {index} type veth peer name net1 netns {}\nlink set door up\n",
@@ -77,7 +77,7 @@ fn by_a_second_veth(cni: Cni) {
     make_veth(&cluster, "hostile", 9001);
     let door = cluster.nodes[0].hardware_address("door").unwrap();
     let wire = cluster.pod("victim").wire("eth0").unwrap();
-    let of = |cluster: &Cluster, name: &str| cluster.pod(name).ip4().unwrap();
+    let of = |cluster: &TestCluster, name: &str| cluster.pod(name).ip4().unwrap();
     let ends = ends(of(&cluster, "friend"), of(&cluster, "victim"));
     let volley = Volley::new();
     send(cluster.pod("hostile"), "net1", door, volley, ends);
@@ -119,7 +119,7 @@ fn doors_before_their_programs() {
     require_root!();
     const DOORS: u32 = 20;
     let mut cluster = with_results(Cni::Ptp, &["hostile", "friend", "victim"]);
-    let of = |cluster: &Cluster, name: &str| cluster.pod(name).ip4().unwrap();
+    let of = |cluster: &TestCluster, name: &str| cluster.pod(name).ip4().unwrap();
     let ends = ends(of(&cluster, "friend"), of(&cluster, "victim"));
     let wire = cluster.pod("victim").wire("eth0").unwrap();
     make_veth(&cluster, "hostile", 8999);
@@ -208,19 +208,20 @@ fn a_macvlan_of_a_pod_on_anothers_veth() {
     if kernel_version() < Some(SEES_NAMESPACES) {
         return skip_before(SEES_NAMESPACES, TEST, "no program sees a socket's namespace");
     }
-    let add = |cluster: &Cluster| {
-        let (hostile, victim): (&Pod, &Pod) = (cluster.pod("hostile"), cluster.pod("victim"));
+    let add = |cluster: &TestCluster| {
+        let (hostile, victim): (&TestPod, &TestPod) =
+            (cluster.pod("hostile"), cluster.pod("victim"));
         cluster.nodes[0].netns().ip(&format!(
             "link add link {} name net1 netns {} type macvlan mode bridge\n",
             victim.host_interface(),
             hostile.netns().path().display()
         ))
     };
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["hostile", "friend", "victim"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["hostile", "friend", "victim"]);
     if let Err(e) = add(&cluster) {
         return skip(TEST, format!("no macvlan here: {e:#}"));
     }
-    let (hostile, victim): (&Pod, &Pod) = (cluster.pod("hostile"), cluster.pod("victim"));
+    let (hostile, victim): (&TestPod, &TestPod) = (cluster.pod("hostile"), cluster.pod("victim"));
     hostile.netns().ip("link set net1 up\n").unwrap();
     let of = |name: &str| cluster.pod(name).ip4().unwrap();
     let (ends, mac) = (ends(of("friend"), of("victim")), victim.mac());
@@ -243,7 +244,7 @@ fn a_macvlan_of_a_pod_on_anothers_veth() {
     tally.holds();
     cluster.reaches("friend", "victim");
 
-    let refused = add(&Cluster::one(Cni::Bridge).with_pods(&["hostile", "victim"]));
+    let refused = add(&TestCluster::one(Cni::Bridge).with_pods(&["hostile", "victim"]));
     assert!(
         refused.is_err_and(|e| format!("{e:#}").contains("busy")),
         "a bridge port has no macvlan"

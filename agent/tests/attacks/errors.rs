@@ -3,9 +3,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, allow_to, isolate};
+use netpold_testbed::cluster::{PATIENCE, PORT, TestCluster, allow_to, isolate};
 use netpold_testbed::packet::{checksummed, ipv4, udp_packet, unreachable_packet};
-use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, Service, provide};
+use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, TestService, provide};
 use netpold_testbed::{Cni, Host, Proxy, RawSocket, require_root};
 
 use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley};
@@ -51,12 +51,12 @@ fn arrives_as(wire: &RawSocket, from: (&Host, IpAddr, u16), to: SocketAddr) -> S
 /// Sends errors of `hostile`, which has no allowed peers, about a masqueraded flow of `server`; none arrives at the
 /// client. The client is the other node by a node port (`outside`), or a pod by an external address.
 fn about_a_masqueraded_flow(cni: Cni, outside: bool, tally: &mut Tally) {
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     let node = usize::from(cni == Cni::Bridge);
     for name in ["server", "hostile", "client"] {
         cluster.add(node, name);
     }
-    let service = Service::new(1, "one").pods(&cluster, &["server"]).node_port(NODE_PORT);
+    let service = TestService::new(1, "one").pods(&cluster, &["server"]).node_port(NODE_PORT);
     let external = service.external_ips();
     provide(&mut cluster, Proxy::Nftables, &[service]);
     let at_server = cluster.pod("server").wire("eth0").unwrap();
@@ -121,8 +121,8 @@ fn errors_to_a_pod_that_denies_everything() {
 /// Sends errors to a Service of a friend and an enemy: netpold drops packets to the enemy behind their translation,
 /// but the node's conntrack keeps the flow, and errors about it follow the flow.
 fn to_a_denied_backend(cni: Cni, tally: &mut Tally) {
-    let mut cluster = Cluster::one(cni).with_pods(&["hostile", "friend", "enemy"]);
-    let service = Service::new(1, "mixed").pods(&cluster, &["friend", "enemy"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["hostile", "friend", "enemy"]);
+    let service = TestService::new(1, "mixed").pods(&cluster, &["friend", "enemy"]);
     let service_ips = service.cluster_ips();
     provide(&mut cluster, Proxy::Nftables, &[service]);
     let wire = cluster.pod("enemy").wire("eth0").unwrap();
@@ -175,7 +175,7 @@ fn errors_by_a_source_route() {
     require_root!();
     let mut tally = Tally::default();
     for error in [true, false] {
-        let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["hostile", "victim"]);
+        let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["hostile", "victim"]);
         let veth = cluster.pod("hostile").host_interface().to_owned();
         for key in ["all", "default", &veth] {
             let setting = format!("ipv4/conf/{key}/accept_source_route");
@@ -192,7 +192,7 @@ fn errors_by_a_source_route() {
         // NOP, then a loose source route of one address.
         let route = [&[1, 131, 7, 4], &victim.octets()[..]].concat();
         let what = if error { "errors" } else { "datagrams" };
-        let attack = |cluster: &Cluster, volley: Volley| {
+        let attack = |cluster: &TestCluster, volley: Volley| {
             let sender = Sender::pod(cluster.pod("hostile"));
             for number in 0..PACKETS {
                 let payload = volley.payload(number, LONG);
@@ -214,9 +214,9 @@ fn errors_by_a_source_route() {
 #[test]
 fn errors_about_ones_own_flow_go_back() {
     require_root!();
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(0, "server");
-    let service = Service::new(1, "one").pods(&cluster, &["server"]).node_port(NODE_PORT);
+    let service = TestService::new(1, "one").pods(&cluster, &["server"]).node_port(NODE_PORT);
     provide(&mut cluster, Proxy::Nftables, &[service]);
     cluster.policy("server", isolate("server", &["Egress"])).enforce();
     let at_server = cluster.pod("server").wire("eth0").unwrap();

@@ -4,10 +4,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT, allow_to, isolate};
+use netpold_testbed::cluster::{MOMENT, PATIENCE, PORT, TestCluster, allow_to, isolate};
 use netpold_testbed::packet::{packet, tcp_message, udp_packet, unreachable_packet};
-use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, Service, answer, describe, provide};
-use netpold_testbed::{Cni, Flow, Protocol, Proxy, require_root};
+use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, TestService, answer, describe, provide};
+use netpold_testbed::{Cni, ProbeProtocol, Proxy, TestFlow, require_root};
 
 use crate::volley::{PACKETS, Sender, Tally, Volley};
 
@@ -31,7 +31,7 @@ enum Forgetting {
 
 impl Forgetting {
     /// Sets the kernel's timeouts; to be called before the agent starts.
-    fn prepare(self, cluster: &Cluster) {
+    fn prepare(self, cluster: &TestCluster) {
         if matches!(self, Self::Expired) {
             for node in &cluster.nodes {
                 for timeout in ["nf_conntrack_udp_timeout", "nf_conntrack_udp_timeout_stream"] {
@@ -61,8 +61,8 @@ enum Answers {
 }
 
 impl Answers {
-    fn protocol(self) -> Protocol {
-        if matches!(self, Self::Segments) { Protocol::Tcp } else { Protocol::Udp }
+    fn protocol(self) -> ProbeProtocol {
+        if matches!(self, Self::Segments) { ProbeProtocol::Tcp } else { ProbeProtocol::Udp }
     }
 
     fn send(self, sender: &Sender, volley: Volley, own: SocketAddr, there: SocketAddr) {
@@ -89,20 +89,20 @@ impl Answers {
 
 /// Cluster with a client that may send to `friend` only and a Service with the backend `enemy`, and the node of both.
 struct World {
-    cluster: Cluster,
+    cluster: TestCluster,
     node: usize,
 }
 
 fn world(kind: Cni) -> World {
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     let node = usize::from(kind == Cni::Bridge);
     for name in ["client", "friend", "enemy"] {
         cluster.add(node, name);
     }
     for port in CLIENT_PORTS {
-        cluster.pod("client").serve(Protocol::Tcp, port).unwrap();
+        cluster.pod("client").serve(ProbeProtocol::Tcp, port).unwrap();
     }
-    let service = Service::new(1, "bad").pods(&cluster, &["enemy"]).node_port(NODE_PORT);
+    let service = TestService::new(1, "bad").pods(&cluster, &["enemy"]).node_port(NODE_PORT);
     provide(&mut cluster, Proxy::Nftables, &[service]);
     World { cluster, node }
 }
@@ -112,7 +112,7 @@ fn world(kind: Cni) -> World {
 fn attack(
     world: &mut World,
     (forgetting, answers): (Forgetting, Answers),
-    begin: impl Fn(&World, SocketAddr, SocketAddr) -> Option<Flow>,
+    begin: impl Fn(&World, SocketAddr, SocketAddr) -> Option<TestFlow>,
     address: impl Fn(&World, usize) -> SocketAddr,
     tally: &mut Tally,
 ) {
@@ -172,11 +172,11 @@ fn takes_no_datagram(node: &netpold_testbed::Host) {
 }
 
 /// Sends from a host on the wire, with a Service's address as the source.
-fn from_a_service(forgetting: Forgetting, addresses: fn(&Service) -> [IpAddr; 2]) {
+fn from_a_service(forgetting: Forgetting, addresses: fn(&TestService) -> [IpAddr; 2]) {
     let mut world = world(Cni::Ptp);
     takes_no_datagram(&world.cluster.nodes[1]);
     forgetting.prepare(&world.cluster);
-    let service = addresses(&Service::new(1, "bad"));
+    let service = addresses(&TestService::new(1, "bad"));
     let mut tally = Tally::default();
     attack(
         &mut world,
@@ -194,20 +194,20 @@ fn from_a_service(forgetting: Forgetting, addresses: fn(&Service) -> [IpAddr; 2]
 #[test]
 fn answers_to_a_service_that_the_node_has_deleted() {
     require_root!();
-    from_a_service(Forgetting::Deleted, Service::cluster_ips);
+    from_a_service(Forgetting::Deleted, TestService::cluster_ips);
 }
 
 #[test]
 fn answers_to_a_service_after_the_node_forgot() {
     require_root!();
-    from_a_service(Forgetting::Expired, Service::cluster_ips);
+    from_a_service(Forgetting::Expired, TestService::cluster_ips);
 }
 
 /// An external address may be a real host's, so flows may begin there.
 #[test]
 fn answers_to_an_external_address_that_the_node_has_deleted() {
     require_root!();
-    from_a_service(Forgetting::Deleted, Service::external_ips);
+    from_a_service(Forgetting::Deleted, TestService::external_ips);
 }
 
 /// Begins the flow at the node itself, from its node port at an address of its Node object or (`further`) at another
@@ -243,8 +243,8 @@ fn from_the_node(kind: Cni, forgetting: Forgetting, answers: Answers, further: b
     tally.holds();
 }
 
-fn connected(from: &netpold_testbed::Host, own: SocketAddr, to: SocketAddr) -> Flow {
-    let mut flow = from.open_flow_from(own, Protocol::Tcp, to, PATIENCE).unwrap();
+fn connected(from: &netpold_testbed::Host, own: SocketAddr, to: SocketAddr) -> TestFlow {
+    let mut flow = from.open_flow_from(own, ProbeProtocol::Tcp, to, PATIENCE).unwrap();
     assert!(flow.ping(PATIENCE), "{own} to {to}");
     flow
 }
@@ -350,15 +350,15 @@ fn errors_to_a_masqueraded_client_after_the_node_forgot() {
 #[test]
 fn answers_to_allowed_clients_go_on() {
     require_root!();
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     let servers = ["server1", "server2"];
     servers.iter().enumerate().for_each(|(node, name)| cluster.add(node, name));
     Forgetting::Expired.prepare(&cluster);
-    let services: Vec<Service> = servers
+    let services: Vec<TestService> = servers
         .iter()
         .zip(0..)
         .map(|(name, number)| {
-            let service = Service::new(number + 1, name).pods(&cluster, &[name]);
+            let service = TestService::new(number + 1, name).pods(&cluster, &[name]);
             service.node_port(NODE_PORT + u16::from(number))
         })
         .collect();
@@ -379,7 +379,7 @@ fn answers_to_allowed_clients_go_on() {
             answer(far, &sockets, &[name]);
             answer(&cluster.nodes[node], &sockets, &[name]);
             for address in pod {
-                let ping = far.probe(Protocol::Icmp, address, 0, PATIENCE);
+                let ping = far.probe(ProbeProtocol::Icmp, address, 0, PATIENCE);
                 assert!(!ping.dropped(), "{name} answers {ping}");
             }
         }
@@ -389,10 +389,10 @@ fn answers_to_allowed_clients_go_on() {
         let to: Vec<SocketAddr> = [0, 1].map(|number| (to, NODE_PORT + number).into()).into();
         for port in [NODE_PORT, CLIENT_PORT] {
             let own = far.addresses()[usize::from(to[0].is_ipv6())];
-            let mut flows: Vec<Flow> = (to.iter().zip(0..))
+            let mut flows: Vec<TestFlow> = (to.iter().zip(0..))
                 .map(|(to, number)| {
                     let own = (own, port + number).into();
-                    far.open_flow_from(own, Protocol::Udp, *to, PATIENCE).unwrap()
+                    far.open_flow_from(own, ProbeProtocol::Udp, *to, PATIENCE).unwrap()
                 })
                 .collect();
             for _ in 0..3 {

@@ -3,9 +3,9 @@
 
 use std::net::SocketAddr;
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, isolate};
+use netpold_testbed::cluster::{NAMESPACE, TestCluster, isolate};
 use netpold_testbed::packet::udp_packet;
-use netpold_testbed::{Pod, PodSpec, require_root};
+use netpold_testbed::{PodSpec, TestPod, require_root};
 use nix::sys::signal::Signal;
 
 use crate::bounce::{bounced, can_bounce, tc};
@@ -17,7 +17,7 @@ const STREAM: usize = 9_000;
 const RATE: &str = "80kbit";
 
 /// Starts a stream around the program of a pod, between each pair of `ends` in turn. `ifb0` sends it in the background.
-pub(crate) fn begin_stream(hostile: &Pod, volley: Volley, ends: &[(SocketAddr, SocketAddr)]) {
+pub(crate) fn begin_stream(hostile: &TestPod, volley: Volley, ends: &[(SocketAddr, SocketAddr)]) {
     tc(hostile, "qdisc replace dev ifb0 root tbf rate 8kbit burst 400 limit 4000000");
     tc(hostile, "qdisc add dev eth0 clsact");
     tc(
@@ -36,7 +36,7 @@ pub(crate) fn begin_stream(hostile: &Pod, volley: Volley, ends: &[(SocketAddr, S
 }
 
 /// Ends a stream, which must not have come to its end before.
-pub(crate) fn end_stream(hostile: &Pod) {
+pub(crate) fn end_stream(hostile: &TestPod) {
     let left = hostile.command("tc").unwrap().args(["-s", "qdisc", "show", "dev", "ifb0"]).output();
     let left = String::from_utf8(left.unwrap().stdout).unwrap();
     assert!(left.contains("backlog") && !left.contains(" 0p "), "the stream has ended: {left}");
@@ -45,11 +45,11 @@ pub(crate) fn end_stream(hostile: &Pod) {
 
 /// Streams from an isolated pod of a bridge to another node while `meanwhile` runs, with the pod's own source and
 /// with that of a neighbour that is not isolated.
-fn while_programs_change(test: &str, meanwhile: impl FnOnce(&mut Cluster)) {
+fn while_programs_change(test: &str, meanwhile: impl FnOnce(&mut TestCluster)) {
     if !require_root(test) {
         return;
     }
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     for (node, name) in [(1, "hostile"), (1, "near"), (0, "far")] {
         cluster.add(node, name);
     }
@@ -81,7 +81,7 @@ fn while_programs_change(test: &str, meanwhile: impl FnOnce(&mut Cluster)) {
 }
 
 /// Adds pods to the node and the manifests; the agent has yet to attach their programs.
-fn add_pods(cluster: &mut Cluster, numbers: std::ops::Range<u32>) {
+fn add_pods(cluster: &mut TestCluster, numbers: std::ops::Range<u32>) {
     for number in numbers {
         cluster.add_as(1, PodSpec::new(NAMESPACE, &format!("new{number}")));
     }

@@ -5,14 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, eventually, isolate};
+use netpold_testbed::cluster::{NAMESPACE, TestCluster, eventually, isolate};
 use netpold_testbed::packet::{frame, icmp_packet, udp_packet};
-use netpold_testbed::{Cni, Pod, PodSpec, RawSocket, ethernet, require_root};
+use netpold_testbed::{Cni, PodSpec, RawSocket, TestPod, ethernet, require_root};
 
 use crate::volley::{BOTH, PACKETS, Sender, Volley};
 
 /// Function that builds the frame that a pod sends, and the packet in it.
-type Frame<'f> = &'f dyn Fn(&Pod) -> (Vec<u8>, Vec<u8>);
+type Frame<'f> = &'f dyn Fn(&TestPod) -> (Vec<u8>, Vec<u8>);
 
 const PORT: u16 = 4000;
 const BROADCAST: [u8; 6] = [0xff; 6];
@@ -24,8 +24,9 @@ const LONG_ENOUGH: Duration = Duration::from_millis(300);
 
 /// Returns a cluster with pods on a bridge: `hostile` may send anything in its own name, `mute` nothing. `exempt` has
 /// no source check, so its frames show the effect of an attack.
-fn world() -> Cluster {
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["victim", "other", "hostile", "mute"]);
+fn world() -> TestCluster {
+    let mut cluster =
+        TestCluster::one(Cni::Bridge).with_pods(&["victim", "other", "hostile", "mute"]);
     let exempt = PodSpec::new(NAMESPACE, "exempt").annotation("netpold.io/check-source", "off");
     cluster.add_as(0, exempt);
     cluster.arguments = ["--source-check-exempt", NAMESPACE].map(str::to_owned).to_vec();
@@ -82,10 +83,10 @@ pub(crate) fn arrivals(wire: &RawSocket, bytes: &[u8], enough: usize) -> usize {
 /// attacker's frame and the bytes that identify it.
 #[track_caller]
 fn attack(
-    cluster: &Cluster,
+    cluster: &TestCluster,
     wire: &RawSocket,
     what: &str,
-    frame: impl Fn(&Pod) -> (Vec<u8>, Vec<u8>),
+    frame: impl Fn(&TestPod) -> (Vec<u8>, Vec<u8>),
 ) -> Result<(), String> {
     const FRAMES: usize = 20;
     for (name, allowed) in ATTACKERS {
@@ -212,7 +213,7 @@ fn another_station_teaches_the_bridge_nothing() {
     }
     assert!(leaks.is_empty(), "{leaks:#?}");
     // Hosts learn the MAC that ARP carries.
-    let lie = |pod: &Pod| {
+    let lie = |pod: &TestPod| {
         let own = pod.addresses()[0];
         let packet = arp(2, theirs, own, own);
         (ethernet(victim.mac(), pod.mac(), ARP, &packet), packet)
@@ -221,7 +222,7 @@ fn another_station_teaches_the_bridge_nothing() {
 }
 
 /// Returns whether duplicate address detection lets a pod have a new IPv6 address.
-fn gets(pod: &Pod, address: &str) -> bool {
+fn gets(pod: &TestPod, address: &str) -> bool {
     let add = format!("address add {address}/64 dev eth0\n");
     pod.netns().ip(&add).unwrap();
     let flags = || {
@@ -272,7 +273,7 @@ fn nobody_is_kept_from_a_new_address() {
     // IPv4: ARP probes, which hosts with RFC 5227 treat as a conflict.
     let wire = victim.wire("eth0").unwrap();
     let nobody = IpAddr::from([0; 4]);
-    let question = |pod: &Pod, address| {
+    let question = |pod: &TestPod, address| {
         let packet = arp(1, pod.mac(), nobody, address);
         (ethernet(BROADCAST, pod.mac(), ARP, &packet), packet)
     };
@@ -301,7 +302,7 @@ fn nobodys_data_arrives_nowhere() {
         [IpAddr::from([0; 4]), IpAddr::from([0; 16])].into_iter().zip(victim.addresses())
     {
         for port in [PORT, 67] {
-            let sent = |pod: &Pod| {
+            let sent = |pod: &TestPod| {
                 let own = udp_packet((nobody, 5000).into(), (*to, port).into(), &[7; 40]);
                 (frame(victim.mac(), pod.mac(), &own), own)
             };

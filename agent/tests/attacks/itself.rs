@@ -1,20 +1,20 @@
 //! A pod reaches itself through its own Service, whichever other pods are isolated and however the bridge is
 //! configured.
 
-use netpold_testbed::cluster::{Cluster, isolate};
-use netpold_testbed::services::{NODE_PORT, Service, outcomes, provide};
+use netpold_testbed::cluster::{TestCluster, isolate};
+use netpold_testbed::services::{NODE_PORT, TestService, outcomes, provide};
 use netpold_testbed::{Cni, Proxy, require_root};
 
 use crate::volley::BOTH;
 
 fn itself(cni: Cni, bridge_calls: bool) {
-    let mut cluster = Cluster::one(cni).with_pods(&["alone", "other"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["alone", "other"]);
     if cni == Cni::Bridge {
         let veth = cluster.pod("alone").host_interface();
         let hairpin = format!("link set {veth} type bridge_slave hairpin on\n");
         cluster.nodes[0].netns().ip(&hairpin).unwrap();
     }
-    let own = Service::new(1, "own").pods(&cluster, &["alone"]).node_port(NODE_PORT);
+    let own = TestService::new(1, "own").pods(&cluster, &["alone"]).node_port(NODE_PORT);
     let mut sockets = own.sockets();
     sockets.extend(
         cluster.nodes[0].addresses().map(|node| std::net::SocketAddr::from((node, NODE_PORT))),

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::tunnel;
 use crate::volley::{Volley, allow_one_port, nft, pairs};
-use netpold_testbed::cluster::{Cluster, PATIENCE};
+use netpold_testbed::cluster::{PATIENCE, TestCluster};
 use netpold_testbed::packet::{frame, ipv4, ipv6, tcp_message, udp_message};
-use netpold_testbed::{Cni, Pod, Protocol, RawSocket, require_root};
+use netpold_testbed::{Cni, ProbeProtocol, RawSocket, TestPod, require_root};
 use nix::errno::Errno;
 
 /// Port of `victim` that policy allows; it allows no other port.
@@ -32,8 +32,8 @@ const LONG_ENOUGH: Duration = Duration::from_millis(500);
 
 /// A cluster where `hostile` may send to port 4000 of `victim` alone. The kernel cuts lists at the victim's veth, as
 /// before a card.
-fn world(cni: Cni) -> Cluster {
-    let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
+fn world(cni: Cni) -> TestCluster {
+    let mut cluster = TestCluster::one(cni).with_pods(&["hostile", "victim"]);
     allow_one_port(&mut cluster, ["UDP", "TCP"], ALLOWED);
     let victim = cluster.pod("victim").host_interface().to_owned();
     cluster.nodes[0].turn_feature(&victim, "tx-gso-list", false).unwrap();
@@ -43,7 +43,7 @@ fn world(cni: Cni) -> Cluster {
 
 /// Gives a pod a tunnel device on a bridge with eth0. It joins the packets that arrive together, and a rule rewrites the
 /// first one's headers: an IPv4 packet becomes a later fragment, and an IPv6 routing header becomes padding.
-fn add_joining_tunnel(pod: &Pod) {
+fn add_joining_tunnel(pod: &TestPod) {
     tunnel::add(pod);
     let bridged = pod.netns().ip("link add br0 type bridge stp_state 0 mcast_snooping 0\n\
          link set br0 up\n\
@@ -62,7 +62,7 @@ fn add_joining_tunnel(pod: &Pod) {
 
 /// Packets to the denied port (IPv4), or to an address beyond the allowed one (IPv6).
 struct Attack<'a> {
-    pod: &'a Pod,
+    pod: &'a TestPod,
     station: [u8; 6],
     protocol: u8,
     ends: (IpAddr, IpAddr),
@@ -180,9 +180,9 @@ fn on(cni: Cni) {
     // Datagrams and segments that are left to the card are no lists.
     let (pod, victim) = (cluster.pod("hostile"), cluster.pod("victim"));
     pod.netns().ip("link set eth0 nomaster\n").unwrap();
-    victim.serve(Protocol::Tcp, ALLOWED).unwrap();
+    victim.serve(ProbeProtocol::Tcp, ALLOWED).unwrap();
     for to in victim.addresses() {
-        let flow = pod.open_flow(Protocol::Tcp, (*to, ALLOWED).into(), PATIENCE);
+        let flow = pod.open_flow(ProbeProtocol::Tcp, (*to, ALLOWED).into(), PATIENCE);
         assert!(flow.unwrap().ping(PATIENCE), "to {to}");
     }
 }

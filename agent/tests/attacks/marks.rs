@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use netpold_ebpf::layout::{endpoint_slot, mark};
-use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PORT as SERVED, isolate};
+use netpold_testbed::cluster::{ENFORCED, NAMESPACE, PORT as SERVED, TestCluster, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
-use netpold_testbed::services::{NOBODY, Service, answer, may_reach, provide};
+use netpold_testbed::services::{NOBODY, TestService, answer, may_reach, provide};
 use netpold_testbed::{Cni, Host, PodSpec, Proxy, RawSocket, require_root, skip};
 
 use serde_json::Value;
@@ -17,13 +17,13 @@ use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, nft, pairs};
 const PORT: u16 = 4000;
 
 /// Returns the mark of the victim's own packets.
-fn forged(cluster: &Cluster) -> u16 {
+fn forged(cluster: &TestCluster) -> u16 {
     mark(endpoint_slot(cluster.pod("victim").host_ifindex(), 0), 1) as u16
 }
 
 /// Sends volleys of a pod without an object.
 fn of_an_unknown_veth(test: &str, cni: Cni) {
-    let mut cluster = Cluster::one(cni).with_pods(&["victim"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["victim"]);
     let zombie = cluster.nodes[0].add_pod(&PodSpec::new(NAMESPACE, "zombie")).unwrap();
     let wire = cluster.pod("victim").wire("eth0").unwrap();
     let mut tally = Tally::default();
@@ -67,7 +67,7 @@ fn marks_of_an_unknown_pod_on_a_bridge_node() {
 fn a_macvlan_on_the_bridge_is_not_the_node() {
     const TEST: &str = "a_macvlan_on_the_bridge_is_not_the_node";
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["victim", "hostile"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["victim", "hostile"]);
     let there = cluster.pod("hostile").netns().path();
     let made = cluster.nodes[0].netns().ip(&format!(
         "link add link cni0 name net1 netns {} type macvlan mode bridge\n",
@@ -121,8 +121,8 @@ fn a_macvlan_on_the_bridge_is_not_the_node() {
 const NOTICED: Duration = Duration::from_secs(10);
 
 /// Returns a cluster with a readback every second; the default is ten seconds.
-fn looked_after(cni: Cni, pods: &[&str]) -> Cluster {
-    let mut cluster = Cluster::one(cni).with_pods(pods);
+fn looked_after(cni: Cni, pods: &[&str]) -> TestCluster {
+    let mut cluster = TestCluster::one(cni).with_pods(pods);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     cluster
 }
@@ -132,13 +132,13 @@ fn problems(status: &Value) -> Vec<&str> {
 }
 
 /// Waits until the agent has checked every endpoint once and reports no problem.
-fn settled(cluster: &mut Cluster) {
+fn settled(cluster: &mut TestCluster) {
     cluster.agents[0].wait_for("content", ENFORCED, |status| problems(status).is_empty()).unwrap();
     std::thread::sleep(Duration::from_secs(2));
 }
 
 /// Waits until a reported problem contains all `words`.
-fn said(cluster: &mut Cluster, words: &[&str]) {
+fn said(cluster: &mut TestCluster, words: &[&str]) {
     let has = |status: &Value| {
         problems(status).iter().any(|problem| words.iter().all(|word| problem.contains(word)))
     };
@@ -150,18 +150,18 @@ fn said(cluster: &mut Cluster, words: &[&str]) {
 fn erased(cni: Cni) {
     let mut cluster = looked_after(cni, &["client", "good", "bad"]);
     let services = [
-        Service::new(1, "good").pods(&cluster, &["good"]),
-        Service::new(2, "bad").pods(&cluster, &["bad"]),
+        TestService::new(1, "good").pods(&cluster, &["good"]),
+        TestService::new(2, "bad").pods(&cluster, &["bad"]),
     ];
     let [good, bad] = [services[0].sockets(), services[1].sockets()];
     provide(&mut cluster, Proxy::Nftables, &services);
     cluster.policy("client", may_reach("client", &["good"])).enforce();
-    let backend = |cluster: &Cluster, name: &str| {
+    let backend = |cluster: &TestCluster, name: &str| {
         let addresses = cluster.pod(name).addresses().iter();
         addresses.map(|address| (*address, SERVED).into()).collect::<Vec<_>>()
     };
     // Where an answer of the Service leaves, its source is no longer the backend's address.
-    let exact = |cluster: &Cluster, answers: &[&str]| {
+    let exact = |cluster: &TestCluster, answers: &[&str]| {
         answer(cluster.pod("client"), &good, answers);
         answer(cluster.pod("client"), &bad, NOBODY);
         answer(cluster.pod("client"), &backend(cluster, "good"), &["good"]);

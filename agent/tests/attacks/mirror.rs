@@ -1,13 +1,13 @@
 //! Reflection by the node: the node's reply to a forged source is a packet of the node itself.
 
-use netpold_testbed::cluster::Cluster;
+use netpold_testbed::cluster::TestCluster;
 use netpold_testbed::packet::icmp_packet;
 use netpold_testbed::{Cni, require_root};
 
 use crate::volley::{PACKETS, Sender, Tally, try_both};
 
 fn mirror(cni: Cni, rp_filter: &str, tally: &mut Tally) {
-    let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["hostile", "victim"]);
     // The source check would drop the forged packet at the hostile pod's interface.
     cluster.arguments = ["--check-source", "off"].map(str::to_owned).to_vec();
     let keys = ["all", "default", "cni0", cluster.pod("hostile").host_interface()];

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use netpold_testbed::cluster::{Cluster, allow_from, isolate};
+use netpold_testbed::cluster::{TestCluster, allow_from, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::{Cni, require_root};
 
@@ -12,9 +12,9 @@ use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, pairs};
 const PORT: u16 = 4000;
 
 /// Returns a cluster where `victim` allows `friend` only, `mute` may send nothing and `hostile` is unrestricted.
-fn world(cni: Cni) -> Cluster {
+fn world(cni: Cni) -> TestCluster {
     let pods = ["victim", "friend", "hostile", "mute", "free"];
-    let cluster = Cluster::one(cni).with_pods(&pods);
+    let cluster = TestCluster::one(cni).with_pods(&pods);
     let [node, _] = cluster.nodes[0].addresses();
     cluster.nodes[0]
         .netns()
@@ -31,7 +31,7 @@ fn world(cni: Cni) -> Cluster {
 }
 
 /// Sends a volley of `sender` in VXLAN; `ends` are the inner source and destination.
-fn wrapped(cluster: &Cluster, volley: Volley, sender: &str, ends: (IpAddr, IpAddr)) {
+fn wrapped(cluster: &TestCluster, volley: Volley, sender: &str, ends: (IpAddr, IpAddr)) {
     let pod = cluster.pod(sender);
     let [node, _] = cluster.nodes[0].addresses();
     let outer: SocketAddr = (pod.addresses()[0], 5000).into();

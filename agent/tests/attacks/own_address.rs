@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use netpold_testbed::cluster::{Cluster, allow_to};
+use netpold_testbed::cluster::{TestCluster, allow_to};
 use netpold_testbed::packet::{icmp_packet, packet, udp_packet};
-use netpold_testbed::{Cni, Node, require_root};
+use netpold_testbed::{Cni, TestNode, require_root};
 
 use crate::volley::{PACKETS, Sender, Tally, Volley, try_both};
 
@@ -26,8 +26,8 @@ fn mixed(sender: &Sender, volley: Volley, from: IpAddr, to: IpAddr) {
 }
 
 /// Adds a host behind a port of the bridge, which serves as the uplink.
-fn uplink(cluster: &Cluster) -> Node {
-    let far = Node::new("far", Cni::Ptp, "10.7.0.0/24", "fd00:7::/64").unwrap();
+fn uplink(cluster: &TestCluster) -> TestNode {
+    let far = TestNode::new("far", Cni::Ptp, "10.7.0.0/24", "fd00:7::/64").unwrap();
     let there = far.netns().path();
     cluster.nodes[0]
         .netns()
@@ -43,7 +43,7 @@ fn uplink(cluster: &Cluster) -> Node {
 #[test]
 fn ones_own_address_at_another_station() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["hostile", "other"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["hostile", "other"]);
     // Lets forged sources pass at the sender's own interface.
     cluster.arguments = ["--check-source", "off"].map(str::to_owned).to_vec();
     let far = uplink(&cluster);
@@ -79,7 +79,7 @@ fn ones_own_address_at_another_station() {
 #[test]
 fn an_allowed_address_at_another_station() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["hostile", "friend", "other"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["hostile", "friend", "other"]);
     let wire = cluster.pod("other").wire("eth0").unwrap();
     let mut tally = Tally::default();
     for family in 0..2 {
@@ -87,7 +87,7 @@ fn an_allowed_address_at_another_station() {
         let node = cluster.nodes[0].addresses()[family];
         let friend = cluster.pod("friend").addresses()[family];
         for mac in [cluster.pod("other").mac(), BROADCAST] {
-            let attack = |cluster: &Cluster, volley: Volley, to: IpAddr| {
+            let attack = |cluster: &TestCluster, volley: Volley, to: IpAddr| {
                 mixed(&Sender::pod(cluster.pod("hostile")).to(mac), volley, own, to);
             };
             let what = format!("to {node} at {mac:02x?}");

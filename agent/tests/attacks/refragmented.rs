@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use netpold_testbed::cluster::Cluster;
+use netpold_testbed::cluster::TestCluster;
 use netpold_testbed::packet::{ipv4, ipv6, udp_message};
 use netpold_testbed::{Proxy, require_root};
 
@@ -63,7 +63,7 @@ fn attack(sender: &Sender, (from, to): (IpAddr, IpAddr), options: &[u8], volley:
 
 /// Sends fragments to a pod on `node`, from another pod of that node, then from the other node.
 fn attack_a_pod(node: usize, v6: bool, options: &[u8]) {
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(node, "victim");
     cluster.add(node, "stranger");
     // kube-proxy's rules enable conntrack and its defragmentation.

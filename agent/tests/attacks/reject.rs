@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::REJECTION;
-use netpold_testbed::cluster::{Cluster, NAMESPACE, isolate, network_policy};
+use netpold_testbed::cluster::{NAMESPACE, TestCluster, isolate, network_policy};
 use netpold_testbed::packet::{
     frame, icmp_packet, ipv4, packet, tcp_message, udp_packet, unreachable_packet,
 };
@@ -31,7 +31,7 @@ fn rejecting(app: &str) -> Value {
 }
 
 /// A cluster without limits on answers. All traffic of `hostile` and `victim` is denied and rejected.
-fn cluster(mut cluster: Cluster) -> Cluster {
+fn cluster(mut cluster: TestCluster) -> TestCluster {
     let rates = ["--reject-rate", "1000000", "--reject-node-rate", "1000000"];
     cluster.arguments = rates.map(str::to_owned).into();
     cluster.objects = ["hostile", "victim"].map(rejecting).into();
@@ -126,7 +126,7 @@ fn volleys(
 /// Packets of a pod, denied at the pod's own interface: neither the sender, nor the receiver, nor the owner of the
 /// forged address gets an answer.
 fn from_a_pod(cni: Cni) {
-    let cluster = cluster(Cluster::one(cni).with_pods(&["hostile", "victim", "other"]));
+    let cluster = cluster(TestCluster::one(cni).with_pods(&["hostile", "victim", "other"]));
     let mut tally = Tally::default();
     let wires = ["hostile", "victim", "other"].map(|name| cluster.pod(name).wire("eth0").unwrap());
     let hostile = cluster.pod("hostile");
@@ -165,7 +165,7 @@ fn denied_packets_of_a_bridge_nodes_pod_that_get_no_answer() {
 fn denied_packets_from_outside_that_get_no_answer() {
     require_root!();
     for (node, outside) in [(0, 1), (1, 0)] {
-        let mut two = Cluster::two();
+        let mut two = TestCluster::two();
         ["victim", "other"].into_iter().for_each(|name| two.add(node, name));
         two.add(outside, "far");
         let cluster = cluster(two);
@@ -195,7 +195,7 @@ fn denied_packets_from_outside_that_get_no_answer() {
 }
 
 /// Routes an address to the pod `other` on its node, and returns the address.
-fn route_elsewhere(cluster: &Cluster, family: usize) -> IpAddr {
+fn route_elsewhere(cluster: &TestCluster, family: usize) -> IpAddr {
     let elsewhere = ["203.0.113.77", "2001:db8:77::77"][family].parse().unwrap();
     let other = cluster.pod("other");
     let device = other.host_interface();
@@ -214,7 +214,7 @@ fn route_elsewhere(cluster: &Cluster, family: usize) -> IpAddr {
 fn no_answer_goes_to_a_pod_that_an_exempt_pod_impersonates() {
     require_root!();
     for exempt in [false, true] {
-        let mut one = Cluster::one(Cni::Bridge).with_pods(&["victim", "other"]);
+        let mut one = TestCluster::one(Cni::Bridge).with_pods(&["victim", "other"]);
         let spec = PodSpec::new(NAMESPACE, "exempt");
         let off = spec.clone().annotation("netpold.io/check-source", "off");
         one.add_as(0, if exempt { off } else { spec });
@@ -245,7 +245,7 @@ fn no_packet_that_a_pods_program_hands_over_passes_as_an_answer() {
     const PROOF: u32 = 1 << DEFAULT_BIT;
     require_root!();
     for cni in [Cni::Ptp, Cni::Bridge] {
-        let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
+        let mut cluster = TestCluster::one(cni).with_pods(&["hostile", "victim"]);
         let (hostile, victim) = (cluster.pod("hostile"), cluster.pod("victim"));
         let wire = victim.wire("eth0").unwrap();
         let station = if cni == Cni::Bridge { victim.mac() } else { hostile.gateway_mac() };
@@ -264,7 +264,7 @@ fn no_packet_that_a_pods_program_hands_over_passes_as_an_answer() {
             Err(e) => return skip(TEST, format!("no TCX here: {e:#}")),
         };
         let mut tally = Tally::default();
-        let attack = |cluster: &Cluster, volley: Volley| {
+        let attack = |cluster: &TestCluster, volley: Volley| {
             let (hostile, victim) = (cluster.pod("hostile"), cluster.pod("victim"));
             let sender = hostile.wire("into").unwrap();
             for number in 0..PACKETS {
@@ -297,7 +297,7 @@ fn no_packet_of_a_pod_passes_as_an_answer() {
     const TEST: &str = "no_packet_of_a_pod_passes_as_an_answer";
     require_root!();
     for cni in [Cni::Ptp, Cni::Bridge] {
-        let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
+        let mut cluster = TestCluster::one(cni).with_pods(&["hostile", "victim"]);
         let wire = cluster.pod("victim").wire("eth0").unwrap();
         let _stain = match cluster.pod("hostile").set_tc_index("eth0", REJECTION as u16) {
             Ok(marker) => marker,
@@ -305,7 +305,7 @@ fn no_packet_of_a_pod_passes_as_an_answer() {
         };
         let mut tally = Tally::default();
         for app in ["hostile", "victim"] {
-            let attack = |cluster: &Cluster, volley: Volley| {
+            let attack = |cluster: &TestCluster, volley: Volley| {
                 let (hostile, victim) = (cluster.pod("hostile"), cluster.pod("victim"));
                 for (from, to) in pairs(hostile, victim).into_iter().take(1) {
                     let ends = ((from, PORTS.0).into(), (to, PORTS.1).into());

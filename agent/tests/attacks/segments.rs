@@ -3,9 +3,9 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use netpold_testbed::cluster::{Cluster, allow_from, allow_to};
+use netpold_testbed::cluster::{TestCluster, allow_from, allow_to};
 use netpold_testbed::packet::{ipv6, udp_packet};
-use netpold_testbed::{Cni, Pod, require_root};
+use netpold_testbed::{Cni, TestPod, require_root};
 
 use crate::volley::{PACKETS, Sender, Tally, Volley, pairs};
 
@@ -21,8 +21,8 @@ fn six(address: IpAddr) -> Ipv6Addr {
 
 /// Returns a cluster on a node that takes routing headers, where `victim` allows `friend` only, and `hostile` may send
 /// to `victim` and the node.
-fn world(cni: Cni) -> Cluster {
-    let cluster = Cluster::one(cni).with_pods(&["victim", "friend", "hostile"]);
+fn world(cni: Cni) -> TestCluster {
+    let cluster = TestCluster::one(cni).with_pods(&["victim", "friend", "hostile"]);
     let netns = cluster.nodes[0].netns();
     let bridge = (cni == Cni::Bridge).then_some("cni0");
     for device in ["all", cluster.pod("hostile").host_interface()].into_iter().chain(bridge) {
@@ -34,7 +34,7 @@ fn world(cni: Cni) -> Cluster {
 }
 
 /// Sends a volley in a pod's own name to the node, with a packet from `claimed` to `to` behind the routing header.
-fn routed(pod: &Pod, node: IpAddr, volley: Volley, kind: u8, (claimed, to): (IpAddr, IpAddr)) {
+fn routed(pod: &TestPod, node: IpAddr, volley: Volley, kind: u8, (claimed, to): (IpAddr, IpAddr)) {
     let out = Sender::pod(pod);
     let next = if to.is_ipv4() { 4 } else { 41 };
     // One segment, which is the node, and none left.

@@ -10,9 +10,9 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE};
+use netpold_testbed::cluster::{NAMESPACE, PATIENCE, TestCluster};
 use netpold_testbed::packet::{frame, packet, udp_packet};
-use netpold_testbed::{Cni, Pod, PodSpec, RawSocket, require_root};
+use netpold_testbed::{Cni, PodSpec, RawSocket, TestPod, require_root};
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -114,7 +114,7 @@ struct Splicer {
 }
 
 impl Splicer {
-    fn new(pod: &Pod) -> Self {
+    fn new(pod: &TestPod) -> Self {
         let socket = tunnel::socket(pod);
         let (read, write) = nix::unistd::pipe().unwrap();
         Self { page: Shared::new(PAGE, None), socket, read, write }
@@ -145,7 +145,7 @@ impl Ring {
     const HEADER: usize = size_of::<libc::tpacket2_hdr>();
     const SEND_REQUEST: u32 = 1;
 
-    fn new(pod: &Pod) -> Self {
+    fn new(pod: &TestPod) -> Self {
         let open = || {
             // SAFETY: a plain system call without pointers.
             let socket =
@@ -234,11 +234,11 @@ enum Receivers {
 }
 
 impl Receivers {
-    fn ports(pod: &Pod, address: IpAddr) -> Self {
+    fn ports(pod: &TestPod, address: IpAddr) -> Self {
         Self::Ports(pod.wire("eth0").unwrap(), 14 + header(address) + 2)
     }
 
-    fn pods(pods: [&Pod; 2]) -> Self {
+    fn pods(pods: [&TestPod; 2]) -> Self {
         Self::Pods(pods.map(|pod| pod.wire("eth0").unwrap()))
     }
 
@@ -378,8 +378,8 @@ fn tunnelled(stations: [[u8; 6]; 2], tag: &[u8], packet: Versions) -> Versions {
 }
 
 /// A cluster where `router`, `bridger` and `ringer` may send to port 4000 of `victim` alone.
-fn world() -> Cluster {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["victim"]);
+fn world() -> TestCluster {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["victim"]);
     let [victim, _] = cluster.pod("victim").addresses() else { panic!("two addresses") };
     let IpAddr::V4(victim) = victim else { panic!("IPv4 first") };
     // Another address with the same sum, so that both are right with one header checksum.
@@ -394,13 +394,13 @@ fn world() -> Cluster {
 }
 
 /// Gives a pod a tunnel device that unpacks its own datagrams, and keeps the rest of its frames in pages.
-fn add_tunnel(pod: &Pod) {
+fn add_tunnel(pod: &TestPod) {
     tunnel::add(pod);
     pod.without_receive_offload("vxlan9").unwrap();
 }
 
 /// Packets that the pod routes: their ports lie in its page.
-fn routed(cluster: &Cluster) -> Vec<Attack> {
+fn routed(cluster: &TestCluster) -> Vec<Attack> {
     let (pod, victim) = (cluster.pod("router"), cluster.pod("victim"));
     add_tunnel(pod);
     let forwarding = [
@@ -427,7 +427,7 @@ fn routed(cluster: &Cluster) -> Vec<Attack> {
 }
 
 /// Frames that the pod bridges: their IP header and ports lie in its page.
-fn bridged(cluster: &Cluster) -> Vec<Attack> {
+fn bridged(cluster: &TestCluster) -> Vec<Attack> {
     let pod = cluster.pod("bridger");
     add_tunnel(pod);
     let made = pod.netns().ip("link add br0 type bridge stp_state 0 mcast_snooping 0\n\
@@ -455,7 +455,7 @@ fn bridged(cluster: &Cluster) -> Vec<Attack> {
 }
 
 /// Frames of a ring: all but the link header lies in the process's memory, until the pod's veth copies it.
-fn ringed(cluster: &Cluster) -> Vec<Attack> {
+fn ringed(cluster: &TestCluster) -> Vec<Attack> {
     let (pod, victim) = (cluster.pod("ringer"), cluster.pod("victim"));
     crate::volley::pairs(pod, victim)
         .into_iter()
@@ -477,7 +477,7 @@ fn ringed(cluster: &Cluster) -> Vec<Attack> {
 
 /// Asserts that packets with headers that change arrive at both ends without netpold, and with it at the allowed one
 /// alone.
-fn hold(attacks: fn(&Cluster) -> Vec<Attack>) {
+fn hold(attacks: fn(&TestCluster) -> Vec<Attack>) {
     let mut cluster = world();
     let all = attacks(&cluster);
     for attack in &all {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, isolate};
-use netpold_testbed::{Protocol, Proxy, ReachProbe, probe_all, require_root};
+use netpold_testbed::cluster::{PATIENCE, PORT, TestCluster, isolate};
+use netpold_testbed::{ProbeProtocol, Proxy, ReachProbe, probe_all, require_root};
 
 use crate::volley::{BOTH, PACKETS, Tally, nft};
 
@@ -21,11 +21,11 @@ const RULES: &str = "table inet guard {
 }";
 
 /// Opens connections. Returns the number that reach the victim, and the number of answers.
-fn tried(cluster: &Cluster, family: usize) -> (usize, usize) {
+fn tried(cluster: &TestCluster, family: usize) -> (usize, usize) {
     let (from, victim) = (cluster.pod("stranger"), cluster.pod("victim"));
     let (own, to) = (from.addresses()[family], victim.addresses()[family]);
     let wire = victim.wire("eth0").unwrap();
-    let probe = ReachProbe { from, protocol: Protocol::Tcp, to, port: PORT };
+    let probe = ReachProbe { from, protocol: ProbeProtocol::Tcp, to, port: PORT };
     let results = probe_all(&vec![probe; PACKETS], PATIENCE / 4);
     let mut heard = BTreeSet::new();
     while let Some(frame) = wire.arrived() {
@@ -47,7 +47,8 @@ fn client_port(client: IpAddr, frame: &[u8]) -> Option<u16> {
 #[test]
 fn connections_that_synproxy_opens() {
     require_root!();
-    let mut cluster = Cluster::one(netpold_testbed::Cni::Ptp).with_pods(&["victim", "stranger"]);
+    let mut cluster =
+        TestCluster::one(netpold_testbed::Cni::Ptp).with_pods(&["victim", "stranger"]);
     let node = &cluster.nodes[0];
     node.translate(Proxy::Nftables, &[]).unwrap();
     node.netns().sysctl("netfilter/nf_conntrack_tcp_loose", "0").unwrap();

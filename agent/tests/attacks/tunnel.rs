@@ -2,7 +2,7 @@
 
 use std::net::UdpSocket;
 
-use netpold_testbed::Pod;
+use netpold_testbed::TestPod;
 
 /// UDP port of the devices.
 pub(crate) const PORT: u16 = 8472;
@@ -14,7 +14,7 @@ pub(crate) const MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 1];
 pub(crate) const PEER_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 2];
 
 /// Gives a pod the device `vxlan9`, which unpacks the pod's own datagrams.
-pub(crate) fn add(pod: &Pod) {
+pub(crate) fn add(pod: &TestPod) {
     let made = pod.netns().ip(&format!(
         "link add vxlan9 address 0a:58:09:00:00:01 type vxlan id 9 local 127.0.0.1 \
          dstport {PORT} nolearning\n\
@@ -24,7 +24,7 @@ pub(crate) fn add(pod: &Pod) {
 }
 
 /// Returns a pod's socket to its device.
-pub(crate) fn socket(pod: &Pod) -> UdpSocket {
+pub(crate) fn socket(pod: &TestPod) -> UdpSocket {
     let open = || UdpSocket::bind("127.0.0.1:0").unwrap();
     let socket = pod.run(open).unwrap();
     socket.connect(("127.0.0.1", PORT)).unwrap();

@@ -7,9 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStrea
 use std::time::{Duration, Instant};
 
 use netpold_dataplane::import_conntrack::kernel_flows;
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, isolate};
+use netpold_testbed::cluster::{MOMENT, PATIENCE, TestCluster, allow_from, isolate};
 use netpold_testbed::packet::{ipv4, tcp_message};
-use netpold_testbed::{Cni, Host, Pod, RawSocket, require_root};
+use netpold_testbed::{Cni, Host, RawSocket, TestPod, require_root};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt,
 };
@@ -31,7 +31,7 @@ struct Connection {
 
 impl Connection {
     /// Connects from the given port of the client.
-    fn open(client: &Pod, listener: &TcpListener, port: u16) -> Self {
+    fn open(client: &TestPod, listener: &TcpListener, port: u16) -> Self {
         let SocketAddr::V4(to) = listener.local_addr().unwrap() else { panic!("IPv4") };
         let from = SocketAddrV4::new(ipv4_of(client), port);
         let open = || {
@@ -66,13 +66,13 @@ fn passes(from: &mut TcpStream, to: &mut TcpStream, time: Duration) -> bool {
     to.read(&mut [0; 64]).is_ok_and(|length| length > 0)
 }
 
-fn ipv4_of(host: &Pod) -> Ipv4Addr {
+fn ipv4_of(host: &TestPod) -> Ipv4Addr {
     let Some(IpAddr::V4(address)) = host.ip4() else { panic!("an IPv4 address") };
     address
 }
 
 /// Closes the connection's entry at the client's node, and neither end of the connection.
-fn reset_at_the_node(client: &Pod, wire: &RawSocket, connection: &mut Connection) {
+fn reset_at_the_node(client: &TestPod, wire: &RawSocket, connection: &mut Connection) {
     while wire.arrived().is_some() {}
     assert!(connection.answers(PATIENCE));
     let deadline = Instant::now() + PATIENCE;
@@ -115,7 +115,7 @@ fn tracked(node: &Host) -> (usize, usize) {
 fn a_reset_that_ends_at_the_node_turns_no_connection() {
     require_root!();
     let clients = [("friend", 50_000), ("stranger", 50_001), ("sly", 1000), ("late", 1001)];
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server"]);
     clients.iter().for_each(|(name, _)| cluster.add(0, name));
     nft(
         &cluster.nodes[0],

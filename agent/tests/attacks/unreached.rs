@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PORT, allow_to, isolate};
+use netpold_testbed::cluster::{MOMENT, PORT, TestCluster, allow_to, isolate};
 use netpold_testbed::packet::{packet, tcp_message, udp_packet, unreachable_packet};
-use netpold_testbed::services::{SERVICE_PORT, Service, provide};
+use netpold_testbed::services::{SERVICE_PORT, TestService, provide};
 use netpold_testbed::{Cni, Proxy, require_root};
 
 use crate::forgotten::{LONG, TCP};
@@ -58,8 +58,8 @@ impl Unreached {
 
 /// Sends answers of a denied backend: netpold dropped the request, but the node's conntrack has the flow. The denied
 /// backend's answers must not arrive; answers of the allowed backend arrive.
-fn of_a_denied_backend(cluster: &mut Cluster, unreached: Unreached, tally: &mut Tally) {
-    let service = Service::new(1, "mixed").pods(cluster, &["friend", "enemy"]);
+fn of_a_denied_backend(cluster: &mut TestCluster, unreached: Unreached, tally: &mut Tally) {
+    let service = TestService::new(1, "mixed").pods(cluster, &["friend", "enemy"]);
     let service_ips = service.cluster_ips();
     provide(cluster, Proxy::Nftables, &[service]);
     let client = cluster.pod("client").wire("eth0").unwrap();
@@ -98,7 +98,7 @@ fn of_a_denied_backend(cluster: &mut Cluster, unreached: Unreached, tally: &mut 
 fn of_a_denied_neighbour(unreached: Unreached) {
     let mut tally = Tally::default();
     for kind in [Cni::Ptp, Cni::Bridge] {
-        let mut cluster = Cluster::one(kind).with_pods(&["client", "friend", "enemy"]);
+        let mut cluster = TestCluster::one(kind).with_pods(&["client", "friend", "enemy"]);
         of_a_denied_backend(&mut cluster, unreached, &mut tally);
     }
     tally.holds();
@@ -129,7 +129,7 @@ fn answers_of_a_denied_backend_elsewhere() {
     let mut tally = Tally::default();
     for node in [0, 1] {
         for unreached in [Unreached::Datagrams, Unreached::Errors] {
-            let mut cluster = Cluster::two();
+            let mut cluster = TestCluster::two();
             cluster.add(node, "client");
             cluster.add(1 - node, "friend");
             cluster.add(1 - node, "enemy");
@@ -146,11 +146,11 @@ fn answers_in_a_services_name_by_another_node() {
     require_root!();
     let mut tally = Tally::default();
     for node in [0, 1] {
-        let mut cluster = Cluster::two();
+        let mut cluster = TestCluster::two();
         for (node, name) in [(node, "client"), (1 - node, "friend"), (1 - node, "enemy")] {
             cluster.add(node, name);
         }
-        let service = Service::new(1, "mixed").pods(&cluster, &["friend", "enemy"]);
+        let service = TestService::new(1, "mixed").pods(&cluster, &["friend", "enemy"]);
         let service_ips = service.cluster_ips();
         provide(&mut cluster, Proxy::Nftables, &[service]);
         let wire = cluster.pod("client").wire("eth0").unwrap();

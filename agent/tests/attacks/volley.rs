@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, isolate};
+use netpold_testbed::cluster::{PATIENCE, TestCluster, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
-use netpold_testbed::{Host, Pod, RawSocket};
+use netpold_testbed::{Host, RawSocket, TestPod};
 use serde_json::json;
 
 /// Number of packets of an attack.
@@ -99,11 +99,11 @@ impl Tally {
 
 /// Runs an attack without policy, then with the pods of `app` isolated and without rules. `attack` sends the volley.
 pub(crate) fn try_both(
-    cluster: &mut Cluster,
+    cluster: &mut TestCluster,
     (what, app): (&str, &str),
     wire: &RawSocket,
     tally: &mut Tally,
-    attack: impl Fn(&Cluster, Volley),
+    attack: impl Fn(&TestCluster, Volley),
 ) {
     cluster.enforce();
     let volley = Volley::new();
@@ -125,12 +125,12 @@ pub(crate) struct Sender {
 
 impl Sender {
     /// Returns a sender in a pod; its frames go to the pod's router.
-    pub(crate) fn pod(pod: &Pod) -> Self {
+    pub(crate) fn pod(pod: &TestPod) -> Self {
         Self { wire: pod.wire("eth0").unwrap(), own: pod.mac(), next: pod.gateway_mac() }
     }
 
     /// Returns a sender on a node; its frames go to the other node.
-    pub(crate) fn node(cluster: &Cluster, from: usize) -> Self {
+    pub(crate) fn node(cluster: &TestCluster, from: usize) -> Self {
         let (here, there) = (cluster.link(from), cluster.link(1 - from));
         let (from, to) = (&cluster.nodes[from], &cluster.nodes[1 - from]);
         Self {
@@ -159,7 +159,7 @@ impl Sender {
 }
 
 /// Returns the address pairs of two pods, one of each family.
-pub(crate) fn pairs(from: &Pod, to: &Pod) -> Vec<(IpAddr, IpAddr)> {
+pub(crate) fn pairs(from: &TestPod, to: &TestPod) -> Vec<(IpAddr, IpAddr)> {
     from.addresses().iter().copied().zip(to.addresses().iter().copied()).collect()
 }
 
@@ -170,7 +170,7 @@ pub(crate) fn nft(node: &Host, rules: &str) {
 }
 
 /// Lets `hostile` send to this port of `victim` by these protocols, and nothing else.
-pub(crate) fn allow_one_port(cluster: &mut Cluster, protocols: [&str; 2], port: u16) {
+pub(crate) fn allow_one_port(cluster: &mut TestCluster, protocols: [&str; 2], port: u16) {
     let peer = json!({ "podSelector": { "matchLabels": { "app": "victim" } } });
     let ports = protocols.map(|protocol| json!({ "protocol": protocol, "port": port }));
     let spec = json!({

@@ -8,7 +8,7 @@ use netpold_core::model::{Change, Direction, Enforcement};
 use netpold_dataplane::conntrack::Sighting;
 use netpold_engine::events::Dropped;
 use netpold_engine::rule_use::RuleUse;
-use netpold_testkit::flows::{FlowTables, HZ};
+use netpold_testkit::flows::{HZ, MemoryFlowTables};
 use netpold_testkit::oracle::{Oracle, OracleVerdict};
 
 use crate::case::{self, Case, Check, Side, Step};
@@ -57,7 +57,7 @@ fn sweep(
     used: &mut RuleUse,
     node: &CompiledNode,
     revision: u64,
-    flows: &FlowTables,
+    flows: &MemoryFlowTables,
 ) -> Vec<Dropped> {
     let mut told = Vec::new();
     for flows in [Some(flows), None] {

@@ -7,7 +7,7 @@ use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface};
 use netpold_core::ops::TableWriter;
 use netpold_core::options::Options;
-use netpold_testkit::flows::FlowTables;
+use netpold_testkit::flows::MemoryFlowTables;
 use netpold_testkit::hooks::{Begun, Hooks};
 use netpold_testkit::memory::MemoryTables;
 
@@ -111,7 +111,7 @@ impl CompiledNode {
     pub(crate) fn begin(
         &self,
         check: &Check,
-        mut left: impl FnMut(Direction, &FlowTables),
+        mut left: impl FnMut(Direction, &MemoryFlowTables),
     ) -> bool {
         let (from, to) = (check.from.address, check.to.address);
         let mut table = |local, direction, remote| {

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use netpold_testbed::{
-    Agent, AgentOptions, Cni, Host, Manifests, Node, Pod, PodSpec, ProbeResult, Protocol,
-    ReachProbe, link_nodes, marker, namespace, probe_all, require_root,
+    Agent, AgentOptions, Cni, Host, Manifests, PodSpec, ProbeProtocol, ProbeResult, ReachProbe,
+    TestNode, TestPod, link_nodes, marker, namespace, probe_all, require_root,
 };
 use serde_json::Value;
 
@@ -38,8 +38,8 @@ const EARLY_EVERY: usize = 4;
 struct Wire {
     agents: Vec<Agent>,
     pods: BTreeMap<String, Placed>,
-    hosts: BTreeMap<&'static str, Node>,
-    serving: BTreeSet<(String, Protocol, u16)>,
+    hosts: BTreeMap<&'static str, TestNode>,
+    serving: BTreeSet<(String, ProbeProtocol, u16)>,
     manifests: Manifests,
     state: u32,
     slow: usize,
@@ -54,7 +54,7 @@ struct Wire {
 struct Placed {
     addresses: Vec<IpAddr>,
     node: String,
-    pod: Pod,
+    pod: TestPod,
 }
 
 impl Wire {
@@ -62,7 +62,7 @@ impl Wire {
     fn new(directory: &Path, arguments: &[&str]) -> Result<Self> {
         let node = |name: &'static str, cni, [cidr4, cidr6, v4, v6]: [&str; 4]| {
             let addresses = (v4.parse()?, v6.parse()?);
-            anyhow::Ok((name, Node::with_addresses(name, cni, cidr4, cidr6, addresses)?))
+            anyhow::Ok((name, TestNode::with_addresses(name, cni, cidr4, cidr6, addresses)?))
         };
         let hosts = BTreeMap::from([
             node("n1", Cni::Ptp, N1)?,
@@ -149,7 +149,7 @@ impl Wire {
         for check in checks {
             let protocol = protocol(check)?;
             let service = (check.to.name.clone(), protocol, check.port);
-            if protocol != Protocol::Icmp && !self.serving.contains(&service) {
+            if protocol != ProbeProtocol::Icmp && !self.serving.contains(&service) {
                 self.host(&check.to.name)?.serve(protocol, check.port)?;
                 self.serving.insert(service);
             }
@@ -206,12 +206,12 @@ fn running(object: &Value) -> Option<Result<(String, Place)>> {
     Some(read().with_context(|| object.to_string()))
 }
 
-fn protocol(check: &Check) -> Result<Protocol> {
+fn protocol(check: &Check) -> Result<ProbeProtocol> {
     Ok(match check.protocol.0 {
-        1 | 58 => Protocol::Icmp,
-        6 => Protocol::Tcp,
-        17 => Protocol::Udp,
-        132 => Protocol::Sctp,
+        1 | 58 => ProbeProtocol::Icmp,
+        6 => ProbeProtocol::Tcp,
+        17 => ProbeProtocol::Udp,
+        132 => ProbeProtocol::Sctp,
         other => bail!("no probe speaks protocol {other}"),
     })
 }

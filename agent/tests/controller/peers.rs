@@ -7,9 +7,11 @@ use std::time::Duration;
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key, Pod};
 use netpold_kube::ObjectStream;
-use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, PeerTimes, Settings, watch};
+use netpold_kube::cluster::{
+    Access, FollowedNodes, FollowedPeers, PeerTimes, WatchSettings, watch,
+};
 use netpold_slices::Vocabulary;
-use netpold_testbed::Access as Proof;
+use netpold_testbed::Credential;
 use netpold_testkit::generate::Choices;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -63,7 +65,7 @@ struct Agent {
 impl Agent {
     fn start(runtime: &Runtime, world: &World, name: &str, peers: FollowedPeers) -> Self {
         let token = world.server.token("netpold-system", "netpold").unwrap();
-        let kubeconfig = world.server.write_kubeconfig(name, &Proof::Token(&token)).unwrap();
+        let kubeconfig = world.server.write_kubeconfig(name, &Credential::Token(&token)).unwrap();
         let access = Access {
             kubeconfig: Some(kubeconfig),
             as_kubectl: false,
@@ -71,7 +73,8 @@ impl Agent {
             timeout: Duration::from_mins(1),
         };
         let nodes = FollowedNodes::Own;
-        let settings = Settings { access, node: OWN.into(), nodes, peers, cluster_policies: true };
+        let settings =
+            WatchSettings { access, node: OWN.into(), nodes, peers, cluster_policies: true };
         let (source, _) = runtime.block_on(watch(settings)).unwrap();
         Self { source, objects: BTreeMap::new() }
     }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use netpold_testbed::{Access, ApiServer, require_apiserver};
+use netpold_testbed::{ApiServer, Credential, require_apiserver};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ impl World {
     /// Starts a controller with the given identity.
     pub(crate) fn start(&self, name: &str, more: &[&str]) -> Controller {
         let token = self.server.token("netpold-system", "netpold-controller").unwrap();
-        let kubeconfig = self.server.write_kubeconfig(name, &Access::Token(&token)).unwrap();
+        let kubeconfig = self.server.write_kubeconfig(name, &Credential::Token(&token)).unwrap();
         let log = self.server.directory().join(format!("{name}.log"));
         let child = Command::new(env!("CARGO_BIN_EXE_netpold"))
             .args(["controller", "--identity", name, "--kubeconfig"])

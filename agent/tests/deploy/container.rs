@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use netpold_testbed::{Agent, Manifests, Node, Unmount};
+use netpold_testbed::{Agent, Manifests, TestNode, Unmount};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -14,14 +14,14 @@ use crate::{INTERVAL, TIMEOUT};
 
 /// Directories of the host, below a directory of the test, and the node they belong to.
 pub(crate) struct Host<'a> {
-    node: &'a Node,
+    node: &'a TestNode,
     // Unmounted before its parent directory is removed.
     _bpffs: Unmount<PathBuf>,
     directory: TempDir,
 }
 
 impl<'a> Host<'a> {
-    pub(crate) fn new(node: &'a Node) -> Self {
+    pub(crate) fn new(node: &'a TestNode) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let bpffs = below(&directory, "/sys/fs/bpf");
         fs::create_dir_all(&bpffs).unwrap();

@@ -17,8 +17,8 @@ use clap::Parser;
 use netpold::cli::{Cli, Command as Subcommand};
 use netpold_testbed::cluster::eventually;
 use netpold_testbed::{
-    Agent, AgentOptions, Cni, KillOnDrop, Manifests, Node, Pod, PodSpec, ProbeResult, Protocol,
-    namespace, require_root, skip, without_twins,
+    Agent, AgentOptions, Cni, KillOnDrop, Manifests, PodSpec, ProbeProtocol, ProbeResult, TestNode,
+    TestPod, namespace, require_root, skip, without_twins,
 };
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -30,18 +30,18 @@ const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Node with a client and a server.
 struct Shop {
-    node: Node,
-    client: Pod,
-    server: Pod,
+    node: TestNode,
+    client: TestPod,
+    server: TestPod,
     manifests: Manifests,
     directory: TempDir,
 }
 
 impl Shop {
-    fn new(node: Node) -> Self {
+    fn new(node: TestNode) -> Self {
         let [client, server] =
             ["client", "server"].map(|name| node.add_pod(&PodSpec::new("shop", name)).unwrap());
-        server.serve(Protocol::Tcp, 80).unwrap();
+        server.serve(ProbeProtocol::Tcp, 80).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let manifests = Manifests::new(directory.path().join("manifests")).unwrap();
         manifests.write_cluster(&[namespace("shop", &[])], [&node], [&client, &server]).unwrap();
@@ -49,7 +49,7 @@ impl Shop {
     }
 
     fn probe(&self) -> ProbeResult {
-        self.client.probe(Protocol::Tcp, self.server.ip4().unwrap(), 80, PROBE)
+        self.client.probe(ProbeProtocol::Tcp, self.server.ip4().unwrap(), 80, PROBE)
     }
 }
 
@@ -157,7 +157,8 @@ fn boot(shop: &Shop, agent: &Agent, notify: &Path) -> KillOnDrop {
 #[test]
 fn the_boot_unit_keeps_the_node_until_the_agent_is_there() {
     require_root!();
-    let shop = Shop::new(Node::new("boot", Cni::Ptp, "10.111.9.0/24", "fd00:111:9::/64").unwrap());
+    let shop =
+        Shop::new(TestNode::new("boot", Cni::Ptp, "10.111.9.0/24", "fd00:111:9::/64").unwrap());
     shop.manifests.write("deny.yaml", DENY).unwrap();
     let manifests = shop.manifests.directory().to_owned();
     let binary = env!("CARGO_BIN_EXE_netpold").into();
@@ -245,7 +246,8 @@ fn with_the_units_capabilities(directory: &Path) -> PathBuf {
 #[test]
 fn the_units_capabilities_are_enough() {
     require_root!();
-    let shop = Shop::new(Node::new("caps", Cni::Ptp, "10.111.7.0/24", "fd00:111:7::/64").unwrap());
+    let shop =
+        Shop::new(TestNode::new("caps", Cni::Ptp, "10.111.7.0/24", "fd00:111:7::/64").unwrap());
     let binary = with_the_units_capabilities(shop.directory.path());
     let manifests = shop.manifests.directory().to_owned();
     let options = AgentOptions { binary, manifests, arguments: Vec::new() };
@@ -268,7 +270,7 @@ fn require_runc(test: &str) -> bool {
 
 /// Waits until the kubelet's readiness probe would succeed.
 #[track_caller]
-fn wait_ready(node: &Node) {
+fn wait_ready(node: &TestNode) {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, 9417))?;
         stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: netpold\r\nConnection: close\r\n\r\n")?;
@@ -288,7 +290,7 @@ fn the_daemon_sets_container_enforces() {
         return;
     }
     let shop =
-        Shop::new(Node::new("runc", Cni::Bridge, "10.111.8.0/24", "fd00:111:8::/64").unwrap());
+        Shop::new(TestNode::new("runc", Cni::Bridge, "10.111.8.0/24", "fd00:111:8::/64").unwrap());
     let host = container::Host::new(&shop.node);
     let mut agent = host.start(&shop.manifests);
     agent.wait_for("enforcing", |_| true);

@@ -47,7 +47,7 @@ fn rules(object: &Change) -> Vec<&Rule> {
 }
 
 impl World {
-    fn new(states: [&generate::Cluster; 2]) -> Self {
+    fn new(states: [&generate::GeneratedCluster; 2]) -> Self {
         let objects = states.map(|state| {
             let objects = state.objects.iter().filter(|o| o.is_object());
             objects.cloned().collect::<Vec<_>>()
@@ -382,7 +382,7 @@ fn the_difference_is_that_of_the_oracles_matrices() {
     let (mut second, mut refused) = (0, 0);
     for seed in 0..CLUSTERS {
         let mut choices = Choices::from_seed(seed);
-        let before = generate::Cluster::generate(&mut choices);
+        let before = generate::GeneratedCluster::generate(&mut choices);
         let after = before.mutate(&mut choices);
         let world = World::new([&before, &after]);
         let seen = world.check(&mut choices);
@@ -410,7 +410,7 @@ fn the_difference_is_that_of_the_oracles_matrices() {
 #[test]
 fn nothing_changes_between_equal_clusters() {
     for seed in 0..100 {
-        let state = generate::Cluster::from_seed(seed);
+        let state = generate::GeneratedCluster::from_seed(seed);
         assert_eq!(World::new([&state, &state]).difference.changes, []);
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use netpold_testbed::{Cni, Node, require_root};
+use netpold_testbed::{Cni, TestNode, require_root};
 
 use super::{BINARY, doctor, places};
 
@@ -15,7 +15,7 @@ fn other_enforcers_on_a_node() {
     let socket = directory.path().join("none");
     let bpffs = directory.path().join("bpf");
     let arguments = ["--socket", socket.to_str().unwrap(), "--bpffs", bpffs.to_str().unwrap()];
-    let node = Node::new("doctor", Cni::Ptp, "10.9.1.0/24", "fd00:9:1::/64").unwrap();
+    let node = TestNode::new("doctor", Cni::Ptp, "10.9.1.0/24", "fd00:9:1::/64").unwrap();
     let (status, report) = doctor(&mut node.command(BINARY).unwrap(), &arguments);
     assert_eq!(status, 1);
     let clean = places(&report);

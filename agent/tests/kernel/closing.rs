@@ -8,7 +8,7 @@ use netpold_ebpf::{
 };
 
 use netpold_testkit::frames::{
-    ACK, FAMILIES, FIN, Family, RST, SYN, TCP, Who, frame, icmp, ip, tcp,
+    ACK, FAMILIES, FIN, IpVersion, RST, SYN, TCP, Who, frame, icmp, ip, tcp,
 };
 
 use super::{world, world::World};
@@ -17,7 +17,7 @@ use super::{world, world::World};
 const HALF_CLOSED: u32 = 50;
 const CLOSED: u32 = 25;
 
-fn segment(family: Family, from: Who, to: Who, ports: (u16, u16), flags: u8) -> Vec<u8> {
+fn segment(family: IpVersion, from: Who, to: Who, ports: (u16, u16), flags: u8) -> Vec<u8> {
     frame(&ip(family, from, to, TCP, &tcp(ports.0, ports.1, flags)))
 }
 
@@ -29,7 +29,7 @@ fn idle(world: &World) {
 
 /// Opens the pod's connection to the server's port 443 from a lower port: no packet that the pod sends midstream
 /// creates an entry.
-fn open(world: &mut World, family: Family) -> [Vec<u8>; 2] {
+fn open(world: &mut World, family: IpVersion) -> [Vec<u8>; 2] {
     world.next_pod();
     let out = |flags| segment(family, Who::Pod, Who::Server, (400, 443), flags);
     let back = |flags| segment(family, Who::Server, Who::Pod, (443, 400), flags);
@@ -77,7 +77,7 @@ fn half_closed_flows_end_and_forged_resets_end_none() {
 fn timestamps_and_extended_echo_are_answered() {
     let Some(mut world) = world() else { return };
     for (family, request, reply, other) in
-        [(Family::V4, 13, 14, 0), (Family::V4, 42, 43, 14), (Family::V6, 160, 161, 129)]
+        [(IpVersion::V4, 13, 14, 0), (IpVersion::V4, 42, 43, 14), (IpVersion::V6, 160, 161, 129)]
     {
         world.next_pod();
         let message = |from, to, kind, id| {

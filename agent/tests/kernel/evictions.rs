@@ -10,7 +10,7 @@ use netpold_ebpf::{
     reason::{Reason, evictions},
 };
 
-use netpold_testkit::frames::{FAMILIES, Family, SYN, TCP, UDP, Who, frame, ip, tcp, udp};
+use netpold_testkit::frames::{FAMILIES, IpVersion, SYN, TCP, UDP, Who, frame, ip, tcp, udp};
 
 use super::{world, world::World, world_of};
 
@@ -24,10 +24,10 @@ fn controls<T: Pod>(world: &World, table: &str, controls: fn(&T) -> Vec<u64>) ->
 }
 
 /// Returns the control words of a family's flow table.
-pub(crate) fn controls_of(world: &World, family: Family) -> Vec<u64> {
+pub(crate) fn controls_of(world: &World, family: IpVersion) -> Vec<u64> {
     match family {
-        Family::V4 => controls(world, "CT4", |b: &Ct4Bucket| b.map(|way| way.control).into()),
-        Family::V6 => controls(world, "CT6", |b: &Ct6Bucket| b.map(|way| way.control).into()),
+        IpVersion::V4 => controls(world, "CT4", |b: &Ct4Bucket| b.map(|way| way.control).into()),
+        IpVersion::V6 => controls(world, "CT6", |b: &Ct6Bucket| b.map(|way| way.control).into()),
     }
 }
 
@@ -43,14 +43,14 @@ fn every_flow_is_in_the_table_or_counted_as_evicted() {
         }
         let controls = controls_of(&world, family);
         let there = controls.iter().filter(|control| Control(**control).is_valid()).count() as u64;
-        let evicted = world.counted(evictions(family == Family::V6, false));
+        let evicted = world.counted(evictions(family == IpVersion::V6, false));
         assert!(evicted > 0 && evicted < FLOWS / 2, "{family:?}: {evicted}");
         assert_eq!(there + evicted, FLOWS, "{family:?}");
     }
 }
 
 /// Sends a request to the pod from a port, and the pod's answer. Returns whether the table had room for the flow.
-fn asks(world: &mut World, family: Family, port: u16) -> bool {
+fn asks(world: &mut World, family: IpVersion, port: u16) -> bool {
     let request = frame(&ip(family, Who::Client, Who::Pod, UDP, &udp(port, 53, b"?")));
     let reason = world.ingress(&request);
     if reason == Reason::ConntrackFull {
@@ -70,7 +70,7 @@ fn a_pod_that_fills_the_table_keeps_no_other_out() {
         let ports = 1..=FLOWS as u16 * 2;
         let refused = ports.filter(|port| !asks(&mut world, family, *port)).count();
         assert!(refused > FLOWS as usize, "{family:?}: the table is full, {refused} were refused");
-        let established = evictions(family == Family::V6, true);
+        let established = evictions(family == IpVersion::V6, true);
         assert_eq!(world.counted(established), 0, "{family:?}: nobody makes room for itself");
         world.next_pod();
         // Few enough that collisions are rare: in a collision, the clock decides which flow is evicted, and the host
@@ -87,7 +87,7 @@ fn a_pod_that_fills_the_table_keeps_no_other_out() {
 /// flows, and of a pod without flows.
 #[test]
 fn a_table_filled_to_three_quarters_refuses_nothing() {
-    for (family, buckets, more) in [(Family::V4, 1 << 13, 500), (Family::V6, 1 << 11, 100)] {
+    for (family, buckets, more) in [(IpVersion::V4, 1 << 13, 500), (IpVersion::V6, 1 << 11, 100)] {
         let Some(mut world) = world_of(buckets) else { return };
         let (mut left, each) = (buckets * 3, 30_000);
         while left > 0 {
@@ -104,7 +104,7 @@ fn a_table_filled_to_three_quarters_refuses_nothing() {
             world.next_pod();
         }
         for established in [false, true] {
-            let made_room = world.counted(evictions(family == Family::V6, established));
+            let made_room = world.counted(evictions(family == IpVersion::V6, established));
             assert_eq!(made_room, 0, "{family:?}: nobody had to go");
         }
     }

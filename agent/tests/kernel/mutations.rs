@@ -1,7 +1,7 @@
 //! Randomly mutated packets: the program in the kernel and the host's code agree.
 
 use netpold_testkit::frames::{
-    ACK, FAMILIES, Family, SYN, TCP, UDP, Who, frame, icmp, ip, ipv6, tcp, udp, vlan,
+    ACK, FAMILIES, IpVersion, SYN, TCP, UDP, Who, frame, icmp, ip, ipv6, tcp, udp, vlan,
 };
 use netpold_testkit::random::Random;
 
@@ -25,7 +25,7 @@ fn seeds() -> Vec<Vec<u8>> {
             seeds.push(vlan(&[0x8100], &frame(&ip(family, from, to, TCP, &tcp(443, 4000, ACK)))));
             seeds.push(family.fragment(from, to, 0, true, &udp(5000, 53, &[0; 8])));
             seeds.push(family.fragment(from, to, 2, false, &[0; 8]));
-            if family == Family::V6 {
+            if family == IpVersion::V6 {
                 let mut data = vec![TCP, 0, 1, 4, 0, 0, 0, 0];
                 data.extend(tcp(4000, 80, SYN));
                 seeds.push(frame(&ipv6(from, to, 0, 64, &data)));

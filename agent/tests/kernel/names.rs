@@ -12,7 +12,7 @@ use netpold_ebpf::judge::proof::{Exit, Origin};
 use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
-use netpold_testkit::flows::FlowTables;
+use netpold_testkit::flows::MemoryFlowTables;
 use netpold_testkit::frames::{frame, ip_between, tcp as tcp_header, udp};
 use netpold_testkit::names::{Record, answer, query, wire};
 use netpold_testkit::node::NodeTables;
@@ -20,7 +20,9 @@ use netpold_testkit::objects::{
     self, NODE, block, cluster_policy, cluster_rule, interface, ip, namespace, node, pod, tcp,
 };
 use netpold_testkit::random::Random;
-use netpold_testkit::streams::{Connection, Packet, framed, transmit, transmit_in_order};
+use netpold_testkit::streams::{
+    DirectedPacket, DnsConnection, framed, transmit, transmit_in_order,
+};
 use netpold_testkit::world::World as Compiled;
 
 use super::world::{IFINDEX, UPLINK, World, program};
@@ -81,7 +83,7 @@ fn world(rules: Vec<ClusterRule>) -> World {
         Change::Policy(objects::policy("a", "in", Selector::default(), Some(vec![]), None)),
         Change::ClusterPolicy(cluster_policy("names", (Tier::Admin, 10), vec![], rules)),
     ]);
-    let host = NodeTables { policy: compiled.tables, flows: FlowTables::new(BUCKETS) };
+    let host = NodeTables { policy: compiled.tables, flows: MemoryFlowTables::new(BUCKETS) };
     World::with(host, BUCKETS)
 }
 
@@ -172,9 +174,9 @@ fn conversations_open_the_same_as_on_the_host() {
 }
 
 /// A packet of a connection that an attacker may forge, or that the network may repeat.
-fn forged(random: &mut Random, connection: &Connection, bytes: &[u8]) -> Packet {
+fn forged(random: &mut Random, connection: &DnsConnection, bytes: &[u8]) -> DirectedPacket {
     let at = random.below(bytes.len().min(1_000));
-    let other = Connection { server: connection.server.wrapping_add(3), ..*connection };
+    let other = DnsConnection { server: connection.server.wrapping_add(3), ..*connection };
     match random.below(12) {
         0 => connection.syn(),
         1 => connection.syn_ack(),
@@ -184,7 +186,7 @@ fn forged(random: &mut Random, connection: &Connection, bytes: &[u8]) -> Packet 
         5 => connection.fin(at),
         6 => connection.reset(),
         7 => connection.answers(1 << (20 + random.below(12)), &bytes[..at]),
-        8 => Connection { client: 7, ..*connection }.syn(),
+        8 => DnsConnection { client: 7, ..*connection }.syn(),
         9 => connection.asks(at, &bytes[..at]),
         _ => connection.answers(at, &bytes[at..(at + 100).min(bytes.len())]),
     }
@@ -199,7 +201,7 @@ fn streams_open_the_same_as_on_the_host() {
     let names = NAMES.map(domain).to_vec();
     let mut world = world(only(vec![cluster_rule(Action::Accept, names, None)]));
     let (mut opened, mut closed) = (0, 0);
-    let judge_one = |world: &mut World, (direction, packet): &Packet| {
+    let judge_one = |world: &mut World, (direction, packet): &DirectedPacket| {
         let (reason, passes) = world.judge_and_read(*direction, came(*direction), &frame(packet));
         assert!(passes || reason.is_drop(), "reading drops no segment that one CPU alone judges");
         passes
@@ -209,7 +211,7 @@ fn streams_open_the_same_as_on_the_host() {
         let family = random.below(2);
         let numbers = (random.below(1 << 32) as u32, random.below(1 << 32) as u32);
         let port = 41_000 + seed as u16;
-        let connection = Connection::new(ip(OWN[family]), ip(DNS[family]), port, numbers);
+        let connection = DnsConnection::new(ip(OWN[family]), ip(DNS[family]), port, numbers);
         for packet in connection.handshake() {
             judge_one(&mut world, &packet);
         }
@@ -232,7 +234,7 @@ fn streams_open_the_same_as_on_the_host() {
         }
         let (is_in_order, is_disturbed) = (random.below(3) > 0, random.below(3) == 0);
         let mut chance = Random(seed);
-        let mut send = |packet: &Packet| {
+        let mut send = |packet: &DirectedPacket| {
             if is_disturbed && chance.below(20) == 0 {
                 let packet = forged(&mut chance, &connection, &bytes);
                 judge_one(&mut world, &packet);
@@ -266,13 +268,13 @@ fn ends_of_streams_count_as_on_the_host() {
     let rules = only(vec![cluster_rule(Action::Accept, vec![domain("a.example")], None)]);
     let mut world = world(rules);
     let record = |at: &str| Record::address(vec![0xc0, 12], ip(at), 600);
-    let tagged = |packet: &Packet, tags: usize| {
+    let tagged = |packet: &DirectedPacket, tags: usize| {
         let plain = frame(&packet.1);
         [&plain[..12], &[0x81, 0, 0, 0].repeat(tags), &plain[12..]].concat()
     };
     for case in 0..14_u16 {
         let family = usize::from(case % 2);
-        let it = Connection::new(ip(OWN[family]), ip(DNS[family]), 42_000 + case, (7, 1 << 31));
+        let it = DnsConnection::new(ip(OWN[family]), ip(DNS[family]), 42_000 + case, (7, 1 << 31));
         let found = format!("198.18.7.{case}");
         let bytes = framed(&answer(case, &wire("a.example"), &[record(&found)]));
         let question = framed(&query(case, &wire("a.example")));
@@ -284,10 +286,10 @@ fn ends_of_streams_count_as_on_the_host() {
         let (packet, tags) = match case / 2 {
             0 => (it.reset(), 1),
             1 => (it.reset(), 2),
-            2 => (Connection { client: 8, ..it }.syn(), 1),
+            2 => (DnsConnection { client: 8, ..it }.syn(), 1),
             3 => (it.fin(bytes.len()), 0),
             4 => (it.sent(TCP_ACK | 1, 1, &[]), 0),
-            6 => (Connection { remote_port: 5353, ..it }.sent(TCP_ACK, 1, &[]), 0),
+            6 => (DnsConnection { remote_port: 5353, ..it }.sent(TCP_ACK, 1, &[]), 0),
             _ => (it.answers(0, &bytes[..20]), 0),
         };
         let ends = case / 2 != 5;
@@ -311,19 +313,19 @@ fn unread_packets_end_streams_as_on_the_host() {
     for case in 0..7_u16 {
         let mut world = world(rules.clone());
         let family = usize::from(case % 2);
-        let it = Connection::new(ip(OWN[family]), ip(DNS[family]), 42_000, (7, 1 << 31));
+        let it = DnsConnection::new(ip(OWN[family]), ip(DNS[family]), 42_000, (7, 1 << 31));
         let mut from_node = false;
         let dropped = it.received(TCP_ACK, 1, &[0]);
         match case {
             0 => {}
             1 => bypass(&mut world, "netpold_node", &it.reset()),
-            2 => bypass(&mut world, "netpold_node", &Connection { port: 9, ..it }.asks(0, &[0])),
+            2 => bypass(&mut world, "netpold_node", &DnsConnection { port: 9, ..it }.asks(0, &[0])),
             3 => bypass(&mut world, "netpold_ingress", &it.sent(TCP_ACK, 1, &[])),
             4 => from_node = true,
             5 => assert!(!world.judge_and_read(dropped.0, UPLINK, &frame(&dropped.1)).1),
             _ => {
                 let (direction, packet) =
-                    Connection { remote_port: 80, ..it }.sent(TCP_ACK, 1, &[]);
+                    DnsConnection { remote_port: 80, ..it }.sent(TCP_ACK, 1, &[]);
                 assert!(world.judge_and_read(direction, IFINDEX, &frame(&packet)).1);
             }
         }
@@ -343,7 +345,7 @@ fn unread_packets_end_streams_as_on_the_host() {
 }
 
 /// Judges a packet of the pod without the proof of its hook, in the kernel and on the host.
-fn bypass(world: &mut World, name: &str, (_, packet): &Packet) {
+fn bypass(world: &mut World, name: &str, (_, packet): &DirectedPacket) {
     let packet = frame(packet);
     let fd = program(&mut world.bpf, name).fd().expect(name);
     let once = Run { ingress_ifindex: IFINDEX, ..Run::once(&packet) };
@@ -380,7 +382,7 @@ fn fastest(world: &mut World, direction: Direction, frame: &[u8], before: Option
 fn fastest_over_tcp(world: &mut World, ports: Range<u16>, answer: &[u8]) -> [u32; 5] {
     let mut least = [u32::MAX; 5];
     for port in ports {
-        let it = Connection::new(ip(OWN[0]), ip(DNS[0]), port, (7, 9));
+        let it = DnsConnection::new(ip(OWN[0]), ip(DNS[0]), port, (7, 9));
         let question = it.asks(0, &framed(&query(7, &wire("a.example"))));
         let packets = it.handshake().into_iter().chain([question, it.answers(0, answer)]);
         for (least, (direction, packet)) in least.iter_mut().zip(packets) {

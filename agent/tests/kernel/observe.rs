@@ -13,7 +13,7 @@ use netpold_ebpf::{
     reason::{Reason, unrecorded},
 };
 use netpold_testkit::frames::{
-    ACK, FAMILIES, Family, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, sctp, tcp, udp, vlan,
+    ACK, FAMILIES, IpVersion, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, sctp, tcp, udp, vlan,
 };
 
 use super::{
@@ -28,10 +28,14 @@ fn controls<T: Pod>(world: &World, table: &str, controls: fn(&T) -> Vec<u64>) ->
 }
 
 /// Returns the flags of all records.
-fn records(world: &World, family: Family) -> Vec<u16> {
+fn records(world: &World, family: IpVersion) -> Vec<u16> {
     let controls = match family {
-        Family::V4 => controls(world, "OBSERVED4", |b: &Ct4Bucket| b.map(|way| way.control).into()),
-        Family::V6 => controls(world, "OBSERVED6", |b: &Ct6Bucket| b.map(|way| way.control).into()),
+        IpVersion::V4 => {
+            controls(world, "OBSERVED4", |b: &Ct4Bucket| b.map(|way| way.control).into())
+        }
+        IpVersion::V6 => {
+            controls(world, "OBSERVED6", |b: &Ct6Bucket| b.map(|way| way.control).into())
+        }
     };
     let valid = controls.into_iter().map(Control).filter(|control| control.is_valid());
     valid.map(|control| control.flags() & !CT_VALID).collect()
@@ -118,10 +122,10 @@ fn a_flood_of_flows_is_recorded_or_counted() {
 fn packets_of_the_node_are_recorded_as_such() {
     let Some(mut world) = world() else { return };
     observe(&mut world, 0, 0);
-    let probe = frame(&ip(Family::V4, Who::Server, Who::Pod, TCP, &tcp(50_000, 8080, SYN)));
+    let probe = frame(&ip(IpVersion::V4, Who::Server, Who::Pod, TCP, &tcp(50_000, 8080, SYN)));
     // A test run has no socket, so the packet is not proved to be the node's.
     world.judge(Direction::Ingress, 0, &probe);
-    let flags = records(&world, Family::V4);
+    let flags = records(&world, IpVersion::V4);
     assert_eq!((flags.len(), flags[0] & CT_INGRESS), (1, CT_INGRESS));
     assert_eq!(flags[0] & !(CT_INGRESS | CT_SYN | CT_NODE), 0);
 }

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use netpold_dataplane::bpf::test_run::{Run, run_into};
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::judge::reject;
 use netpold_ebpf::layout::{
@@ -12,9 +12,9 @@ use netpold_ebpf::layout::{
 use netpold_ebpf::reason::{Reason, rejections};
 use netpold_testbed::SkbMarker;
 use netpold_testkit::frames::{
-    ACK, FAMILIES, FIN, Family, RST, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, sctp, tcp, udp,
+    ACK, FAMILIES, FIN, IpVersion, RST, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, sctp, tcp, udp,
 };
-use netpold_testkit::reject::{Arrival, Sent, answer, sent};
+use netpold_testkit::reject::{PacketArrival, Sent, answer, sent};
 
 use super::{
     World,
@@ -45,12 +45,12 @@ fn rejecting() -> Option<World> {
 }
 
 /// The program's action, and the frame that it leaves.
-fn run(world: &mut World, arrival: &Arrival, frame: &[u8]) -> (u32, Vec<u8>) {
+fn run(world: &mut World, arrival: &PacketArrival, frame: &[u8]) -> (u32, Vec<u8>) {
     let name = match arrival.direction {
         Direction::Ingress => "netpold_ingress",
         Direction::Egress => "netpold_egress",
     };
-    let Hook { ifindex, ingress_ifindex } = arrival.hook;
+    let PacketHook { ifindex, ingress_ifindex } = arrival.hook;
     let once = Run { ifindex, ingress_ifindex, mark: arrival.mark, ..Run::once(frame) };
     let mut out = vec![0; 4096];
     let fd = program(&mut world.bpf, name).fd().expect(name).as_fd().try_clone_to_owned();
@@ -59,16 +59,16 @@ fn run(world: &mut World, arrival: &Arrival, frame: &[u8]) -> (u32, Vec<u8>) {
     (answer.retval, out)
 }
 
-fn arrival(direction: Direction) -> Arrival {
+fn arrival(direction: Direction) -> PacketArrival {
     let (ingress_ifindex, mark) = match direction {
         Direction::Ingress => (OTHER, PROOF),
         Direction::Egress => (IFINDEX, 0),
     };
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex };
-    Arrival { direction, hook, mark, tc_index: 0, routed: false }
+    let hook = PacketHook { ifindex: IFINDEX, ingress_ifindex };
+    PacketArrival { direction, hook, mark, tc_index: 0, routed: false }
 }
 
-fn of(direction: Direction, family: Family, protocol: u8, data: &[u8]) -> Vec<u8> {
+fn of(direction: Direction, family: IpVersion, protocol: u8, data: &[u8]) -> Vec<u8> {
     match direction {
         Direction::Ingress => frame(&ip(family, Who::Friend, Who::Pod, protocol, data)),
         Direction::Egress => {
@@ -121,7 +121,7 @@ fn answers_of_kernel_and_host_are_equal() {
 #[test]
 fn answers_are_limited_by_second() {
     let Some(mut world) = rejecting() else { return };
-    let frame = of(Direction::Egress, Family::V4, UDP, &udp(4000, 81, b"x"));
+    let frame = of(Direction::Egress, IpVersion::V4, UDP, &udp(4000, 81, b"x"));
     let arrival = arrival(Direction::Egress);
     // The node's limit does not include the first five.
     for (pod, node, count) in [(5, 100, 5), (100, 4, 4), (100, 4, 0), (0, 100, 0)] {
@@ -136,7 +136,7 @@ fn answers_are_limited_by_second() {
 }
 
 /// A segment of the friend's connection with the pod.
-fn segment(direction: Direction, family: Family, flags: u8, data: &[u8]) -> Vec<u8> {
+fn segment(direction: Direction, family: IpVersion, flags: u8, data: &[u8]) -> Vec<u8> {
     let of = |source, destination| [tcp(source, destination, flags), data.to_vec()].concat();
     match direction {
         Direction::Ingress => frame(&ip(family, Who::Friend, Who::Pod, TCP, &of(4000, 80))),
@@ -184,7 +184,7 @@ fn resets_of_cut_connections_by_kernel_and_host_are_equal() {
 }
 
 /// Opens the friend's connection with the pod, under policy that allows it.
-fn open_connection(world: &mut World, family: Family) {
+fn open_connection(world: &mut World, family: IpVersion) {
     world.host.endpoint_mut(IFINDEX).id += 1;
     world.set_rows(INGRESS_ROW, EGRESS_ROW);
     for (way, flags) in

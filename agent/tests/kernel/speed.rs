@@ -6,7 +6,7 @@ use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::layout::{EP_OBSERVE, EP_REJECT_INGRESS, Endpoint, endpoint_slot, mark};
 use netpold_testbed::SkbMarker;
 
-use netpold_testkit::frames::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, icmp, ip, tcp};
+use netpold_testkit::frames::{ACK, FAMILIES, IpVersion, SYN, TCP, Who, frame, icmp, ip, tcp};
 
 use super::{
     early::{EARLY, Early, run as run_xdp},
@@ -214,6 +214,6 @@ fn nanoseconds_per_packet_in_xdp() {
     }
 }
 
-fn report(family: Family, case: &str, nanoseconds: u32, empty: u32) {
+fn report(family: IpVersion, case: &str, nanoseconds: u32, empty: u32) {
     println!("{family:?} {case}: {} ns (empty {empty})", nanoseconds.saturating_sub(empty));
 }

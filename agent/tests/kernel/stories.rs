@@ -4,8 +4,8 @@ use netpold_ebpf::layout::endpoint_slot;
 use netpold_ebpf::reason::Reason;
 
 use netpold_testkit::frames::{
-    ACK, FAMILIES, FIN, Family, RST, SCTP, SYN, TCP, UDP, Who, ether, frame, icmp, ip, ipv4, ipv6,
-    sctp, tcp, udp, vlan,
+    ACK, FAMILIES, FIN, IpVersion, RST, SCTP, SYN, TCP, UDP, Who, ether, frame, icmp, ip, ipv4,
+    ipv6, sctp, tcp, udp, vlan,
 };
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
     world::{DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, UPLINK},
 };
 
-fn segment(family: Family, from: Who, to: Who, ports: (u16, u16), flags: u8) -> Vec<u8> {
+fn segment(family: IpVersion, from: Who, to: Who, ports: (u16, u16), flags: u8) -> Vec<u8> {
     frame(&ip(family, from, to, TCP, &tcp(ports.0, ports.1, flags)))
 }
 
@@ -112,7 +112,7 @@ fn icmp_errors_about_flows() {
         assert_eq!(world.egress(&frame(&sent)), Reason::Allowed);
         assert_eq!(world.ingress(&error(&sent)), Reason::Related);
         // A quote that ends after the ports, as RFC 792 allows.
-        let header = if family == Family::V4 { 20 } else { 40 };
+        let header = if family == IpVersion::V4 { 20 } else { 40 };
         assert_eq!(world.ingress(&error(&sent[..header + 8])), Reason::Related);
         assert_eq!(world.ingress(&error(&sent[..header + 4])), Reason::Policy);
         let other = ip(family, p, s, UDP, &udp(5001, 53, b"question"));
@@ -205,7 +205,7 @@ fn truncated_at_every_length() {
     for family in FAMILIES {
         let whole = segment(family, Who::Client, Who::Pod, (4000, 80), SYN);
         // The test call itself rejects a frame with an IP Ethernet type that is shorter than an IP header.
-        let least = if family == Family::V4 { 34 } else { 54 };
+        let least = if family == IpVersion::V4 { 34 } else { 54 };
         for length in least..whole.len() {
             let reason = world.ingress(&whole[..length]);
             assert_eq!(reason, Reason::Truncated, "{family:?} cut to {length}");

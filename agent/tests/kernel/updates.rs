@@ -15,12 +15,12 @@ use netpold_dataplane::audit::UnexpectedEntries;
 use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::global_sections::Offered;
-use netpold_dataplane::tables::Tables;
+use netpold_dataplane::tables::BpfTables;
 use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::layout::{HOST6_WAYS, Settings};
 use netpold_testbed::{Netns, Unmount};
-use netpold_testkit::generate::{Choices, Cluster, NODE};
+use netpold_testkit::generate::{Choices, GeneratedCluster, NODE};
 use netpold_testkit::memory::MemoryTables;
 
 use super::world::{PASS, UPLINK, program};
@@ -106,7 +106,7 @@ fn frame(from: IpAddr, to: IpAddr, segment: Vec<u8>) -> Option<Vec<u8>> {
 }
 
 /// Returns packets between the interfaces of two states and every address of either state.
-fn packets(states: [&Cluster; 2]) -> Vec<Packet> {
+fn packets(states: [&GeneratedCluster; 2]) -> Vec<Packet> {
     let mut remotes: BTreeSet<IpAddr> = states
         .iter()
         .flat_map(|state| state.pods())
@@ -154,7 +154,7 @@ impl std::fmt::Display for Packet {
 
 /// Loaded programs and the tables that they read.
 struct Kernel {
-    tables: Tables,
+    tables: BpfTables,
     settings: Settings,
     programs: [OwnedFd; 2],
 }
@@ -179,7 +179,7 @@ impl Kernel {
             program.load().expect(name);
             program.fd().expect(name).as_fd().try_clone_to_owned().expect(name)
         });
-        let mut tables = Tables::open(&mut bpf).expect("tables");
+        let mut tables = BpfTables::open(&mut bpf).expect("tables");
         let settings = Settings {
             ct4_mask: BUCKETS - 1,
             ct6_mask: BUCKETS - 1,
@@ -307,12 +307,12 @@ impl<'a> Update<'a> {
 /// Runs one chain of updates. Returns the numbers of operations and of judgements.
 fn chain(seed: u64) -> (usize, usize) {
     let mut choices = Choices::from_seed(seed);
-    let mut states = vec![Cluster::default(), Cluster::generate(&mut choices)];
+    let mut states = vec![GeneratedCluster::default(), GeneratedCluster::generate(&mut choices)];
     for _ in 0..UPDATES {
         let next = states[states.len() - 1].mutate(&mut choices);
         states.push(next);
     }
-    let indexes = states.iter().flat_map(Cluster::interfaces).map(|i| i.index).collect();
+    let indexes = states.iter().flat_map(GeneratedCluster::interfaces).map(|i| i.index).collect();
     let netns = namespace(&indexes);
     let mut kernel = Kernel::load(seed % 2 == 1);
     // Interfaces of the generated states have addresses that belong to no pod.

@@ -15,7 +15,7 @@ use netpold_dataplane::{
     names,
 };
 use netpold_ebpf::{
-    judge::hook::Hook,
+    judge::hook::PacketHook,
     layout::{
         ANY_OBSERVED, ANY_OVER_TCP, Counters, ENDPOINT_SLOTS, EP_OBSERVE, Endpoint, NameKey, Row,
         endpoint_slot, resolves,
@@ -164,7 +164,7 @@ impl World {
         frame: &[u8],
     ) -> (Reason, bool) {
         let early = self.judge_early(direction, came_from, frame);
-        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
+        let hook = PacketHook { ifindex: IFINDEX, ingress_ifindex: came_from };
         let (reason, passes) = self.host.judge_by_names(direction, hook, frame);
         let name = match direction {
             Direction::Ingress => "netpold_ingress",

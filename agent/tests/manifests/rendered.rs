@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use netpold_testbed::apiserver::Kubectl;
+use netpold_testbed::apiserver::KubectlBinary;
 use serde_json::Value;
 
 use netpold_testbed::skip;
@@ -57,9 +57,9 @@ pub(crate) fn deploy() -> PathBuf {
 }
 
 /// Returns a kubectl that can render.
-fn kubectl() -> Option<&'static Kubectl> {
-    static FOUND: LazyLock<Option<Kubectl>> =
-        LazyLock::new(|| Kubectl::find().filter(Kubectl::renders));
+fn kubectl() -> Option<&'static KubectlBinary> {
+    static FOUND: LazyLock<Option<KubectlBinary>> =
+        LazyLock::new(|| KubectlBinary::find().filter(KubectlBinary::renders));
     FOUND.as_ref()
 }
 

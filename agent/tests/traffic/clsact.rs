@@ -1,6 +1,6 @@
 //! Enforcement by filters below a clsact qdisc, as on kernels before 6.6.
 
-use netpold_testbed::cluster::{Cluster, ENFORCED};
+use netpold_testbed::cluster::{ENFORCED, TestCluster};
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
 
@@ -16,8 +16,8 @@ fn clsact_under_load() {
     cluster.enforce();
     let status = cluster.agents[0].status().unwrap();
     assert_eq!(status["endpoints"][1]["hook"], "clsact", "{status}");
-    let kill = |cluster: &mut Cluster| cluster.agents[0].end(Signal::SIGKILL);
-    let start = |cluster: &mut Cluster| cluster.restart(0);
+    let kill = |cluster: &mut TestCluster| cluster.agents[0].end(Signal::SIGKILL);
+    let start = |cluster: &mut TestCluster| cluster.restart(0);
     under_load(&mut cluster, &[&kill, &start]);
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, PORT};
+use netpold_testbed::cluster::{ENFORCED, PORT, TestCluster};
 use netpold_testbed::{Cni, Netns, require_root};
 use serde_json::Value;
 
 use crate::load::guarded;
 
 /// Returns a cluster with agents that look for results in a directory that does not exist yet.
-fn cluster() -> (Cluster, PathBuf) {
+fn cluster() -> (TestCluster, PathBuf) {
     let mut cluster = guarded(Cni::Ptp);
     let results = cluster.directory.path().join("results");
     cluster.arguments = ["--cni-results", results.to_str().unwrap()].map(str::to_owned).to_vec();
@@ -20,7 +20,7 @@ fn cluster() -> (Cluster, PathBuf) {
 }
 
 /// Writes a pod's result in place, as libcni does.
-fn answer(cluster: &Cluster, results: &std::path::Path, name: &str) -> PathBuf {
+fn answer(cluster: &TestCluster, results: &std::path::Path, name: &str) -> PathBuf {
     let pod = cluster.pod(name);
     let path = results.join(format!("testbed-{}-eth0", pod.uid()));
     std::fs::write(&path, pod.cni_result(pod.uid()).to_string()).unwrap();

@@ -18,7 +18,7 @@ use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
 use netpold_engine::Engine;
 use netpold_kube::manifests::read_once;
-use netpold_testbed::cluster::{Cluster, NAMESPACE};
+use netpold_testbed::cluster::{NAMESPACE, TestCluster};
 use netpold_testbed::{Cni, Unmount, require_root};
 
 use crate::load::{guarded, under_load};
@@ -28,7 +28,7 @@ const UPDATES: u32 = 150;
 const EDITS: u32 = 32;
 
 /// Returns an engine that this test drives itself: edits arrive as fast as the engine applies them.
-fn engine(cluster: &Cluster, pins: &Path) -> Engine {
+fn engine(cluster: &TestCluster, pins: &Path) -> Engine {
     let pins = PinRoot::open(pins).unwrap();
     let attacher = Attacher::new(&pins.links(), AttachMode::probe()).unwrap();
     let node = cluster.nodes[0].name().to_owned();
@@ -87,7 +87,7 @@ fn edits_that_concern_no_flow_touch_none() {
     let pins = cluster.directory.path().join("bpf");
     let _mounted = Unmount(pins.clone());
     let engine = Mutex::new(cluster.nodes[0].run(|| engine(&cluster, &pins)).unwrap());
-    let step = |cluster: &Cluster| {
+    let step = |cluster: &TestCluster| {
         let mut engine = engine.lock().unwrap();
         let engine = &mut *engine;
         let failed = cluster.nodes[0].run(|| engine.step(None)).unwrap();
@@ -95,7 +95,7 @@ fn edits_that_concern_no_flow_touch_none() {
     };
     step(&cluster);
     cluster.denied("stranger", "server");
-    let edits = |cluster: &mut Cluster| {
+    let edits = |cluster: &mut TestCluster| {
         let began = Instant::now();
         for update in 0..UPDATES {
             for number in 0..EDITS {
@@ -157,7 +157,7 @@ fn what_is_large_is_compiled_beside_others_edits() {
     let _mounted = Unmount(pins.clone());
     let engine = Mutex::new(cluster.nodes[0].run(|| engine(&cluster, &pins)).unwrap());
     // Runs one update and returns the status line about the large policy.
-    let step = |cluster: &Cluster| -> Option<String> {
+    let step = |cluster: &TestCluster| -> Option<String> {
         let mut engine = engine.lock().unwrap();
         let engine = &mut *engine;
         cluster.nodes[0].run(|| engine.step(None)).unwrap();
@@ -169,7 +169,7 @@ fn what_is_large_is_compiled_beside_others_edits() {
     assert_eq!(step(&cluster), None);
     cluster.reaches("friend", "spare");
     cluster.reaches("stranger", "spare");
-    let flapping = |cluster: &mut Cluster| {
+    let flapping = |cluster: &mut TestCluster| {
         let friend = cluster.pod("friend").addresses().to_vec();
         apply(large(&friend, 0));
         apply(edit(0, 0));

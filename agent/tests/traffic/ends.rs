@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, isolate};
-use netpold_testbed::{Cni, Pod, packet, require_root};
+use netpold_testbed::cluster::{MOMENT, PATIENCE, TestCluster, allow_from, isolate};
+use netpold_testbed::{Cni, TestPod, packet, require_root};
 
 use crate::udp;
 
@@ -18,7 +18,7 @@ const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 
 /// Builds a segment from any address.
-fn segment(sender: &Pod, [from, to]: [SocketAddr; 2], sequence: u32, flags: u8) -> Vec<u8> {
+fn segment(sender: &TestPod, [from, to]: [SocketAddr; 2], sequence: u32, flags: u8) -> Vec<u8> {
     let segment = packet::tcp_message(from, to, flags, (sequence, 1), &[]);
     let packet = packet::packet(from.ip(), to.ip(), TCP, &segment);
     packet::frame(sender.gateway_mac(), sender.mac(), &packet)
@@ -36,7 +36,7 @@ fn says(mut from: &TcpStream, mut to: &TcpStream, why: &str) {
 #[test]
 fn forged_ends_cut_no_connection() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "forger"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client", "forger"]);
     // The source check would drop forged sources before this test's code path.
     cluster.arguments = vec!["--check-source".into(), "off".into()];
     cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
@@ -70,8 +70,8 @@ fn forged_ends_cut_no_connection() {
 #[test]
 fn no_flow_is_kept_longer_than_the_kernel_keeps_it() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
-    let keep = |cluster: &Cluster, seconds: &str| {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let keep = |cluster: &TestCluster, seconds: &str| {
         cluster.nodes[0].netns().sysctl("netfilter/nf_conntrack_udp_timeout", seconds)
     };
     if keep(&cluster, "2").is_err() {

@@ -5,8 +5,8 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
-use netpold_testbed::{Cni, ProbeResult, Protocol, require_root};
+use netpold_testbed::cluster::{MOMENT, PATIENCE, TestCluster, allow_from, allow_to, isolate};
+use netpold_testbed::{Cni, ProbeProtocol, ProbeResult, require_root};
 
 use crate::udp;
 
@@ -14,16 +14,16 @@ const BOTH: [&str; 2] = ["Ingress", "Egress"];
 const CLOSED: u16 = 9;
 
 fn port_unreachable(cni: Cni) {
-    let mut cluster = Cluster::one(cni).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["server", "client"]);
     cluster.policy("c", isolate("client", &BOTH)).policy("to", allow_to("client", "server"));
     cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
     cluster.enforce();
     for to in cluster.pod("server").addresses() {
-        let result = cluster.pod("client").probe(Protocol::Udp, *to, CLOSED, PATIENCE);
+        let result = cluster.pod("client").probe(ProbeProtocol::Udp, *to, CLOSED, PATIENCE);
         assert_eq!(result, ProbeResult::Refused, "{to}: the error came back");
     }
     for to in cluster.pod("client").addresses() {
-        let result = cluster.pod("server").probe(Protocol::Udp, *to, CLOSED, MOMENT);
+        let result = cluster.pod("server").probe(ProbeProtocol::Udp, *to, CLOSED, MOMENT);
         assert_eq!(result, ProbeResult::Timeout, "{to}: not allowed that way");
     }
 }
@@ -46,7 +46,7 @@ fn port_unreachable_on_a_bridge_node() {
 fn path_mtu_is_learnt() {
     require_root!();
     const NARROW: libc::c_int = 1300;
-    let mut cluster = Cluster::two().with_pods(&["server"]);
+    let mut cluster = TestCluster::two().with_pods(&["server"]);
     cluster.add(1, "client");
     cluster.policy("c", isolate("client", &BOTH)).policy("to", allow_to("client", "server"));
     cluster.enforce();

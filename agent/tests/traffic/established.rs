@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
-use netpold_testbed::{Cni, Flow, Protocol, require_root};
+use netpold_testbed::cluster::{MOMENT, PATIENCE, TestCluster, allow_from, allow_to, isolate};
+use netpold_testbed::{Cni, ProbeProtocol, TestFlow, require_root};
 use serde_json::json;
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 
 /// Opens TCP and UDP flows to the server in both families.
-fn flows(cluster: &Cluster, from: &str) -> Vec<(String, Flow)> {
+fn flows(cluster: &TestCluster, from: &str) -> Vec<(String, TestFlow)> {
     let mut flows = Vec::new();
     for to in cluster.pod("server").addresses() {
-        for protocol in [Protocol::Tcp, Protocol::Udp] {
+        for protocol in [ProbeProtocol::Tcp, ProbeProtocol::Udp] {
             flows.push((format!("{protocol} to {to}"), cluster.flow(from, protocol, *to)));
         }
     }
@@ -20,14 +20,14 @@ fn flows(cluster: &Cluster, from: &str) -> Vec<(String, Flow)> {
 }
 
 #[track_caller]
-fn go_on(flows: &mut [(String, Flow)], why: &str) {
+fn go_on(flows: &mut [(String, TestFlow)], why: &str) {
     for (name, flow) in flows {
         assert!(flow.ping(PATIENCE), "{name} goes on: {why}");
     }
 }
 
 #[track_caller]
-fn are_cut(flows: &mut [(String, Flow)], why: &str) {
+fn are_cut(flows: &mut [(String, TestFlow)], why: &str) {
     for (name, flow) in flows {
         assert!(!flow.ping(MOMENT), "{name} is cut: {why}");
     }
@@ -36,7 +36,7 @@ fn are_cut(flows: &mut [(String, Flow)], why: &str) {
 #[test]
 fn ingress_policy_cuts_and_keeps() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     cluster.enforce();
     let mut flows = flows(&cluster, "client");
     cluster.policy("p", allow_from("server", "client")).enforce();
@@ -53,7 +53,7 @@ fn ingress_policy_cuts_and_keeps() {
 #[test]
 fn egress_policy_cuts_and_keeps() {
     require_root!();
-    let mut cluster = Cluster::two().with_pods(&["server"]);
+    let mut cluster = TestCluster::two().with_pods(&["server"]);
     cluster.add(1, "client");
     cluster.policy("p", isolate("server", &BOTH)).policy("q", allow_from("server", "client"));
     cluster.enforce();
@@ -69,7 +69,7 @@ fn egress_policy_cuts_and_keeps() {
 #[test]
 fn replies_reach_a_client_that_becomes_isolated() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["server", "client"]);
     cluster.enforce();
     let mut flows = flows(&cluster, "client");
     cluster.policy("p", isolate("client", &["Ingress"])).enforce();
@@ -81,7 +81,7 @@ fn replies_reach_a_client_that_becomes_isolated() {
 #[test]
 fn flows_survive_sweeps() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     cluster.policy("p", isolate("client", &BOTH)).policy("q", allow_to("client", "server"));
     cluster.policy("s", isolate("server", &["Egress"])).enforce();
     let (mut busy, mut quiet) = (flows(&cluster, "client"), flows(&cluster, "client"));

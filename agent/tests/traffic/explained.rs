@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use netpold_api::probe::EXPLAIN_REQUEST;
 use netpold_dataplane::bpf::mmap::MappedArray;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
-use netpold_testbed::cluster::{Cluster, MOMENT, PORT};
-use netpold_testbed::services::{SERVICE_PORT, Service, provide};
-use netpold_testbed::{Cni, Protocol, Proxy, require_root};
+use netpold_testbed::cluster::{MOMENT, PORT, TestCluster};
+use netpold_testbed::services::{SERVICE_PORT, TestService, provide};
+use netpold_testbed::{Cni, ProbeProtocol, Proxy, require_root};
 use serde_json::{Value, json};
 
 use crate::readback::pinned;
@@ -35,11 +35,11 @@ impl Numbers {
     }
 }
 
-fn world() -> Cluster {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&PODS);
+fn world() -> TestCluster {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&PODS);
     // The readback would repair a manual change of the tables.
     cluster.arguments = ["--readback", "3600"].map(str::to_owned).to_vec();
-    let service = Service::new(1, "both").pods(&cluster, &["server", "other"]);
+    let service = TestService::new(1, "both").pods(&cluster, &["server", "other"]);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
     let pods = |app: &str| json!({ "podSelector": { "matchLabels": { "app": app } } });
     let node4 = cluster.nodes[0].addresses()[0];
@@ -72,7 +72,7 @@ fn world() -> Cluster {
     cluster
 }
 
-fn ask(cluster: &Cluster, question: &Value) -> Value {
+fn ask(cluster: &TestCluster, question: &Value) -> Value {
     netpold_client::socket::answer(&cluster.agents[0].socket(), EXPLAIN_REQUEST, question).unwrap()
 }
 
@@ -81,7 +81,7 @@ fn differs(end: &Value) -> bool {
 }
 
 /// Returns drops by reason, the latest drops, and the flows of netpold's table.
-fn traces(cluster: &Cluster) -> (Value, Value, BTreeSet<String>) {
+fn traces(cluster: &TestCluster) -> (Value, Value, BTreeSet<String>) {
     let status = cluster.agents[0].status().unwrap();
     let arguments = ["flows", "-o", "json", "--limit", "0"];
     let output = cluster.agents[0].command(&arguments).output().unwrap();
@@ -142,7 +142,7 @@ fn objects_tables_and_kernel_agree_and_questions_leave_nothing() {
 }
 
 /// Opens the server's ingress only in the kernel's table; asserts that `netpold explain` reports the difference.
-fn assert_manual_change_is_reported(cluster: &mut Cluster) {
+fn assert_manual_change_is_reported(cluster: &mut TestCluster) {
     let endpoints = MappedArray::<Endpoint>::flat(&pinned(cluster, "ENDPOINTS")).unwrap();
     let index = cluster.pod("server").host_ifindex();
     let mut slots = 0..ENDPOINT_SLOTS;
@@ -152,7 +152,7 @@ fn assert_manual_change_is_reported(cluster: &mut Cluster) {
         Some(IpAddr::V4(to)) => IpAddr::V4(to),
         _ => panic!("the server has no address"),
     };
-    let through = cluster.pod("c").probe(Protocol::Tcp, to, PORT, MOMENT);
+    let through = cluster.pod("c").probe(ProbeProtocol::Tcp, to, PORT, MOMENT);
     assert!(through.connected(), "the manual change has an effect: {through}");
     let arguments = ["explain", "--from", "shop/c", "--to", "shop/server", "--port", "80"];
     let output = cluster.agents[0].command(&arguments).output().unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PORT};
+use netpold_testbed::cluster::{ENFORCED, NAMESPACE, PORT, TestCluster};
 use netpold_testbed::otlp::{Receiver, Security};
 use netpold_testbed::{processor_time, require_root, skip};
 use serde_json::Value;
@@ -18,7 +18,7 @@ const OTLP: u16 = 4318;
 const PACKETS: u32 = 10_000;
 
 /// Starts the agent while the pod `stranger` sends packets to the pod `server`, some of them until the agent is ready.
-fn denied_from_the_start(cluster: &mut Cluster) {
+fn denied_from_the_start(cluster: &mut TestCluster) {
     let (is_ready, server) = (AtomicBool::new(false), cluster.pod("server").ip4().unwrap());
     let stranger = Arc::clone(cluster.pod("stranger").netns());
     let send = || {

@@ -6,20 +6,20 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, allow_from, binary, isolate, remount};
+use netpold_testbed::cluster::{ENFORCED, TestCluster, allow_from, binary, isolate, remount};
 use netpold_testbed::{Cni, KillOnDrop, Unmount, require_root, without_twins};
 use nix::sys::signal::Signal;
 
 use crate::kernel;
 
-fn guarded() -> Cluster {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+fn guarded() -> TestCluster {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.policy("server", allow_from("server", "friend")).enforce();
     cluster
 }
 
 /// Returns a `netpold run` command in the node's namespace, with a control socket of its own.
-fn second(cluster: &Cluster, bpffs: &Path) -> Command {
+fn second(cluster: &TestCluster, bpffs: &Path) -> Command {
     let mut command = cluster.nodes[0].command(binary()).unwrap();
     command.args(["run", "--node-name", "n1", "--manifests"]).arg(cluster.manifests.directory());
     command.arg("--bpffs").arg(bpffs);
@@ -150,7 +150,7 @@ fn without_privileges() {
 #[test]
 fn without_bpffs() {
     require_root!();
-    let cluster = Cluster::one(Cni::Ptp);
+    let cluster = TestCluster::one(Cni::Ptp);
     let elsewhere = cluster.directory.path().join("bpf");
     let mut command = second(&cluster, &elsewhere);
     without_capabilities(&mut command, CAP_SYS_ADMIN..CAP_SYS_ADMIN + 1);
@@ -164,7 +164,7 @@ fn without_bpffs() {
 #[test]
 fn without_ebpf() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp);
+    let mut cluster = TestCluster::one(Cni::Ptp);
     cluster.write();
     let elsewhere = cluster.directory.path().join("bpf");
     let _mounted = Unmount(&elsewhere);
@@ -182,7 +182,7 @@ fn without_ebpf() {
 #[test]
 fn without_btf() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp);
+    let mut cluster = TestCluster::one(Cni::Ptp);
     cluster.write();
     let elsewhere = cluster.directory.path().join("bpf");
     let _mounted = Unmount(&elsewhere);

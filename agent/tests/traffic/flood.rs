@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE};
-use netpold_testbed::{Cni, KillOnDrop, Pod, processor_time, require_root};
+use netpold_testbed::cluster::{PATIENCE, TestCluster};
+use netpold_testbed::{Cni, KillOnDrop, TestPod, processor_time, require_root};
 use serde_json::{Value, json};
 
 use sender::{Kind, Sender};
@@ -29,7 +29,7 @@ struct Flows {
 }
 
 impl Flows {
-    fn open(client: &Pod, server: &Pod) -> Self {
+    fn open(client: &TestPod, server: &TestPod) -> Self {
         let to = SocketAddr::new(server.ip4().unwrap(), SERVICE);
         // A separate process: the descriptors of both ends exceed the limit of one process.
         let child = server
@@ -84,7 +84,7 @@ struct Cost {
 /// Cluster under a flood. The order of the fields is the order of their drop: the watcher ends before the agent.
 struct Stage {
     _watcher: Watcher,
-    cluster: Cluster,
+    cluster: TestCluster,
     flows: Flows,
     sender: Sender,
 }
@@ -93,7 +93,7 @@ struct Stage {
 struct Watcher(Child);
 
 impl Watcher {
-    fn new(cluster: &Cluster) -> Self {
+    fn new(cluster: &TestCluster) -> Self {
         let mut command = cluster.agents[0].command(&["observe", "--follow", "--new-flows"]);
         Self(command.stdout(Stdio::null()).spawn().unwrap())
     }
@@ -110,7 +110,7 @@ impl Drop for Watcher {
 
 impl Stage {
     fn new() -> Self {
-        let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "flooder"]);
+        let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client", "flooder"]);
         // The source check does not apply to packets from outside the node, which the flooder imitates.
         cluster.arguments = ["--check-source", "isolated"].map(str::to_owned).to_vec();
         let from = json!([{ "ipBlock": { "cidr": "0.0.0.0/0" } }]);
@@ -181,8 +181,11 @@ impl Stage {
     fn new_connections(&self) {
         let to = SocketAddr::new(self.cluster.pod("server").ip4().unwrap(), ALLOWED);
         for _ in 0..20 {
-            let flow =
-                self.cluster.pod("client").open_flow(netpold_testbed::Protocol::Tcp, to, PATIENCE);
+            let flow = self.cluster.pod("client").open_flow(
+                netpold_testbed::ProbeProtocol::Tcp,
+                to,
+                PATIENCE,
+            );
             let talks = flow.is_ok_and(|mut flow| flow.ping(PATIENCE));
             assert!(talks, "a new connection beside the flood; drops: {}", self.status()["drops"]);
         }

@@ -1,7 +1,7 @@
 //! UDP datagrams larger than the MTU.
 
-use netpold_testbed::cluster::{Cluster, MOMENT, isolate};
-use netpold_testbed::{Cni, Pod, require_root, udp_frame};
+use netpold_testbed::cluster::{MOMENT, TestCluster, isolate};
+use netpold_testbed::{Cni, TestPod, require_root, udp_frame};
 use std::net::IpAddr;
 
 use crate::udp;
@@ -10,12 +10,12 @@ const ALLOWED: u16 = 4000;
 const DENIED: u16 = 4001;
 const LONG: usize = 5000;
 
-fn pairs<'a>(from: &'a Pod, to: &'a Pod) -> impl Iterator<Item = (IpAddr, IpAddr)> + 'a {
+fn pairs<'a>(from: &'a TestPod, to: &'a TestPod) -> impl Iterator<Item = (IpAddr, IpAddr)> + 'a {
     from.addresses().iter().copied().zip(to.addresses().iter().copied())
 }
 
 fn long_datagrams(cni: Cni) {
-    let mut cluster = Cluster::one(cni).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["server", "client"]);
     let port = serde_json::json!({
         "podSelector": { "matchLabels": { "app": "server" } },
         "policyTypes": ["Ingress", "Egress"],
@@ -58,7 +58,7 @@ fn long_datagrams_on_a_bridge_node() {
 #[test]
 fn fragments_with_options_behind_the_fragment_header() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     let port = serde_json::json!({
         "podSelector": { "matchLabels": { "app": "server" } },
         "ingress": [{ "ports": [{ "protocol": "UDP", "port": ALLOWED }] }],

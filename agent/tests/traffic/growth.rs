@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{Array, Map, MapData};
 use netpold_ebpf::layout::{LAYOUT_VERSION, NAME_WAYS, NAME_WORDS};
-use netpold_testbed::cluster::{Cluster, PORT};
+use netpold_testbed::cluster::{PORT, TestCluster};
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
 
@@ -19,7 +19,7 @@ const FLOWS: std::ops::Range<u16> = 12_000..20_600;
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Opens more flows of the friend than the tables have room for.
-fn crowd(cluster: &Cluster) {
+fn crowd(cluster: &TestCluster) {
     let friend = cluster.pod("friend");
     let [from, to] = [friend, cluster.pod("server")].map(|pod| pod.addresses()[0]);
     for port in FLOWS {
@@ -30,7 +30,7 @@ fn crowd(cluster: &Cluster) {
 }
 
 /// Returns the capacity of the IPv4 table; 0 before the first sweep.
-fn room(cluster: &Cluster) -> u64 {
+fn room(cluster: &TestCluster) -> u64 {
     let status = cluster.agents[0].status().unwrap();
     status["conntrack"][0]["capacity"].as_u64().unwrap_or(0)
 }
@@ -44,15 +44,15 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-fn folder_is_there(cluster: &Cluster) -> bool {
+fn folder_is_there(cluster: &TestCluster) -> bool {
     cluster.agents[0].bpffs().join("outgrown").exists()
 }
 
-fn grows(mut cluster: Cluster) {
+fn grows(mut cluster: TestCluster) {
     cluster.enforce();
     wait_until("the tables are swept", || room(&cluster) > 0);
     let before = room(&cluster);
-    let grow = |cluster: &mut Cluster| {
+    let grow = |cluster: &mut TestCluster| {
         crowd(cluster);
         wait_until("the tables grow", || room(cluster) > before);
         assert_eq!(room(cluster), 4 * before);
@@ -84,14 +84,14 @@ const MISPLACED: [u64; 2] = [0, 7];
 const NAME_BUCKET: usize = NAME_WAYS * NAME_WORDS;
 
 /// The table of resolved addresses.
-fn resolved(cluster: &Cluster) -> Array<MapData, [u64; NAME_BUCKET]> {
+fn resolved(cluster: &TestCluster) -> Array<MapData, [u64; NAME_BUCKET]> {
     let folder = cluster.agents[0].bpffs().join(format!("v{LAYOUT_VERSION}"));
     let map = MapData::from_pin(folder.join("LEARNED")).unwrap();
     Array::try_from(Map::Array(map)).unwrap()
 }
 
 /// Number of entries with an address.
-fn entries(cluster: &Cluster, address: [u64; 2]) -> usize {
+fn entries(cluster: &TestCluster, address: [u64; 2]) -> usize {
     let of_bucket = |bucket: [u64; NAME_BUCKET]| {
         bucket.chunks(NAME_WORDS).filter(|entry| entry[..2] == address).count()
     };
@@ -124,15 +124,15 @@ fn flow_tables_grow_whatever_the_readback_is() {
 }
 
 /// Kills the agent during growth: the next agent carries over the flows of both tables.
-fn killed_while_it_grows(is_so: fn(&Cluster) -> bool) {
+fn killed_while_it_grows(is_so: fn(&TestCluster) -> bool) {
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
-    let kill = |cluster: &mut Cluster| {
+    let kill = |cluster: &mut TestCluster| {
         crowd(cluster);
         wait_until("the tables grow", || is_so(cluster));
         cluster.agents[0].end(Signal::SIGKILL);
     };
-    let start = |cluster: &mut Cluster| cluster.restart(0);
+    let start = |cluster: &mut TestCluster| cluster.restart(0);
     under_load(&mut cluster, &[&kill, &start]);
     assert!(!folder_is_there(&cluster), "the former tables are gone");
     cluster.reaches("friend", "server");

@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, MOMENT, PORT, allow_from, isolate};
-use netpold_testbed::{Cni, Protocol, require_root, skip_before};
+use netpold_testbed::cluster::{ENFORCED, MOMENT, PORT, TestCluster, allow_from, isolate};
+use netpold_testbed::{Cni, ProbeProtocol, require_root, skip_before};
 use serde_json::Value;
 
 use crate::load;
@@ -103,17 +103,17 @@ pub(crate) fn pin(answer: i32, path: &Path) -> io::Result<()> {
 }
 
 /// Attaches a program with a constant return value behind all others for packets into the pod; detached on drop.
-fn attach(cluster: &Cluster, pod: &str, answer: i32) -> io::Result<OwnedFd> {
+fn attach(cluster: &TestCluster, pod: &str, answer: i32) -> io::Result<OwnedFd> {
     attach_at(cluster, pod, (BPF_PROG_TYPE_SCHED_CLS, BPF_TCX_EGRESS), answer)
 }
 
 /// Attaches an XDP program that passes everything to the pod's egress; detached on drop.
-pub(crate) fn attach_xdp(cluster: &Cluster, pod: &str) -> io::Result<OwnedFd> {
+pub(crate) fn attach_xdp(cluster: &TestCluster, pod: &str) -> io::Result<OwnedFd> {
     attach_at(cluster, pod, (BPF_PROG_TYPE_XDP, BPF_XDP), XDP_PASS)
 }
 
 fn attach_at(
-    cluster: &Cluster,
+    cluster: &TestCluster,
     pod: &str,
     (program_type, attach_type): (u32, u32),
     answer: i32,
@@ -123,7 +123,7 @@ fn attach_at(
 
 /// Attaches a program at the host side of a pod's veth; detached on drop.
 fn link(
-    cluster: &Cluster,
+    cluster: &TestCluster,
     pod: &str,
     program: &OwnedFd,
     attach_type: u32,
@@ -136,13 +136,13 @@ fn link(
 }
 
 /// Attaches a program that accepts everything in front of all others.
-fn accept_first(cluster: &Cluster, pod: &str, attach_type: u32) -> io::Result<OwnedFd> {
+fn accept_first(cluster: &TestCluster, pod: &str, attach_type: u32) -> io::Result<OwnedFd> {
     let program = program(BPF_PROG_TYPE_SCHED_CLS, TCX_PASS)?;
     link(cluster, pod, &program, attach_type, BPF_F_BEFORE)
 }
 
-fn guarded() -> Cluster {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+fn guarded() -> TestCluster {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.policy("server", allow_from("server", "friend"));
     cluster
 }
@@ -200,7 +200,7 @@ fn a_program_that_was_removed_by_hand_is_put_back() {
 }
 
 /// Returns a cluster with a readback every second; the default is ten seconds.
-fn looked_after() -> Cluster {
+fn looked_after() -> TestCluster {
     let mut cluster = guarded();
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     cluster.policy("stranger", isolate("stranger", &["Egress"])).enforce();
@@ -245,7 +245,7 @@ fn traffic_goes_on_while_the_order_is_put_right() {
     // TCX_NEXT makes no decision, so policy stays in force all the time.
     let observer = program(BPF_PROG_TYPE_SCHED_CLS, TCX_NEXT).unwrap();
     let links = std::cell::RefCell::new(Vec::new());
-    let intrude = |cluster: &mut Cluster| {
+    let intrude = |cluster: &mut TestCluster| {
         let both = [("server", BPF_TCX_EGRESS), ("friend", BPF_TCX_INGRESS)];
         let put = |(pod, at)| link(cluster, pod, &observer, at, BPF_F_BEFORE).unwrap();
         links.borrow_mut().extend(both.map(put));
@@ -307,7 +307,7 @@ fn packets_past_the_programs_are_named() {
     let server = cluster.pod("server").ip4().unwrap();
     let stranger = cluster.pod("stranger");
     for _ in 0..5 {
-        let _ = stranger.probe(Protocol::Udp, server, PORT, MOMENT);
+        let _ = stranger.probe(ProbeProtocol::Udp, server, PORT, MOMENT);
     }
     let name = cluster.pod("server").host_interface().to_owned();
     let named = |status: &Value| {

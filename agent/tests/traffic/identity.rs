@@ -4,9 +4,9 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use netpold_testbed::cluster::{
-    Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, allow_to, isolate, none_pass,
+    ENFORCED, NAMESPACE, TestCluster, all_pass, allow_from, allow_to, isolate, none_pass,
 };
-use netpold_testbed::{Cni, Netns, Pod, PodSpec, require_root, udp_frame};
+use netpold_testbed::{Cni, Netns, PodSpec, TestPod, require_root, udp_frame};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -16,8 +16,8 @@ const BOTH: [&str; 2] = ["Ingress", "Egress"];
 const PORT: u16 = 4000;
 
 /// Returns a cluster where `locked` may do nothing, `server` admits `friend` only, and `stranger` is under no policy.
-fn world(cni: Cni) -> Cluster {
-    let mut cluster = Cluster::one(cni).with_pods(&["locked", "friend", "server", "stranger"]);
+fn world(cni: Cni) -> TestCluster {
+    let mut cluster = TestCluster::one(cni).with_pods(&["locked", "friend", "server", "stranger"]);
     cluster.policy("locked", isolate("locked", &BOTH));
     cluster.policy("server", allow_from("server", "friend")).enforce();
     cluster
@@ -25,11 +25,11 @@ fn world(cni: Cni) -> Cluster {
 
 /// Returns the source addresses of the packets that arrive at `to`: `sender` sends a frame from each address of
 /// `from`, and then an allowed frame follows.
-fn arrivals(cluster: &Cluster, sender: &Pod, from: &[IpAddr], to: &str) -> Vec<IpAddr> {
+fn arrivals(cluster: &TestCluster, sender: &TestPod, from: &[IpAddr], to: &str) -> Vec<IpAddr> {
     let to = cluster.pod(to);
     let address = to.ip4().unwrap();
     let socket = udp::socket(to, address, PORT);
-    let send = |pod: &Pod, interface: &str, from: IpAddr| {
+    let send = |pod: &TestPod, interface: &str, from: IpAddr| {
         let (from, to) = ((from, 5000).into(), (address, PORT).into());
         let frame = udp_frame(pod.gateway_mac(), pod.mac(), from, to, b"hello").unwrap();
         pod.send_frame(interface, &frame).unwrap();
@@ -49,7 +49,7 @@ fn arrivals(cluster: &Cluster, sender: &Pod, from: &[IpAddr], to: &str) -> Vec<I
 
 /// Returns the number of datagrams with the friend's source that arrive at the server: one sent by `liar`, one by the
 /// friend.
-fn of_friend(cluster: &Cluster, liar: &Pod) -> usize {
+fn of_friend(cluster: &TestCluster, liar: &TestPod) -> usize {
     let (friend, server) = (cluster.pod("friend"), cluster.pod("server"));
     let (source, address) = (friend.ip4().unwrap(), server.ip4().unwrap());
     let socket = udp::socket(server, address, PORT);
@@ -70,25 +70,25 @@ fn of_friend(cluster: &Cluster, liar: &Pod) -> usize {
 }
 
 /// Asserts that no packet leaves `locked` under its own address, and none enters.
-fn stays_locked(cluster: &Cluster) {
+fn stays_locked(cluster: &TestCluster) {
     let locked = cluster.pod("locked");
     let own = [locked.ip4().unwrap()];
     assert!(arrivals(cluster, locked, &own, "stranger").is_empty(), "out");
     none_pass(cluster.pod("stranger"), locked, locked.addresses());
 }
 
-fn says(cluster: &mut Cluster, words: &str) {
+fn says(cluster: &mut TestCluster, words: &str) {
     let said = |status: &Value| status["problems"].to_string().contains(words);
     cluster.agents[0].wait_for(words, ENFORCED, said).unwrap();
 }
 
-fn fine(cluster: &mut Cluster) {
+fn fine(cluster: &mut TestCluster) {
     let fine = |status: &Value| status["problems"].as_array().is_some_and(Vec::is_empty);
     cluster.agents[0].wait_for("without a problem", ENFORCED, fine).unwrap();
 }
 
 /// Moves the pod's addresses from its interface to another one, or to another scope.
-fn inside(cluster: &Cluster, addresses: &str) {
+fn inside(cluster: &TestCluster, addresses: &str) {
     let locked = cluster.pod("locked");
     // The scope of an IPv6 address is part of the address.
     let scoped = addresses.contains("scope");
@@ -134,7 +134,7 @@ fn anothers_address(cni: Cni) {
     let netns = std::sync::Arc::clone(cluster.pod("locked").netns());
     netns.ip(&format!("address add {friend}/32 dev eth0\n")).unwrap();
     says(&mut cluster, "it stays bound to shop/locked");
-    let is_not = |cluster: &Cluster| {
+    let is_not = |cluster: &TestCluster| {
         let locked = cluster.pod("locked");
         // Without the check, both frames with the friend's source would arrive at the server.
         assert_eq!(of_friend(cluster, locked), 1);
@@ -182,7 +182,7 @@ fn a_veth_that_is_moved_within_its_pod_stays_the_pods() {
     );
     nested.ip(&setup).unwrap();
     let stranger = cluster.pod("stranger").ip4().unwrap();
-    let closed = |cluster: &Cluster| {
+    let closed = |cluster: &TestCluster| {
         let receiver = udp::socket(cluster.pod("stranger"), stranger, PORT);
         receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         let sender = nested.run(|| UdpSocket::bind((own, 5000))).unwrap().unwrap();
@@ -206,7 +206,7 @@ fn deleted(cni: Cni) {
     cluster.deleted.insert(zombie.name().to_owned(), zombie.host_ifindex());
     cluster.enforce();
     says(&mut cluster, "was deleted, but its interface");
-    let locked = |cluster: &Cluster| {
+    let locked = |cluster: &TestCluster| {
         none_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
     };
     locked(&cluster);
@@ -231,7 +231,7 @@ fn deleted(cni: Cni) {
 }
 
 /// Waits until the agent has written a new state file.
-fn kept(cluster: &Cluster) {
+fn kept(cluster: &TestCluster) {
     let (file, now) = (cluster.agents[0].state().join("last"), std::time::SystemTime::now());
     let deadline = std::time::Instant::now() + ENFORCED;
     let newer = || std::fs::metadata(&file).and_then(|m| m.modified()).is_ok_and(|at| at > now);
@@ -353,7 +353,7 @@ fn further_interfaces_of_a_pod_are_judged_as_it_is() {
 #[test]
 fn a_static_pod_that_nobody_has_listed_is_under_policy() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["friend", "server", "stranger"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["friend", "server", "stranger"]);
     let results = cluster.directory.path().join("results");
     let manifests = cluster.directory.path().join("static");
     std::fs::create_dir(&results).unwrap();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, allow_from, isolate};
+use netpold_testbed::cluster::{ENFORCED, TestCluster, allow_from, isolate};
 use netpold_testbed::{Cni, require_root};
 use nix::poll::{PollFd, PollFlags, poll};
 use serde_json::Value;
@@ -142,8 +142,8 @@ fn answer(listener: &OwnedFd, refused: &AtomicU64, count: &AtomicU64) -> bool {
     true
 }
 
-fn guarded() -> (Cluster, Injector) {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+fn guarded() -> (TestCluster, Injector) {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.prepare = listened_to;
     cluster.policy("server", allow_from("server", "friend"));
     cluster.write();
@@ -155,7 +155,7 @@ fn guarded() -> (Cluster, Injector) {
 }
 
 #[track_caller]
-fn as_before(cluster: &Cluster) {
+fn as_before(cluster: &TestCluster) {
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
 }
@@ -167,7 +167,13 @@ fn complains(words: &str) -> impl Fn(&Value) -> bool {
 
 /// Refuses calls: enforcement stays as it was, and the status names the failure and the affected pods. Afterwards
 /// everything is enforced without further action.
-fn outage(cluster: &mut Cluster, injector: &Injector, commands: &[u32], errno: i32, words: &str) {
+fn outage(
+    cluster: &mut TestCluster,
+    injector: &Injector,
+    commands: &[u32],
+    errno: i32,
+    words: &str,
+) {
     injector.refuse(commands, errno);
     cluster.add(0, "late");
     cluster.policy("late", isolate("late", &["Ingress", "Egress"]));

@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, allow_from};
+use netpold_testbed::cluster::{PATIENCE, TestCluster, allow_from};
 use netpold_testbed::{Cni, require_root};
 
 use crate::udp;
@@ -23,7 +23,7 @@ fn arrives(server: &UdpSocket, within: Duration) -> bool {
 #[test]
 fn from_file_to_packet() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     cluster.policy("p", allow_from("server", "nobody")).enforce();
     let (from, to) = (cluster.pod("client").addresses()[0], cluster.pod("server").addresses()[0]);
     let client = udp::socket(cluster.pod("client"), from, 0);

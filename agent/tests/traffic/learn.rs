@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE, PORT, binary, eventually};
-use netpold_testbed::{Protocol, require_root, without_twins};
+use netpold_testbed::cluster::{NAMESPACE, PATIENCE, PORT, TestCluster, binary, eventually};
+use netpold_testbed::{ProbeProtocol, require_root, without_twins};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ fn learn(arguments: &[&str]) -> Output {
 }
 
 /// Returns the records of a node's agent.
-fn recorded(cluster: &Cluster, node: usize) -> Value {
+fn recorded(cluster: &TestCluster, node: usize) -> Value {
     let socket = cluster.agents[node].socket().to_str().unwrap().to_owned();
     let output = learn(&["-o", "json", "--socket", &socket]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -41,13 +41,13 @@ fn kinds(answer: &Value) -> Vec<String> {
     kinds.collect()
 }
 
-fn connects(cluster: &Cluster, from: &str, to: &str) -> bool {
+fn connects(cluster: &TestCluster, from: &str, to: &str) -> bool {
     let address = cluster.pod(to).ip4().unwrap();
-    cluster.pod(from).probe(Protocol::Tcp, address, PORT, PATIENCE).connected()
+    cluster.pod(from).probe(ProbeProtocol::Tcp, address, PORT, PATIENCE).connected()
 }
 
 /// Writes the answers of both nodes to files.
-fn files(cluster: &Cluster) -> Vec<PathBuf> {
+fn files(cluster: &TestCluster) -> Vec<PathBuf> {
     let file = |node: usize| {
         let file = cluster.directory.path().join(format!("recorded-{node}"));
         std::fs::write(&file, recorded(cluster, node).to_string()).unwrap();
@@ -59,7 +59,7 @@ fn files(cluster: &Cluster) -> Vec<PathBuf> {
 #[test]
 fn policies_are_learned_and_put_in_force() {
     require_root!();
-    let mut cluster = Cluster::two().with_pods(&["server", "client", "stranger"]);
+    let mut cluster = TestCluster::two().with_pods(&["server", "client", "stranger"]);
     cluster.add(1, "far");
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     let prepare = learn(&["--prepare"]);

@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{
-    Cluster, MOMENT, NAMESPACE, PATIENCE, allow_from, allow_to, isolate,
+    MOMENT, NAMESPACE, PATIENCE, TestCluster, allow_from, allow_to, isolate,
 };
-use netpold_testbed::{Cni, Pod, PodSpec, ethernet, packet, require_root, udp_frame};
+use netpold_testbed::{Cni, PodSpec, TestPod, ethernet, packet, require_root, udp_frame};
 
 use crate::sent::tap::tap;
 
@@ -18,7 +18,7 @@ const IPV6: u16 = 0x86dd;
 struct Sniffer(UdpSocket);
 
 impl Sniffer {
-    fn at(pod: &Pod) -> Self {
+    fn at(pod: &TestPod) -> Self {
         let index = pod.ifindex("eth0").unwrap().expect("eth0");
         let tap = pod.run(|| tap(index as i32).unwrap()).unwrap();
         tap.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
@@ -48,13 +48,13 @@ struct Sent {
 
 /// Frames of a pod, each with a unique number in its bytes.
 struct Frames<'a> {
-    pod: &'a Pod,
+    pod: &'a TestPod,
     to: [u8; 6],
     all: Vec<Sent>,
 }
 
 impl<'a> Frames<'a> {
-    fn of(pod: &'a Pod, to: [u8; 6]) -> Self {
+    fn of(pod: &'a TestPod, to: [u8; 6]) -> Self {
         Self { pod, to, all: Vec::new() }
     }
 
@@ -86,12 +86,12 @@ impl<'a> Frames<'a> {
     }
 }
 
-fn ip4(pod: &Pod) -> Ipv4Addr {
+fn ip4(pod: &TestPod) -> Ipv4Addr {
     let Some(IpAddr::V4(address)) = pod.ip4() else { panic!("an IPv4 address") };
     address
 }
 
-fn ip6(pod: &Pod) -> Ipv6Addr {
+fn ip6(pod: &TestPod) -> Ipv6Addr {
     let Some(IpAddr::V6(address)) = pod.ip6() else { panic!("an IPv6 address") };
     address
 }
@@ -115,7 +115,7 @@ fn solicitation(of: Ipv6Addr, number: [u8; 6]) -> Vec<u8> {
 }
 
 /// Builds an ARP answer, with a number as the target's hardware address.
-fn arp(number: [u8; 6], from: (&Pod, Ipv4Addr), to: Ipv4Addr, padding: usize) -> Vec<u8> {
+fn arp(number: [u8; 6], from: (&TestPod, Ipv4Addr), to: Ipv4Addr, padding: usize) -> Vec<u8> {
     let (pod, own) = from;
     let head = [0, 1, 8, 0, 6, 4, 0, 2];
     let mut packet = [&head[..], &pod.mac(), &own.octets(), &number, &to.octets()].concat();
@@ -139,7 +139,7 @@ fn report(number: [u8; 6], more: usize) -> Vec<u8> {
 fn neighbour_discovery_of_an_isolated_pod_does_not_leave_the_node() {
     require_root!();
     for node in [0, 1] {
-        let mut cluster = Cluster::two();
+        let mut cluster = TestCluster::two();
         for name in ["free", "mute"] {
             cluster.add(node, name);
         }
@@ -166,7 +166,7 @@ fn neighbour_discovery_of_an_isolated_pod_does_not_leave_the_node() {
 #[test]
 fn isolated_pods_of_a_bridge_have_no_channel_in_link_messages() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["mute", "deaf", "other"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["mute", "deaf", "other"]);
     cluster.policy("mute", isolate("mute", &["Ingress", "Egress"]));
     cluster.policy("deaf", isolate("deaf", &["Ingress", "Egress"])).enforce();
     let (mute, deaf) = (cluster.pod("mute"), cluster.pod("deaf"));
@@ -207,7 +207,7 @@ fn isolated_pods_of_a_bridge_have_no_channel_in_link_messages() {
 fn isolated_pods_find_each_other() {
     require_root!();
     for cni in [Cni::Bridge, Cni::Ptp] {
-        let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
+        let mut cluster = TestCluster::one(cni).with_pods(&["server", "friend", "stranger"]);
         let mut both = allow_from("server", "friend");
         both["policyTypes"] = serde_json::json!(["Ingress", "Egress"]);
         cluster.policy("server", both);
@@ -232,7 +232,7 @@ fn isolated_pods_find_each_other() {
 #[test]
 fn no_pod_of_a_bridge_claims_anothers_address() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["server", "liar", "friend"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["server", "liar", "friend"]);
     let gateway = PodSpec::new(NAMESPACE, "gateway").annotation("netpold.io/check-source", "off");
     cluster.add_as(0, gateway);
     cluster.arguments = ["--source-check-exempt", NAMESPACE].map(str::to_owned).to_vec();
@@ -257,7 +257,7 @@ fn no_pod_of_a_bridge_claims_anothers_address() {
 #[test]
 fn a_route_beyond_the_destination_is_not_taken() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "free", "mute"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "free", "mute"]);
     cluster.policy("mute", isolate("mute", &["Egress"])).enforce();
     let node = &cluster.nodes[0];
     let [IpAddr::V4(node4), IpAddr::V6(node6)] = node.addresses() else { panic!("addresses") };
@@ -294,7 +294,7 @@ fn a_route_beyond_the_destination_is_not_taken() {
 #[test]
 fn flooded_frames_are_no_traffic_of_a_pod() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["sender", "deaf"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["sender", "deaf"]);
     cluster.policy("deaf", isolate("deaf", &["Ingress", "Egress"])).enforce();
     let sender = cluster.pod("sender");
     let before = cluster.agents[0].status().unwrap()["recent_drops"].clone();

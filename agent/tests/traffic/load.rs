@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, allow_from, allow_to, isolate};
-use netpold_testbed::{Cni, Flow, Netns, Protocol};
+use netpold_testbed::cluster::{PATIENCE, PORT, TestCluster, allow_from, allow_to, isolate};
+use netpold_testbed::{Cni, Netns, ProbeProtocol, TestFlow};
 
 use crate::udp;
 
@@ -21,8 +21,8 @@ const NEW_FLOWS: u64 = 2;
 const SOME: u64 = 50;
 
 /// Returns a cluster with a server for `friend` only; `friend` is isolated too, so its answers depend on conntrack.
-pub(crate) fn guarded(cni: Cni) -> Cluster {
-    let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
+pub(crate) fn guarded(cni: Cni) -> TestCluster {
+    let mut cluster = TestCluster::one(cni).with_pods(&["server", "friend", "stranger"]);
     cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "friend"));
     cluster.policy("f", isolate("friend", &BOTH)).policy("to", allow_to("friend", "server"));
     cluster
@@ -33,7 +33,7 @@ type Ways = Vec<(IpAddr, IpAddr)>;
 
 /// Traffic during a disturbance, over sockets opened before.
 struct Load {
-    connections: Vec<Flow>,
+    connections: Vec<TestFlow>,
     /// Sockets of the friend, on which no packet of its own and no answer may be lost.
     datagrams: Vec<UdpSocket>,
     /// Sockets from the stranger to the secret port.
@@ -46,7 +46,7 @@ struct Load {
 }
 
 impl Load {
-    fn new(cluster: &Cluster, beginnings: bool) -> Self {
+    fn new(cluster: &TestCluster, beginnings: bool) -> Self {
         let server = cluster.pod("server");
         let connected = |from: &str, to: IpAddr, port| {
             let pod = cluster.pod(from);
@@ -64,7 +64,7 @@ impl Load {
         Self {
             connections: addresses
                 .iter()
-                .map(|to| cluster.flow("friend", Protocol::Tcp, *to))
+                .map(|to| cluster.flow("friend", ProbeProtocol::Tcp, *to))
                 .collect(),
             datagrams: addresses.iter().map(|to| connected("friend", *to, PORT)).collect(),
             intruders: addresses.iter().map(|to| connected("stranger", *to, SECRET)).collect(),
@@ -79,7 +79,7 @@ impl Load {
         }
     }
 
-    fn friend(&self, connections: &mut [Flow]) {
+    fn friend(&self, connections: &mut [TestFlow]) {
         let _stop = StopOnDrop(&self.stop);
         for round in 0_u64.. {
             if self.stop.load(Ordering::Relaxed) {
@@ -147,16 +147,16 @@ impl Drop for StopOnDrop<'_> {
 }
 
 /// Disturbs a [`guarded`] cluster under traffic, which continues for a while after each disturbance.
-pub(crate) fn under_load(cluster: &mut Cluster, acts: &[&dyn Fn(&mut Cluster)]) {
+pub(crate) fn under_load(cluster: &mut TestCluster, acts: &[&dyn Fn(&mut TestCluster)]) {
     under(Load::new(cluster, true), cluster, acts);
 }
 
 /// Does the same as [`under_load`], with flows that were all opened before.
-pub(crate) fn under_old_load(cluster: &mut Cluster, acts: &[&dyn Fn(&mut Cluster)]) {
+pub(crate) fn under_old_load(cluster: &mut TestCluster, acts: &[&dyn Fn(&mut TestCluster)]) {
     under(Load::new(cluster, false), cluster, acts);
 }
 
-fn under(mut load: Load, cluster: &mut Cluster, acts: &[&dyn Fn(&mut Cluster)]) {
+fn under(mut load: Load, cluster: &mut TestCluster, acts: &[&dyn Fn(&mut TestCluster)]) {
     let mut connections = std::mem::take(&mut load.connections);
     let began = Instant::now();
     std::thread::scope(|scope| {

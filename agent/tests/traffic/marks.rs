@@ -2,13 +2,13 @@
 
 use netpold_ebpf::layout::{endpoint_slot, mark};
 use netpold_testbed::cluster::{
-    Cluster, MOMENT, NAMESPACE, PORT, all_pass, allow_from, isolate, none_pass,
+    MOMENT, NAMESPACE, PORT, TestCluster, all_pass, allow_from, isolate, none_pass,
 };
 use netpold_testbed::{Cni, PodSpec, require_root};
 
 /// Marks every packet of `hostile` as sent by `server` itself; a trusted mark would let them in as the server's own.
 fn forged(cni: Cni) {
-    let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "hostile", "isolated"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["server", "friend", "hostile", "isolated"]);
     cluster.policy("server", allow_from("server", "friend"));
     cluster.policy("isolated", isolate("isolated", &["Egress"])).enforce();
     // Numbers of endpoints are consecutive, and a mark distinguishes seven.
@@ -48,7 +48,7 @@ fn a_pod_on_a_bridge_node_cannot_forge_a_mark() {
 #[test]
 fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
     require_root!();
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(0, "server");
     cluster.policy("server", isolate("server", &["Ingress"])).enforce();
     let zombie = cluster.nodes[0].add_pod(&PodSpec::new(NAMESPACE, "zombie")).unwrap();
@@ -71,7 +71,7 @@ fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
     let _stain = cluster.nodes[1].set_tc_index(&cluster.link(1), forged).unwrap();
     none_pass(&cluster.nodes[1], server, server.addresses());
     let to = server.addresses()[0];
-    let own = cluster.nodes[0].probe(netpold_testbed::Protocol::Tcp, to, PORT, MOMENT * 10);
+    let own = cluster.nodes[0].probe(netpold_testbed::ProbeProtocol::Tcp, to, PORT, MOMENT * 10);
     assert!(own.connected(), "the server is there: {own}");
     all_pass(&cluster.nodes[0], server, server.addresses());
 }

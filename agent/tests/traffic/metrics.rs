@@ -9,23 +9,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{
-    Cluster, ENFORCED, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from, eventually,
+    ENFORCED, MOMENT, NAMESPACE, PATIENCE, PORT, TestCluster, allow_from, eventually,
 };
-use netpold_testbed::{Cni, Host, Protocol, backlog_drops, require_root};
+use netpold_testbed::{Cni, Host, ProbeProtocol, backlog_drops, require_root};
 use nix::sys::signal::Signal;
 use tokio::net::TcpSocket;
 
 const LISTEN: u16 = 9417;
 
-pub(crate) fn cluster() -> Cluster {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+pub(crate) fn cluster() -> TestCluster {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = ["--listen", &format!(":{LISTEN}")].map(str::to_owned).to_vec();
     cluster.policy("from", allow_from("server", "friend"));
     cluster
 }
 
 /// Waits for the end of the update: its policy is in force before, but a scrape still finds the engine busy.
-fn enforce(cluster: &mut Cluster) {
+fn enforce(cluster: &mut TestCluster) {
     cluster.enforce();
     let deadline = Instant::now() + ENFORCED;
     while get(&cluster.nodes[0], local(6), "/readyz").0 != 200 && Instant::now() < deadline {}
@@ -61,7 +61,7 @@ pub(crate) struct Scrape {
 }
 
 impl Scrape {
-    pub(crate) fn of(cluster: &Cluster) -> Self {
+    pub(crate) fn of(cluster: &TestCluster) -> Self {
         let (status, text) = get(&cluster.nodes[0], local(4), "/metrics");
         assert_eq!(status, 200, "{text}");
         assert!(text.ends_with("# EOF\n"), "complete");
@@ -152,7 +152,7 @@ const NAMED: [&str; 2] = ["netpold_denied_packets_total", "netpold_audit_denied_
 /// all namespaces), and a busy processor's backlog drops packets. So the packets come in rounds with room for each, and
 /// every packet of a round is denied or among the backlogs' drops before the next round. The first round is one packet,
 /// since few packets can wait for the server's link-layer address.
-pub(crate) fn send_denied(cluster: &Cluster, packets: u32) {
+pub(crate) fn send_denied(cluster: &TestCluster, packets: u32) {
     const ROUND: u32 = 500;
     const PORTS: u16 = 10;
     let server = cluster.pod("server").ip4().unwrap();
@@ -183,7 +183,7 @@ pub(crate) fn send_denied(cluster: &Cluster, packets: u32) {
 }
 
 /// Sends more packets than the kernel reports one by one, and waits until the series add up to the kernel's number.
-fn every_denied_packet_is_counted_by_workload(cluster: &Cluster) {
+fn every_denied_packet_is_counted_by_workload(cluster: &TestCluster) {
     const PACKETS: u32 = 5000;
     send_denied(cluster, PACKETS);
     let ingress = |scrape: &Scrape, workload: &str| -> f64 {
@@ -214,7 +214,7 @@ fn every_denied_packet_is_counted_by_workload(cluster: &Cluster) {
 }
 
 /// Asserts that labels contain no addresses of pods, and names of workloads only in metrics of denied traffic.
-fn nothing_is_named(cluster: &Cluster, scrape: &Scrape) {
+fn nothing_is_named(cluster: &TestCluster, scrape: &Scrape) {
     let addresses = ["server", "friend", "stranger"].map(|name| cluster.pod(name).ip4().unwrap());
     for address in addresses.map(|address| address.to_string()) {
         assert!(!scrape.samples.keys().any(|series| series.contains(&address)), "{address}");
@@ -260,7 +260,7 @@ fn readiness_says_what_is_missing() {
     require_root!();
     let mut cluster = cluster();
     enforce(&mut cluster);
-    let ask = |cluster: &Cluster, path: &str| get(&cluster.nodes[0], local(6), path);
+    let ask = |cluster: &TestCluster, path: &str| get(&cluster.nodes[0], local(6), path);
     assert_eq!(ask(&cluster, "/readyz"), (200, "ok\n".to_owned()));
     assert_eq!(ask(&cluster, "/livez"), (200, "ok\n".to_owned()));
     assert_eq!(ask(&cluster, "/else").0, 404);
@@ -398,6 +398,6 @@ fn it_stops_at_once_whoever_is_connected() {
     let _ = idle.read(&mut [0]);
     let friend = cluster.pod("friend");
     let server = cluster.pod("server").ip4().unwrap();
-    assert!(friend.probe(Protocol::Tcp, server, PORT, PATIENCE).connected());
+    assert!(friend.probe(ProbeProtocol::Tcp, server, PORT, PATIENCE).connected());
     cluster.denied("stranger", "server");
 }

@@ -10,8 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use netpold_api::probe::EXPLAIN_REQUEST;
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT, isolate};
-use netpold_testbed::{Cni, Host, ProbeResult, Protocol, require_root};
+use netpold_testbed::cluster::{MOMENT, PATIENCE, PORT, TestCluster, isolate};
+use netpold_testbed::{Cni, Host, ProbeProtocol, ProbeResult, require_root};
 use netpold_testkit::names::{Record, answer, query, wire};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -78,29 +78,29 @@ fn names(app: &str, resolver: &[IpAddr], names: &[&str]) -> Value {
 }
 
 /// Pods client, other, server and dns on one node. Ingress of client is denied; client and other may reach only names.
-fn cluster(cni: Cni, patterns: &[&str], arguments: &[&str]) -> (Cluster, Zone) {
-    let mut cluster = Cluster::one(cni).with_pods(&["client", "other", "server", "dns"]);
+fn cluster(cni: Cni, patterns: &[&str], arguments: &[&str]) -> (TestCluster, Zone) {
+    let mut cluster = TestCluster::one(cni).with_pods(&["client", "other", "server", "dns"]);
     let zone = resolver(cluster.pod("dns"));
     enforce(&mut cluster, patterns, arguments);
     (cluster, zone)
 }
 
 /// [`cluster`], with clients that start behind the agent: it reads their connections from the first one on.
-fn cluster_with_newcomers(patterns: &[&str]) -> (Cluster, Zone) {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
+fn cluster_with_newcomers(patterns: &[&str]) -> (TestCluster, Zone) {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
     let zone = resolver(cluster.pod("dns"));
     enforce(&mut cluster, patterns, &["--check-source", "isolated"]);
     add_clients(&mut cluster);
     (cluster, zone)
 }
 
-fn add_clients(cluster: &mut Cluster) {
+fn add_clients(cluster: &mut TestCluster) {
     ["client", "other"].into_iter().for_each(|name| cluster.add(0, name));
     cluster.enforce();
 }
 
 /// Enforces the rules of [`cluster`].
-fn enforce(cluster: &mut Cluster, patterns: &[&str], arguments: &[&str]) {
+fn enforce(cluster: &mut TestCluster, patterns: &[&str], arguments: &[&str]) {
     let at = cluster.pod("dns").addresses().to_vec();
     let servers: Vec<String> = at.iter().map(ToString::to_string).collect();
     let resolvers = ["--dns-servers", &servers.join(",")];
@@ -111,9 +111,9 @@ fn enforce(cluster: &mut Cluster, patterns: &[&str], arguments: &[&str]) {
 }
 
 fn passes(
-    cluster: &Cluster,
+    cluster: &TestCluster,
     from: &str,
-    protocol: Protocol,
+    protocol: ProbeProtocol,
     to: IpAddr,
     patience: Duration,
 ) -> bool {
@@ -128,7 +128,7 @@ fn opens(cni: Cni) {
     let (cluster, zone) = cluster(cni, &["api.example.com"], &[]);
     let (server, dns) = (cluster.pod("server").addresses(), cluster.pod("dns").addresses());
     zone.lock().unwrap().insert("api.example.com".into(), server.to_vec());
-    let both = [Protocol::Tcp, Protocol::Udp];
+    let both = [ProbeProtocol::Tcp, ProbeProtocol::Udp];
     let all = |from: &str, expected: bool, why: &str| {
         let patience = if expected { PATIENCE } else { MOMENT };
         for (protocol, to) in both.into_iter().flat_map(|p| server.iter().map(move |to| (p, *to))) {
@@ -160,7 +160,7 @@ fn opens(cni: Cni) {
 }
 
 /// Answer of the node's agent on TCP from a pod to an address.
-fn explained(cluster: &Cluster, from: &str, to: IpAddr) -> Value {
+fn explained(cluster: &TestCluster, from: &str, to: IpAddr) -> Value {
     let from = cluster.pod(from).name();
     let question = json!({ "from": from, "to": to, "protocol": "TCP", "port": PORT });
     netpold_client::socket::answer(&cluster.agents[0].socket(), EXPLAIN_REQUEST, &question).unwrap()
@@ -186,13 +186,24 @@ fn names_open_addresses_on_a_bridge_node() {
 }
 
 /// Looks up a name below `example.com` in a pod by the C library, with options of its configuration.
-fn get_hosts(cluster: &Cluster, pod: &str, resolver: IpAddr, options: &str, name: &str) -> String {
+fn get_hosts(
+    cluster: &TestCluster,
+    pod: &str,
+    resolver: IpAddr,
+    options: &str,
+    name: &str,
+) -> String {
     let configuration = format!("nameserver {resolver}\nsearch example.com\noptions {options}\n");
     run_configured(cluster, pod, &configuration, &["getent", "ahosts", name])
 }
 
 /// Output of a command in a pod with this `/etc/resolv.conf`.
-fn run_configured(cluster: &Cluster, pod: &str, configuration: &str, command: &[&str]) -> String {
+fn run_configured(
+    cluster: &TestCluster,
+    pod: &str,
+    configuration: &str,
+    command: &[&str],
+) -> String {
     let file = cluster.directory.path().join("resolv.conf");
     std::fs::write(&file, configuration).unwrap();
     let script = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
@@ -212,7 +223,10 @@ fn lookups_of_the_c_library_open_both_families() {
         let found = get_hosts(&cluster, "client", *resolver, options, "api");
         for to in server.addresses() {
             assert!(found.contains(&to.to_string()), "{found}");
-            assert!(passes(&cluster, "client", Protocol::Tcp, *to, PATIENCE), "{options}: {to}");
+            assert!(
+                passes(&cluster, "client", ProbeProtocol::Tcp, *to, PATIENCE),
+                "{options}: {to}"
+            );
         }
     }
 }
@@ -228,7 +242,7 @@ fn no_connection_is_faster_than_its_name() {
 }
 
 /// Asks for the address of each of `pairs` names by `asks`, with the number and the name, and connects to it at once.
-fn race(cluster: &Cluster, zone: &Zone, pairs: u16, asks: impl Fn(u16, &str) -> bool + Sync) {
+fn race(cluster: &TestCluster, zone: &Zone, pairs: u16, asks: impl Fn(u16, &str) -> bool + Sync) {
     // Addresses of an outside service, at the server.
     let server = cluster.pod("server");
     let at = |n: u16| Ipv4Addr::from(0xc612_0000 + u32::from(n));
@@ -264,15 +278,18 @@ fn names_need_no_agent_and_outlive_it() {
         zone.lock().unwrap().insert(name.into(), vec![at]);
     }
     assert!(look_up(cluster.pod("client"), dns[0], 1, "early.example.com"));
-    let mut flow = cluster.flow("client", Protocol::Tcp, server[0]);
+    let mut flow = cluster.flow("client", ProbeProtocol::Tcp, server[0]);
     cluster.agents[0].end(Signal::SIGKILL);
-    assert!(passes(&cluster, "client", Protocol::Tcp, server[0], PATIENCE), "known before");
+    assert!(passes(&cluster, "client", ProbeProtocol::Tcp, server[0], PATIENCE), "known before");
     assert!(look_up(cluster.pod("client"), dns[0], 2, "late.example.com"));
-    assert!(passes(&cluster, "client", Protocol::Tcp, server[1], PATIENCE), "looked up meanwhile");
+    assert!(
+        passes(&cluster, "client", ProbeProtocol::Tcp, server[1], PATIENCE),
+        "looked up meanwhile"
+    );
     cluster.restart(0);
     for to in &server {
         assert!(
-            passes(&cluster, "client", Protocol::Tcp, *to, PATIENCE),
+            passes(&cluster, "client", ProbeProtocol::Tcp, *to, PATIENCE),
             "known to the next agent"
         );
     }
@@ -282,7 +299,7 @@ fn names_need_no_agent_and_outlive_it() {
     cluster.objects.push(only);
     cluster.enforce();
     assert!(!flow.ping(MOMENT), "the rule is gone");
-    assert!(!passes(&cluster, "client", Protocol::Tcp, server[1], MOMENT));
+    assert!(!passes(&cluster, "client", ProbeProtocol::Tcp, server[1], MOMENT));
 }
 
 /// Resolved addresses move to the tables of another layout, and back.
@@ -301,8 +318,8 @@ fn names_outlive_an_upgrade_of_layouts() {
         cluster.agents[0].set_binary(binary);
         cluster.restart(0);
         for to in &server {
-            assert!(passes(&cluster, "client", Protocol::Tcp, *to, PATIENCE), "{to}");
-            assert!(!passes(&cluster, "other", Protocol::Tcp, *to, MOMENT), "{to}");
+            assert!(passes(&cluster, "client", ProbeProtocol::Tcp, *to, PATIENCE), "{to}");
+            assert!(!passes(&cluster, "other", ProbeProtocol::Tcp, *to, MOMENT), "{to}");
         }
     }
 }
@@ -327,9 +344,9 @@ fn forged_answers_open_nothing() {
     let mut buffer = [0; 1500];
     let (_, from) = socket.recv_from(&mut buffer).unwrap();
     assert_eq!(from.ip(), cluster.pod("evil").ip4().unwrap(), "the forged answer arrives");
-    assert!(!passes(&cluster, "client", Protocol::Tcp, server, MOMENT));
+    assert!(!passes(&cluster, "client", ProbeProtocol::Tcp, server, MOMENT));
     // From the client itself.
     let own = || UdpSocket::bind("0.0.0.0:53").unwrap().send_to(&forged, (client, port)).unwrap();
     cluster.pod("client").run(own).unwrap();
-    assert!(!passes(&cluster, "client", Protocol::Tcp, server, MOMENT));
+    assert!(!passes(&cluster, "client", ProbeProtocol::Tcp, server, MOMENT));
 }

@@ -9,8 +9,8 @@ use netlink_packet_route::link::{
     InfoData, InfoKind, InfoNetkit, LinkAttribute, LinkInfo, LinkMessage, NetkitMode,
 };
 use netpold_ebpf::layout::{endpoint_slot, mark};
-use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, none_pass};
-use netpold_testbed::{Cni, Pod, PodSpec, require_root};
+use netpold_testbed::cluster::{ENFORCED, NAMESPACE, TestCluster, all_pass, allow_from, none_pass};
+use netpold_testbed::{Cni, PodSpec, TestPod, require_root};
 use rtnetlink::packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
     NetlinkPayload,
@@ -18,7 +18,7 @@ use rtnetlink::packet_core::{
 use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 /// Creates a netkit pair, one end in the current namespace and one in a pod's; the `ip` command of Debian 12 cannot.
-fn pair(name: &str, pod: &Pod, mode: NetkitMode) -> io::Result<()> {
+fn pair(name: &str, pod: &TestPod, mode: NetkitMode) -> io::Result<()> {
     let there = std::fs::File::open(pod.netns().path())?;
     let mut far = LinkMessage::default();
     far.attributes.push(LinkAttribute::IfName("eth0".into()));
@@ -50,7 +50,7 @@ fn pair(name: &str, pod: &Pod, mode: NetkitMode) -> io::Result<()> {
 }
 
 /// Returns a pod with a netkit device in place of its veth.
-fn behind_netkit(cluster: &Cluster, mode: NetkitMode) -> io::Result<Pod> {
+fn behind_netkit(cluster: &TestCluster, mode: NetkitMode) -> io::Result<TestPod> {
     let node = &cluster.nodes[0];
     let pod = node.add_pod(&PodSpec::new(NAMESPACE, "netkit")).unwrap();
     let name = pod.host_interface().to_owned();
@@ -86,7 +86,7 @@ fn a_pod_behind_a_netkit_device_cannot_forge_a_mark() {
     const TEST: &str = "a_pod_behind_a_netkit_device_cannot_forge_a_mark";
     require_root!();
     for mode in [NetkitMode::L2, NetkitMode::L3] {
-        let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend"]);
+        let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend"]);
         cluster.policy("server", allow_from("server", "friend")).enforce();
         let pod = match behind_netkit(&cluster, mode) {
             Ok(pod) => pod,

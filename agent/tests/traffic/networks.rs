@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
 use netpold_api::probe::EXPLAIN_REQUEST;
-use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, none_pass};
-use netpold_testbed::{Cni, Pod, require_root, udp_frame};
+use netpold_testbed::cluster::{ENFORCED, NAMESPACE, TestCluster, all_pass, allow_from, none_pass};
+use netpold_testbed::{Cni, TestPod, require_root, udp_frame};
 use serde_json::{Value, json};
 
 use crate::udp;
@@ -20,7 +20,7 @@ fn storage(number: u8) -> IpAddr {
 }
 
 /// Returns the annotation as Multus writes it, with one secondary network.
-fn status_of(pod: &Pod, addresses: &[IpAddr]) -> String {
+fn status_of(pod: &TestPod, addresses: &[IpAddr]) -> String {
     let own: Vec<String> = pod.addresses().iter().map(ToString::to_string).collect();
     let further: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let first =
@@ -29,15 +29,15 @@ fn status_of(pod: &Pod, addresses: &[IpAddr]) -> String {
     json!([first, second]).to_string()
 }
 
-fn annotate(cluster: &mut Cluster, name: &str, addresses: &[IpAddr]) {
+fn annotate(cluster: &mut TestCluster, name: &str, addresses: &[IpAddr]) {
     let status = status_of(cluster.pod(name), addresses);
     cluster.pod_mut(name).annotate(STATUS, &status);
 }
 
 /// Returns a cluster with four pods on a secondary network, without annotations; the server allows ingress from
 /// `friend` only.
-fn world() -> Cluster {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&PODS.map(|(name, _)| name));
+fn world() -> TestCluster {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&PODS.map(|(name, _)| name));
     let node = &cluster.nodes[0];
     node.netns().ip("link add name storage type bridge\nlink set storage up\n").unwrap();
     for (name, number) in PODS {
@@ -56,7 +56,7 @@ fn world() -> Cluster {
 }
 
 /// Returns the same cluster with the annotations that Multus writes.
-fn annotated() -> Cluster {
+fn annotated() -> TestCluster {
     let mut cluster = world();
     for (name, number) in PODS {
         annotate(&mut cluster, name, &[storage(number)]);
@@ -64,7 +64,7 @@ fn annotated() -> Cluster {
     cluster
 }
 
-fn wait_for_line(cluster: &mut Cluster, list: &str, words: &str) {
+fn wait_for_line(cluster: &mut TestCluster, list: &str, words: &str) {
     let says = |status: &Value| {
         let mut all = status[list].as_array().into_iter().flatten().filter_map(Value::as_str);
         all.any(|line| line.contains(words))
@@ -73,7 +73,7 @@ fn wait_for_line(cluster: &mut Cluster, list: &str, words: &str) {
 }
 
 /// Waits until all secondary interfaces have their program.
-fn attached(cluster: &mut Cluster) {
+fn attached(cluster: &mut TestCluster) {
     let index = |number: u8| cluster.nodes[0].ifindex(&format!("sto{number}")).unwrap().unwrap();
     let all = PODS.map(|(_, number)| u64::from(index(number)));
     let judged = |status: &Value| {
@@ -87,12 +87,12 @@ fn attached(cluster: &mut Cluster) {
 }
 
 #[track_caller]
-fn reaches(cluster: &Cluster, from: &str) {
+fn reaches(cluster: &TestCluster, from: &str) {
     all_pass(cluster.pod(from), cluster.pod("server"), &[storage(1)]);
 }
 
 #[track_caller]
-fn denied(cluster: &Cluster, from: &str) {
+fn denied(cluster: &TestCluster, from: &str) {
     none_pass(cluster.pod(from), cluster.pod("server"), &[storage(1)]);
 }
 
@@ -149,7 +149,7 @@ fn peers_by_label_match_on_a_further_network() {
 
 /// Asks the agent about a pod's traffic to the server: it judges the addresses of both networks, each at its own interface,
 /// and objects, tables and the kernel agree.
-fn explained(cluster: &Cluster, (from, number): (&str, u8), verdict: &str) {
+fn explained(cluster: &TestCluster, (from, number): (&str, u8), verdict: &str) {
     let (from, to) = (format!("{NAMESPACE}/{from}"), format!("{NAMESPACE}/server"));
     let question = json!({ "from": from, "to": to, "protocol": "UDP", "port": PORT });
     let socket = cluster.agents[0].socket();
@@ -176,11 +176,11 @@ fn explained(cluster: &Cluster, (from, number): (&str, u8), verdict: &str) {
 
 /// Returns the sources of the packets that arrive at the server's storage address: a pod's secondary interface sends a
 /// datagram from each source, and then one of the friend's follows.
-fn arrivals(cluster: &Cluster, sender: &str, sources: &[IpAddr]) -> Vec<IpAddr> {
+fn arrivals(cluster: &TestCluster, sender: &str, sources: &[IpAddr]) -> Vec<IpAddr> {
     let server = cluster.pod("server");
     let socket: UdpSocket = udp::socket(server, storage(1), PORT);
     let station = server.hardware_address("net1").unwrap();
-    let send = |pod: &Pod, from: IpAddr| {
+    let send = |pod: &TestPod, from: IpAddr| {
         let own = pod.hardware_address("net1").unwrap();
         let frame =
             udp_frame(station, own, (from, 5000).into(), (storage(1), PORT).into(), b"hello")

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use netpold_ebpf::layout::endpoint_slot;
-use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, eventually, none_pass};
+use netpold_testbed::cluster::{ENFORCED, NAMESPACE, TestCluster, all_pass, eventually, none_pass};
 use netpold_testbed::{Cni, Netns, PodSpec, require_root};
 use nix::sys::signal::Signal;
 
 use crate::load::guarded;
 
-fn denying() -> Cluster {
+fn denying() -> TestCluster {
     let mut cluster = guarded(Cni::Ptp);
     cluster.arguments = ["--new-pods", "deny"].map(str::to_owned).to_vec();
     cluster

@@ -8,14 +8,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{
-    Cluster, NAMESPACE, PATIENCE, PORT, binary, eventually, isolate, network_policy,
+    NAMESPACE, PATIENCE, PORT, TestCluster, binary, eventually, isolate, network_policy,
 };
-use netpold_testbed::{Cni, KillOnDrop, Protocol, require_root, without_twins};
+use netpold_testbed::{Cni, KillOnDrop, ProbeProtocol, require_root, without_twins};
 use serde_json::{Value, json};
 
 use crate::udp::socket;
 
-fn command(cluster: &Cluster, arguments: &[&str]) -> Command {
+fn command(cluster: &TestCluster, arguments: &[&str]) -> Command {
     cluster.agents[0].command(&[&["observe"], arguments].concat())
 }
 
@@ -26,7 +26,7 @@ fn output(mut command: Command) -> String {
 }
 
 /// Returns the events that the agent keeps.
-pub(crate) fn events(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
+pub(crate) fn events(cluster: &TestCluster, arguments: &[&str]) -> Vec<Value> {
     let all = output(command(cluster, &[&["-o", "json"], arguments].concat()));
     let all = all.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     all.filter(|line| line["type"] == "event").collect()
@@ -39,7 +39,7 @@ pub(crate) struct Following {
 }
 
 impl Following {
-    fn new(cluster: &Cluster, arguments: &[&str]) -> Self {
+    fn new(cluster: &TestCluster, arguments: &[&str]) -> Self {
         Self::start(command(cluster, &[&["--follow", "-o", "json"], arguments].concat()))
     }
 
@@ -69,7 +69,7 @@ pub(crate) fn kind(event: &Value) -> (String, String, String, String, String) {
 
 /// Returns the answer of `netpold explain` for an event's direction at its pod.
 pub(crate) fn explained(
-    cluster: &Cluster,
+    cluster: &TestCluster,
     event: &Value,
     known: &mut BTreeMap<String, Value>,
 ) -> Value {
@@ -120,8 +120,8 @@ pub(crate) fn compare(event: &Value, explained: &Value) {
 }
 
 /// Returns a cluster where only friends reach the server, with the friends' egress in audit mode.
-fn cluster() -> Cluster {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+fn cluster() -> TestCluster {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     let app = |app: &str| json!({ "matchLabels": { "app": app } });
     let ports = ["TCP", "UDP", "SCTP"].map(|it| json!({ "protocol": it, "port": PORT }));
@@ -139,7 +139,7 @@ fn cluster() -> Cluster {
     cluster
 }
 
-fn probe(cluster: &Cluster, from: &str, protocol: Protocol, patience: Duration) -> bool {
+fn probe(cluster: &TestCluster, from: &str, protocol: ProbeProtocol, patience: Duration) -> bool {
     let to = cluster.pod("server").ip4().unwrap();
     cluster.pod(from).probe(protocol, to, PORT, patience).connected()
 }
@@ -150,12 +150,12 @@ fn events_have_the_policy_and_rule_that_explain_names() {
     let cluster = cluster();
     // The command may connect only after the first events.
     let watcher = Following::new(&cluster, &["--new-flows", "--since", "10m"]);
-    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let all = [ProbeProtocol::Tcp, ProbeProtocol::Udp, ProbeProtocol::Sctp];
     for protocol in all {
         assert!(probe(&cluster, "friend", protocol, PATIENCE), "{protocol}");
         assert!(!probe(&cluster, "stranger", protocol, Duration::from_millis(300)));
     }
-    assert!(!probe(&cluster, "friend", Protocol::Icmp, Duration::from_millis(300)));
+    assert!(!probe(&cluster, "friend", ProbeProtocol::Icmp, Duration::from_millis(300)));
     let expected: BTreeSet<_> = all
         .iter()
         .flat_map(|protocol| {
@@ -208,7 +208,7 @@ fn events_have_the_policy_and_rule_that_explain_names() {
 fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
     require_root!();
     let cluster = cluster();
-    for protocol in [Protocol::Tcp, Protocol::Udp] {
+    for protocol in [ProbeProtocol::Tcp, ProbeProtocol::Udp] {
         assert!(probe(&cluster, "friend", protocol, PATIENCE), "{protocol}");
         assert!(!probe(&cluster, "stranger", protocol, Duration::from_millis(300)));
     }
@@ -284,7 +284,7 @@ fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
 fn a_pods_flood_hides_no_other_pods_drops() {
     require_root!();
     let pods = ["flooder", "quiet"];
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&pods);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&pods);
     for pod in pods {
         cluster.policy(pod, isolate(pod, &["Egress"]));
     }

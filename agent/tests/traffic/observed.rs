@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE, PORT, eventually, isolate};
-use netpold_testbed::{Cni, PodSpec, Protocol, namespace, require_root};
+use netpold_testbed::cluster::{NAMESPACE, PATIENCE, PORT, TestCluster, eventually, isolate};
+use netpold_testbed::{Cni, PodSpec, ProbeProtocol, namespace, require_root};
 use serde_json::Value;
 
 use crate::observe::{events, kind};
@@ -11,19 +11,20 @@ use crate::udp::socket;
 
 /// Port of datagrams that are sent while no namespace has the label for records.
 const BEFORE: u16 = 7777;
-const PROTOCOLS: [Protocol; 4] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp, Protocol::Icmp];
+const PROTOCOLS: [ProbeProtocol; 4] =
+    [ProbeProtocol::Tcp, ProbeProtocol::Udp, ProbeProtocol::Sctp, ProbeProtocol::Icmp];
 
-fn probe(cluster: &Cluster, from: &str, protocol: Protocol, patience: Duration) -> bool {
+fn probe(cluster: &TestCluster, from: &str, protocol: ProbeProtocol, patience: Duration) -> bool {
     let to = cluster.pod("server").ip4().unwrap();
     cluster.pod(from).probe(protocol, to, PORT, patience).connected()
 }
 
-fn flows(cluster: &Cluster) -> Vec<Value> {
+fn flows(cluster: &TestCluster) -> Vec<Value> {
     events(cluster, &["--verdict", "allow"])
 }
 
 /// Returns the pods of the status that are observed.
-fn observed(cluster: &Cluster) -> Vec<String> {
+fn observed(cluster: &TestCluster) -> Vec<String> {
     let output = cluster.agents[0].command(&["status", "-o", "json"]).output().unwrap();
     let status: Value = serde_json::from_slice(&output.stdout).unwrap();
     let pods = status["endpoints"].as_array().unwrap().iter();
@@ -34,7 +35,7 @@ fn observed(cluster: &Cluster) -> Vec<String> {
 #[test]
 fn flows_without_policy_are_recorded_where_the_label_asks_for_them() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     cluster.add_as(0, PodSpec::new("elsewhere", "stranger").label("app", "stranger"));
     cluster.objects = vec![namespace("elsewhere", &[])];
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
@@ -43,7 +44,7 @@ fn flows_without_policy_are_recorded_where_the_label_asks_for_them() {
         (cluster.pod("client").ip4().unwrap(), cluster.pod("server").ip4().unwrap());
     let early = socket(cluster.pod("client"), client, 0);
     early.send_to(b"x", (server, BEFORE)).unwrap();
-    assert!(probe(&cluster, "client", Protocol::Tcp, PATIENCE));
+    assert!(probe(&cluster, "client", ProbeProtocol::Tcp, PATIENCE));
     assert_eq!(observed(&cluster), [""; 0]);
 
     cluster.labels = vec![("netpold.io/observe", "flows")];
@@ -52,8 +53,8 @@ fn flows_without_policy_are_recorded_where_the_label_asks_for_them() {
     for protocol in PROTOCOLS {
         assert!(probe(&cluster, "client", protocol, PATIENCE), "{protocol}");
     }
-    assert!(probe(&cluster, "stranger", Protocol::Tcp, PATIENCE));
-    let of = |pod: &str, direction: &str, peer: &str, protocol: Protocol| {
+    assert!(probe(&cluster, "stranger", ProbeProtocol::Tcp, PATIENCE));
+    let of = |pod: &str, direction: &str, peer: &str, protocol: ProbeProtocol| {
         let owned = str::to_owned;
         (owned("allow"), owned(pod), owned(direction), owned(peer), protocol.to_string())
     };
@@ -61,7 +62,7 @@ fn flows_without_policy_are_recorded_where_the_label_asks_for_them() {
         [of("server", "ingress", "client", protocol), of("client", "egress", "server", protocol)]
     };
     let mut expected: Vec<_> = PROTOCOLS.into_iter().flat_map(both).collect();
-    expected.push(of("server", "ingress", "stranger", Protocol::Tcp));
+    expected.push(of("server", "ingress", "stranger", ProbeProtocol::Tcp));
     let seen = || flows(&cluster).iter().map(kind).collect::<Vec<_>>();
     let all = || expected.iter().all(|kind| seen().contains(kind));
     eventually(PATIENCE, all, || format!("{expected:#?} are not all in {:#?}", flows(&cluster)));

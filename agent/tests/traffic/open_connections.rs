@@ -9,9 +9,9 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, network_policy};
-use netpold_testbed::services::{SERVICE_PORT, Service, provide};
-use netpold_testbed::{Agent, Cni, Flow, Host, Protocol, Proxy, require_root};
+use netpold_testbed::cluster::{MOMENT, NAMESPACE, PATIENCE, PORT, TestCluster, network_policy};
+use netpold_testbed::services::{SERVICE_PORT, TestService, provide};
+use netpold_testbed::{Agent, Cni, Host, ProbeProtocol, Proxy, TestFlow, require_root};
 use serde_json::{Value, json};
 
 const CLIENTS: [&str; 4] = ["a", "b", "c", "d"];
@@ -34,7 +34,7 @@ struct Datagrams {
 }
 
 impl Datagrams {
-    fn new(cluster: &Cluster) -> Self {
+    fn new(cluster: &TestCluster) -> Self {
         let bind = |host: &Host, address: IpAddr, port: u16| {
             let socket = host.run(|| UdpSocket::bind((address, port))).unwrap().unwrap();
             socket.set_nonblocking(true).unwrap();
@@ -127,7 +127,7 @@ fn netpold(arguments: &[&str], agent: &Agent) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
 
-fn flows(cluster: &Cluster, arguments: &[&str]) -> Value {
+fn flows(cluster: &TestCluster, arguments: &[&str]) -> Value {
     let arguments = [&["flows", "-o", "json"], arguments].concat();
     let (code, text) = netpold(&arguments, &cluster.agents[0]);
     assert_eq!(code, Some(0));
@@ -151,8 +151,8 @@ fn pairs(groups: &Value) -> BTreeSet<Pair> {
 fn a_change_cuts_exactly_the_reported_connections() {
     require_root!();
     let pods = [&CLIENTS[..], &SERVERS[..]].concat();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&pods);
-    let service = Service::new(1, "both").pods(&cluster, &SERVERS);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&pods);
+    let service = TestService::new(1, "both").pods(&cluster, &SERVERS);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
     let three = json!([{ "from": [app("a"), app("b"), app("c")] }]);
     let both = json!([{ "to": [app("s1"), app("s2")] }]);
@@ -164,10 +164,10 @@ fn a_change_cuts_exactly_the_reported_connections() {
     let to_s1 = SOCKETS * usize::from(PORTS);
     assert_eq!(open.len(), to_s1 * CLIENTS.len() * SERVERS.len() - to_s1, "all but d to s1");
     let to = SocketAddr::new(service.cluster_ips()[0], SERVICE_PORT);
-    let mut connections: Vec<(Pair, Flow)> = Vec::new();
+    let mut connections: Vec<(Pair, TestFlow)> = Vec::new();
     for name in &CLIENTS[..3] {
         for _ in 0..CONNECTIONS {
-            let flow = cluster.pod(name).open_flow(Protocol::Tcp, to, PATIENCE);
+            let flow = cluster.pod(name).open_flow(ProbeProtocol::Tcp, to, PATIENCE);
             let mut flow = flow.unwrap();
             assert!(flow.ping(PATIENCE));
             connections.push(((flow.local().unwrap(), to), flow));
@@ -215,7 +215,7 @@ fn a_change_cuts_exactly_the_reported_connections() {
 }
 
 /// Checks that `netpold flows` lists as many flows as requested and counts the rest.
-fn lists(cluster: &Cluster, open: usize) {
+fn lists(cluster: &TestCluster, open: usize) {
     let begin = Instant::now();
     let all = flows(cluster, &["--limit", "0"]);
     println!("{} flows listed in {:?}", number(&all["flows"]), begin.elapsed());

@@ -2,13 +2,13 @@
 
 use std::fs;
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PATIENCE, allow_from, isolate};
-use netpold_testbed::{Agent, Cni, PodSpec, Protocol, require_root};
+use netpold_testbed::cluster::{ENFORCED, NAMESPACE, PATIENCE, TestCluster, allow_from, isolate};
+use netpold_testbed::{Agent, Cni, PodSpec, ProbeProtocol, require_root};
 use serde_json::Value;
 
 /// Returns a cluster with a server that allows ingress from `friend` only.
-fn guarded(cni: Cni) -> Cluster {
-    let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
+fn guarded(cni: Cni) -> TestCluster {
+    let mut cluster = TestCluster::one(cni).with_pods(&["server", "friend", "stranger"]);
     cluster.policy("server", allow_from("server", "friend")).enforce();
     cluster
 }
@@ -116,7 +116,7 @@ fn programs_leave_with_the_pod() {
 #[test]
 fn flows_end_with_their_pod() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "mirror", "friend"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "mirror", "friend"]);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     for name in ["server", "mirror"] {
         cluster.policy(name, allow_from(name, "friend"));
@@ -125,7 +125,7 @@ fn flows_end_with_their_pod() {
     let addresses = |name: &str| cluster.pod(name).addresses().to_vec();
     let addresses = [addresses("server"), addresses("mirror")].concat();
     let mut flows: Vec<_> =
-        addresses.iter().map(|to| cluster.flow("friend", Protocol::Tcp, *to)).collect();
+        addresses.iter().map(|to| cluster.flow("friend", ProbeProtocol::Tcp, *to)).collect();
     let tracked = |status: &Value, count: u64| {
         let families = status["conntrack"].as_array().map_or(&[][..], Vec::as_slice);
         families.len() == 2 && families.iter().all(|family| family["used"] == count)
@@ -142,10 +142,10 @@ fn flows_end_with_their_pod() {
 /// Deletes a pod's object while the pod remains: its veth stays under the same policy and is no device of the node.
 /// The programs leave with the veth.
 fn programs_stay_with_the_veth(arguments: &[&str]) {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
     cluster.policy("stranger", isolate("stranger", &["Egress"])).enforce();
-    let devices = |cluster: &Cluster| cluster.agents[0].status().unwrap()["devices"].clone();
+    let devices = |cluster: &TestCluster| cluster.agents[0].status().unwrap()["devices"].clone();
     let zombie = cluster.take("stranger");
     let index = zombie.host_ifindex();
     cluster.deleted.insert(zombie.name().to_owned(), index);

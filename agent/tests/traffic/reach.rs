@@ -3,15 +3,15 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use netpold_testbed::cluster::{
-    Cluster, MOMENT, PATIENCE, all_pass, allow_from, allow_to, isolate, none_pass,
+    MOMENT, PATIENCE, TestCluster, all_pass, allow_from, allow_to, isolate, none_pass,
 };
-use netpold_testbed::{Cni, Protocol, ReachProbe, probe_all, require_root};
+use netpold_testbed::{Cni, ProbeProtocol, ReachProbe, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 
 /// Checks on one node: `server` admits `friend` only, and `friend` may send to `server` only.
 fn friend_and_stranger(cni: Cni) {
-    let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["server", "friend", "stranger"]);
     cluster.enforce();
     cluster.reaches("stranger", "server");
     cluster.policy("server", allow_from("server", "friend"));
@@ -42,7 +42,7 @@ fn policy_on_a_bridge_node() {
 fn policy_between_nodes() {
     require_root!();
     for (here, there) in [(0, 1), (1, 0)] {
-        let mut cluster = Cluster::two();
+        let mut cluster = TestCluster::two();
         cluster.add(here, "server");
         cluster.add(there, "friend");
         cluster.add(there, "stranger");
@@ -58,14 +58,14 @@ fn policy_between_nodes() {
 #[test]
 fn a_ping_does_not_open_the_way_back() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["a", "b"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["a", "b"]);
     cluster.policy("a", isolate("a", &["Ingress"])).enforce();
     let (a, b) = (cluster.pod("a"), cluster.pod("b"));
     for _ in 0..2 {
         all_pass(a, b, b.addresses());
         none_pass(b, a, a.addresses());
     }
-    let both = |to| ReachProbe { from: b, protocol: Protocol::Icmp, to, port: 0 };
+    let both = |to| ReachProbe { from: b, protocol: ProbeProtocol::Icmp, to, port: 0 };
     let echoes: Vec<_> = a.addresses().iter().copied().map(both).collect();
     assert!(probe_all(&echoes, MOMENT).iter().all(netpold_testbed::ProbeResult::dropped));
 }
@@ -73,7 +73,7 @@ fn a_ping_does_not_open_the_way_back() {
 #[test]
 fn nodes_and_their_own_pods() {
     require_root!();
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(0, "ptp");
     cluster.add(1, "bridge");
     cluster.policy("ptp", isolate("ptp", &BOTH)).policy("bridge", isolate("bridge", &BOTH));
@@ -93,7 +93,7 @@ fn nodes_and_their_own_pods() {
 #[test]
 fn a_pod_reaches_the_bridge_of_its_node() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["pod"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["pod"]);
     cluster.policy("p", isolate("pod", &BOTH)).enforce();
     all_pass(cluster.pod("pod"), &cluster.nodes[0], &cluster.nodes[0].bridge_addresses());
 }
@@ -105,7 +105,7 @@ fn probes_that_a_mesh_translates_reach_isolated_pods() {
     const SOURCES: [&str; 2] = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
     require_root!();
     for cni in [Cni::Ptp, Cni::Bridge] {
-        let mut cluster = Cluster::one(cni).with_pods(&["pod", "stranger"]);
+        let mut cluster = TestCluster::one(cni).with_pods(&["pod", "stranger"]);
         cluster.policy("p", isolate("pod", &BOTH)).enforce();
         let (node, pod) = (&cluster.nodes[0], cluster.pod("pod"));
         let mut rules = "add table inet mesh; \

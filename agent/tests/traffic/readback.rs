@@ -11,7 +11,7 @@ use aya::programs::loaded_programs;
 use netpold_dataplane::bpf::mmap::MappedArray;
 use netpold_dataplane::ipv6_hosts::Ipv6Hosts;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, LAYOUT_VERSION, PORTS_EVERY, Row, Settings};
-use netpold_testbed::cluster::{Cluster, ENFORCED, remount};
+use netpold_testbed::cluster::{ENFORCED, TestCluster, remount};
 use netpold_testbed::{Cni, require_root};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
@@ -21,7 +21,7 @@ use crate::kernel;
 use crate::load::guarded;
 
 /// Returns a cluster with a guarded server and a readback every second.
-fn watched(cni: Cni, prepare: fn(&mut Command)) -> Cluster {
+fn watched(cni: Cni, prepare: fn(&mut Command)) -> TestCluster {
     let mut cluster = guarded(cni);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     cluster.prepare = prepare;
@@ -35,7 +35,7 @@ fn repaired(status: &Value, kind: &str) -> u64 {
 
 /// Changes the kernel's state, and waits until the status counts `least` more repairs of a kind.
 #[track_caller]
-fn tamper(cluster: &mut Cluster, kind: &str, least: u64, act: impl FnOnce(&Cluster)) {
+fn tamper(cluster: &mut TestCluster, kind: &str, least: u64, act: impl FnOnce(&TestCluster)) {
     let before = repaired(&cluster.agents[0].status().unwrap(), kind);
     act(cluster);
     let enough = |status: &Value| repaired(status, kind) >= before + least;
@@ -44,13 +44,13 @@ fn tamper(cluster: &mut Cluster, kind: &str, least: u64, act: impl FnOnce(&Clust
     cluster.reaches("friend", "server");
 }
 
-pub(crate) fn pinned(cluster: &Cluster, name: &str) -> MapData {
+pub(crate) fn pinned(cluster: &TestCluster, name: &str) -> MapData {
     let version = format!("v{LAYOUT_VERSION}");
     MapData::from_pin(cluster.agents[0].bpffs().join(version).join(name)).unwrap()
 }
 
 /// Returns an unpinned map of the agent's programs, found as by bpftool.
-fn unpinned(cluster: &Cluster, name: &str) -> u32 {
+fn unpinned(cluster: &TestCluster, name: &str) -> u32 {
     let endpoints = pinned(cluster, "ENDPOINTS").info().unwrap().id();
     let programs = loaded_programs().filter_map(Result::ok);
     let mut maps = programs
@@ -61,7 +61,7 @@ fn unpinned(cluster: &Cluster, name: &str) -> u32 {
 }
 
 /// Removes the isolation of the server.
-fn free_the_server(cluster: &Cluster) {
+fn free_the_server(cluster: &TestCluster) {
     let endpoints = MappedArray::<Endpoint>::flat(&pinned(cluster, "ENDPOINTS")).unwrap();
     let index = cluster.pod("server").host_ifindex();
     let slots = 0..ENDPOINT_SLOTS;
@@ -71,7 +71,7 @@ fn free_the_server(cluster: &Cluster) {
 }
 
 /// Makes every row allow everything to all classes below 256.
-fn allow_everything(cluster: &Cluster) {
+fn allow_everything(cluster: &TestCluster) {
     let rows = MapInfo::from_id(unpinned(cluster, "ROWS")).unwrap();
     let rows = MappedArray::<Row>::from_fd(rows.fd().unwrap().as_fd(), 8).unwrap();
     for row in 0..8 {
@@ -80,7 +80,7 @@ fn allow_everything(cluster: &Cluster) {
 }
 
 /// Gives the stranger the friend's class.
-fn disguise(cluster: &Cluster) {
+fn disguise(cluster: &TestCluster) {
     let [buckets, filter] = ["HOSTS6", "HOSTS6_FILTER"].map(|name| unpinned(cluster, name));
     let [buckets, filter] = [buckets, filter].map(|id| MapData::from_id(id).unwrap());
     let hosts = Ipv6Hosts::of(&buckets, &filter).unwrap();
@@ -98,13 +98,13 @@ fn disguise(cluster: &Cluster) {
 }
 
 /// Hides all IPv6 addresses from the programs.
-fn hide_addresses(cluster: &Cluster) {
+fn hide_addresses(cluster: &TestCluster) {
     let filter = MapData::from_id(unpinned(cluster, "HOSTS6_FILTER")).unwrap();
     let filter = MappedArray::<u64>::new(&filter).unwrap();
     filter.words().unwrap().iter().for_each(|word| word.store(0, Ordering::Relaxed));
 }
 
-fn forget_flows(cluster: &Cluster) {
+fn forget_flows(cluster: &TestCluster) {
     let settings = MappedArray::<Settings>::new(&pinned(cluster, "SETTINGS")).unwrap();
     settings.store_u32(0, std::mem::offset_of!(Settings, timeouts), 0).unwrap();
     settings.store_u32(0, std::mem::offset_of!(Settings, watch), 1).unwrap();

@@ -9,8 +9,8 @@ use std::io::Error;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PORT, isolate, network_policy};
-use netpold_testbed::{Cni, Host, ProbeResult, Protocol, require_root};
+use netpold_testbed::cluster::{MOMENT, PORT, TestCluster, isolate, network_policy};
+use netpold_testbed::{Cni, Host, ProbeProtocol, ProbeResult, require_root};
 use serde_json::{Value, json};
 
 use crate::kernel;
@@ -71,7 +71,7 @@ fn refused(from: &Host, to: &[SocketAddr]) {
 #[track_caller]
 fn unanswered(from: &Host, to: &[SocketAddr]) {
     for &to in to {
-        for protocol in [Protocol::Tcp, Protocol::Udp] {
+        for protocol in [ProbeProtocol::Tcp, ProbeProtocol::Udp] {
             let result = from.probe(protocol, to.ip(), to.port(), MOMENT);
             assert_eq!(result, ProbeResult::Timeout, "{} to {to}, {protocol}", from.name());
         }
@@ -83,7 +83,7 @@ fn sockets(addresses: &[IpAddr]) -> Vec<SocketAddr> {
 }
 
 /// Checks both directions between two pods of a node, and between two nodes.
-fn both_directions(cluster: &mut Cluster, to: &str) {
+fn both_directions(cluster: &mut TestCluster, to: &str) {
     for (app, direction) in [("client", "Egress"), (to, "Ingress")] {
         cluster.objects = vec![rejecting(app, direction)];
         cluster.enforce();
@@ -96,7 +96,7 @@ fn both_directions(cluster: &mut Cluster, to: &str) {
 }
 
 fn on_a_node(cni: Cni, prepare: fn(&mut std::process::Command)) {
-    let mut cluster = Cluster::one(cni).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["server", "client"]);
     cluster.prepare = prepare;
     both_directions(&mut cluster, "server");
 }
@@ -124,7 +124,7 @@ fn denied_clients_have_an_error_at_once_by_clsact_filters() {
 fn denied_clients_have_an_error_at_once_on_another_node() {
     require_root!();
     for (from, to) in [(0, 1), (1, 0)] {
-        let mut cluster = Cluster::two();
+        let mut cluster = TestCluster::two();
         cluster.add(from, "client");
         cluster.add(to, "server");
         both_directions(&mut cluster, "server");
@@ -136,7 +136,7 @@ fn denied_clients_have_an_error_at_once_on_another_node() {
 #[test]
 fn answers_have_checksums_of_their_own() {
     require_root!();
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(0, "client");
     cluster.add(1, "server");
     cluster.nodes[0].complete_checksums(cluster.pod("client").host_interface()).unwrap();
@@ -152,11 +152,11 @@ fn answers_have_checksums_of_their_own() {
 #[test]
 fn every_protocol_has_an_error() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     cluster.objects = vec![rejecting("server", "Ingress")];
     cluster.enforce();
     for to in cluster.pod("server").addresses() {
-        for protocol in [Protocol::Icmp, Protocol::Sctp] {
+        for protocol in [ProbeProtocol::Icmp, ProbeProtocol::Sctp] {
             let result = cluster.pod("client").probe(protocol, *to, PORT, MOMENT);
             assert_ne!(result, ProbeResult::Timeout, "{protocol} to {to}");
             assert!(!result.connected(), "{protocol} to {to}: {result}");

@@ -1,7 +1,7 @@
 //! Agents that end in any way and start again.
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, MOMENT, PATIENCE, allow_from, isolate};
-use netpold_testbed::{Cni, Protocol, require_root};
+use netpold_testbed::cluster::{ENFORCED, MOMENT, PATIENCE, TestCluster, allow_from, isolate};
+use netpold_testbed::{Cni, ProbeProtocol, require_root};
 use nix::sys::signal::Signal;
 
 use crate::load::{guarded, under_load};
@@ -9,8 +9,8 @@ use crate::load::{guarded, under_load};
 fn again_and_again(signal: Signal) {
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
-    let end = |cluster: &mut Cluster| cluster.agents[0].end(signal);
-    let start = |cluster: &mut Cluster| cluster.restart(0);
+    let end = |cluster: &mut TestCluster| cluster.agents[0].end(signal);
+    let start = |cluster: &mut TestCluster| cluster.restart(0);
     under_load(&mut cluster, &[&end, &start, &end, &start]);
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
@@ -35,7 +35,7 @@ fn the_next_agent_catches_up() {
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
     let to = cluster.pod("server").addresses()[0];
-    let mut flow = cluster.flow("friend", Protocol::Tcp, to);
+    let mut flow = cluster.flow("friend", ProbeProtocol::Tcp, to);
     cluster.agents[0].end(Signal::SIGKILL);
     cluster.policy("from", allow_from("server", "stranger"));
     cluster.add(0, "late");
@@ -52,7 +52,7 @@ fn the_next_agent_catches_up() {
 }
 
 /// Restarts the agent without objects, as if the volume with the manifests were not mounted yet.
-fn over_an_empty_directory(mut cluster: Cluster) {
+fn over_an_empty_directory(mut cluster: TestCluster) {
     cluster.manifests.remove("state.json").unwrap();
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
     let held = |status: &serde_json::Value| {
@@ -69,8 +69,8 @@ fn over_an_empty_directory(mut cluster: Cluster) {
     assert!(!held(&cluster.agents[0].status().unwrap()));
 }
 
-fn ended() -> Cluster {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+fn ended() -> TestCluster {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.policy("from", allow_from("server", "friend")).enforce();
     cluster.agents[0].end(Signal::SIGTERM);
     cluster

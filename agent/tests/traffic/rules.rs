@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, PORT};
-use netpold_testbed::{Cni, Protocol, require_root};
+use netpold_testbed::cluster::{PATIENCE, PORT, TestCluster};
+use netpold_testbed::{Cni, ProbeProtocol, require_root};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::udp::{receive, socket};
 
-fn rules(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
+fn rules(cluster: &TestCluster, arguments: &[&str]) -> Vec<Value> {
     let rules = [&["rules", "-o", "json"], arguments].concat();
     let output = cluster.agents[0].command(&rules).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -19,7 +19,7 @@ fn rules(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
 
 /// Waits until the rules have these numbers of flows.
 #[track_caller]
-fn flows(cluster: &Cluster, expected: &[u64]) {
+fn flows(cluster: &TestCluster, expected: &[u64]) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let rules = rules(cluster, &[]);
@@ -37,7 +37,7 @@ fn flows(cluster: &Cluster, expected: &[u64]) {
 #[test]
 fn a_flow_marks_its_rule_and_no_other() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     let from = |app: &str| json!([{ "podSelector": { "matchLabels": { "app": app } } }]);
     let policy = json!({
@@ -62,8 +62,8 @@ fn a_flow_marks_its_rule_and_no_other() {
     server.send_to(b"!", asked).unwrap();
     assert!(receive(&friend).is_some());
     flows(&cluster, &[1, 0, 0, 0]);
-    let probe = |cluster: &Cluster| {
-        cluster.pod("friend").probe(Protocol::Tcp, to, PORT, PATIENCE).connected()
+    let probe = |cluster: &TestCluster| {
+        cluster.pod("friend").probe(ProbeProtocol::Tcp, to, PORT, PATIENCE).connected()
     };
     assert!(probe(&cluster));
     flows(&cluster, &[1, 1, 0, 0]);

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Stdio;
 
 use netpold_dataplane::import_conntrack::{KernelFlow, kernel_flows};
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
-use netpold_testbed::{Cni, Flow, Protocol, ReachProbe, probe_all, require_root};
+use netpold_testbed::cluster::{MOMENT, PATIENCE, TestCluster, allow_from, allow_to, isolate};
+use netpold_testbed::{Cni, ProbeProtocol, ReachProbe, TestFlow, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 /// Server port above the range of client ports; a guess by ports would take the client for the server.
@@ -15,7 +15,7 @@ const HIGH: u16 = 64_000;
 const SERVICE: (&str, u16) = ("10.96.0.1", 64_001);
 
 /// Makes the node's kernel track connections, and translate connections to [`SERVICE`].
-fn track(cluster: &Cluster) {
+fn track(cluster: &TestCluster) {
     let server = cluster.pod("server").ip4().unwrap();
     let (address, port) = SERVICE;
     let rules = format!(
@@ -33,9 +33,9 @@ fn track(cluster: &Cluster) {
     assert!(child.wait().unwrap().success());
 }
 
-fn open(cluster: &Cluster, from: &str, to: (IpAddr, u16)) -> Flow {
+fn open(cluster: &TestCluster, from: &str, to: (IpAddr, u16)) -> TestFlow {
     let to = SocketAddr::from(to);
-    let mut flow = cluster.pod(from).open_flow(Protocol::Tcp, to, PATIENCE).unwrap();
+    let mut flow = cluster.pod(from).open_flow(ProbeProtocol::Tcp, to, PATIENCE).unwrap();
     assert!(flow.ping(PATIENCE), "no policy applies yet");
     flow
 }
@@ -43,17 +43,17 @@ fn open(cluster: &Cluster, from: &str, to: (IpAddr, u16)) -> Flow {
 #[test]
 fn connections_older_than_the_agent_go_on() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "other"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client", "other"]);
     for pod in ["server", "client"] {
-        cluster.pod(pod).serve(Protocol::Tcp, HIGH).unwrap();
+        cluster.pod(pod).serve(ProbeProtocol::Tcp, HIGH).unwrap();
     }
     track(&cluster);
     let servers = cluster.pod("server").addresses().to_vec();
-    let mut allowed: Vec<Flow> =
+    let mut allowed: Vec<TestFlow> =
         servers.iter().map(|to| open(&cluster, "client", (*to, HIGH))).collect();
     let (address, port) = SERVICE;
     allowed.push(open(&cluster, "client", (address.parse().unwrap(), port)));
-    let mut denied: Vec<Flow> =
+    let mut denied: Vec<TestFlow> =
         servers.iter().map(|to| open(&cluster, "other", (*to, HIGH))).collect();
     let clients = cluster.pod("client").addresses().to_vec();
     // Connections in the opposite direction, which no policy will allow, between the same two pods.
@@ -70,18 +70,19 @@ fn connections_older_than_the_agent_go_on() {
 #[test]
 fn connections_older_than_isolation_go_on() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(Cni::Bridge).with_pods(&["server", "client"]);
     let bridged = [("bridge-nf-call-iptables", "1"), ("bridge-nf-call-ip6tables", "1")];
     for (key, value) in bridged {
         if cluster.nodes[0].netns().sysctl(&format!("bridge/{key}"), value).is_err() {
             return eprintln!("SKIPPED: bridged packets are not tracked here (br_netfilter)");
         }
     }
-    cluster.pod("server").serve(Protocol::Tcp, HIGH).unwrap();
+    cluster.pod("server").serve(ProbeProtocol::Tcp, HIGH).unwrap();
     track(&cluster);
     cluster.enforce();
     let to = cluster.pod("server").addresses().to_vec();
-    let mut flows: Vec<Flow> = to.iter().map(|to| open(&cluster, "client", (*to, HIGH))).collect();
+    let mut flows: Vec<TestFlow> =
+        to.iter().map(|to| open(&cluster, "client", (*to, HIGH))).collect();
     cluster.policy("c", isolate("client", &BOTH)).policy("to", allow_to("client", "server"));
     cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
     cluster.enforce();
@@ -92,16 +93,16 @@ fn connections_older_than_isolation_go_on() {
 #[test]
 fn proc_and_netlink_show_the_same_flows() {
     require_root!();
-    let cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     track(&cluster);
     let (server, client) = (cluster.pod("server"), cluster.pod("client"));
-    let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let protocols = [ProbeProtocol::Tcp, ProbeProtocol::Udp, ProbeProtocol::Sctp];
     protocols.iter().for_each(|protocol| server.serve(*protocol, HIGH).unwrap());
     let (address, port) = SERVICE;
     let mut flows = vec![open(&cluster, "client", (address.parse().unwrap(), port))];
     for to in server.addresses() {
         flows.push(open(&cluster, "client", (*to, HIGH)));
-        for protocol in [Protocol::Udp, Protocol::Sctp, Protocol::Icmp] {
+        for protocol in [ProbeProtocol::Udp, ProbeProtocol::Sctp, ProbeProtocol::Icmp] {
             let probe = ReachProbe { from: client, protocol, to: *to, port: HIGH };
             assert!(probe_all(&[probe], PATIENCE)[0].connected());
         }

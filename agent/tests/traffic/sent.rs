@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, allow_to, isolate};
+use netpold_testbed::cluster::{ENFORCED, TestCluster, allow_to, isolate};
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -20,8 +20,8 @@ use tap::sees_the_denied;
 const XDP: [&str; 4] = ["--pod-egress-hook", "xdp", "--readback", "1"];
 
 /// Returns a cluster where `client` may send to `server` only.
-fn guarded(cni: Cni) -> Cluster {
-    let mut cluster = Cluster::one(cni).with_pods(&["server", "client", "other"]);
+fn guarded(cni: Cni) -> TestCluster {
+    let mut cluster = TestCluster::one(cni).with_pods(&["server", "client", "other"]);
     cluster.arguments = XDP.map(str::to_owned).into();
     cluster.policy("client", allow_to("client", "server"));
     cluster
@@ -39,7 +39,7 @@ fn modes(status: &Value) -> Vec<(String, Option<String>)> {
 }
 
 #[track_caller]
-fn all_native(cluster: &Cluster) {
+fn all_native(cluster: &TestCluster) {
     let status = cluster.agents[0].status().unwrap();
     let modes = modes(&status);
     assert!(
@@ -49,7 +49,7 @@ fn all_native(cluster: &Cluster) {
 }
 
 #[track_caller]
-fn holds(cluster: &Cluster) {
+fn holds(cluster: &TestCluster) {
     cluster.reaches("client", "server");
     cluster.reaches("server", "client");
     cluster.denied("client", "other");
@@ -62,14 +62,14 @@ fn dropped(status: &Value) -> u64 {
 }
 
 /// Returns the pins of XDP links at pods.
-fn pins(cluster: &Cluster) -> Vec<PathBuf> {
+fn pins(cluster: &TestCluster) -> Vec<PathBuf> {
     let links = std::fs::read_dir(cluster.agents[0].bpffs().join("links"));
     let paths = links.into_iter().flatten().map(|entry| entry.unwrap().path());
     paths.filter(|path| path.to_string_lossy().contains("-pod-")).collect()
 }
 
 /// Returns whether a device of the node has an XDP program.
-fn has_xdp(cluster: &Cluster) -> bool {
+fn has_xdp(cluster: &TestCluster) -> bool {
     let links = cluster.nodes[0].command("ip").unwrap().args(["-d", "link"]).output().unwrap();
     assert!(links.status.success());
     String::from_utf8_lossy(&links.stdout).contains("prog/xdp")
@@ -167,7 +167,7 @@ fn xdp_is_in_nobodys_way() {
 }
 
 /// Checks that eight megabytes arrive unchanged.
-fn stream(cluster: &Cluster, from: &str, to: &str) {
+fn stream(cluster: &TestCluster, from: &str, to: &str) {
     const BYTES: usize = 8 << 20;
     let server = cluster.pod(to);
     let address = server.ip4().unwrap();

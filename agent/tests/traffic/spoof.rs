@@ -1,7 +1,7 @@
 //! Packets with a source that is not the pod's.
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, isolate};
-use netpold_testbed::{Cni, Pod, PodSpec, require_root, udp_frame};
+use netpold_testbed::cluster::{NAMESPACE, TestCluster, isolate};
+use netpold_testbed::{Cni, PodSpec, TestPod, require_root, udp_frame};
 use std::net::IpAddr;
 
 use crate::udp;
@@ -9,7 +9,7 @@ use crate::udp;
 const PORT: u16 = 4000;
 
 /// Sends from another pod's address, then from the own address. Returns the sources that arrive.
-fn arrivals(cluster: &Cluster, sender: &Pod, pretended: &Pod) -> Vec<IpAddr> {
+fn arrivals(cluster: &TestCluster, sender: &TestPod, pretended: &TestPod) -> Vec<IpAddr> {
     let server = cluster.pod("server");
     let mut arrived = Vec::new();
     for (number, to) in server.addresses().iter().enumerate() {
@@ -35,7 +35,7 @@ fn arrivals(cluster: &Cluster, sender: &Pod, pretended: &Pod) -> Vec<IpAddr> {
 #[test]
 fn spoofed_source_of_an_isolated_pod_is_dropped() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "liar", "victim"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "liar", "victim"]);
     cluster.policy("p", isolate("liar", &["Ingress"])).enforce();
     let (liar, victim) = (cluster.pod("liar"), cluster.pod("victim"));
     assert_eq!(arrivals(&cluster, liar, victim), liar.addresses());
@@ -47,7 +47,7 @@ fn spoofed_source_of_an_isolated_pod_is_dropped() {
 
 /// Asserts the sources that arrive, for an agent with the given arguments.
 fn with_arguments(cni: Cni, arguments: &[&str], liar: PodSpec, dropped: bool) {
-    let mut cluster = Cluster::one(cni).with_pods(&["server", "victim"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["server", "victim"]);
     cluster.add_as(0, liar);
     cluster.arguments = arguments.iter().map(|&word| word.to_owned()).collect();
     cluster.enforce();

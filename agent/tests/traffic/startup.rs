@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PATIENCE, PORT, eventually, isolate};
-use netpold_testbed::{Cni, KillOnDrop, Pod, PodSpec, require_root};
+use netpold_testbed::cluster::{
+    ENFORCED, NAMESPACE, PATIENCE, PORT, TestCluster, eventually, isolate,
+};
+use netpold_testbed::{Cni, KillOnDrop, PodSpec, TestPod, require_root};
 use netpold_testkit::random::Random;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -55,7 +57,7 @@ impl Tally {
 
 /// Node with a witness that no policy selects; `guest` pods may neither send nor receive.
 struct Start {
-    cluster: Cluster,
+    cluster: TestCluster,
     results: PathBuf,
     tally: Tally,
     /// Sockets of the witness that send to guests, one per family.
@@ -66,7 +68,7 @@ struct Start {
 
 impl Start {
     fn new(cni: Cni, arguments: &[&str]) -> Self {
-        let mut cluster = Cluster::one(cni).with_pods(&["witness", "free"]);
+        let mut cluster = TestCluster::one(cni).with_pods(&["witness", "free"]);
         let results = cluster.directory.path().join("results");
         std::fs::create_dir(&results).unwrap();
         // The runtime keeps CNI results.
@@ -147,11 +149,11 @@ impl Start {
 }
 
 /// Returns the file name of a result, as libcni forms it.
-fn file(pod: &Pod) -> String {
+fn file(pod: &TestPod) -> String {
     format!("testbed-{}-eth0", pod.uid())
 }
 
-fn answer(pod: &Pod, results: &Path) {
+fn answer(pod: &TestPod, results: &Path) {
     std::fs::write(results.join(file(pod)), pod.cni_result(pod.uid()).to_string()).unwrap();
 }
 
@@ -165,7 +167,7 @@ fn listen(socket: UdpSocket, count: Arc<AtomicU64>) {
     });
 }
 
-fn begin(pod: &Pod, witness: &[(IpAddr, Arc<UdpSocket>)], tally: &Tally) -> Traffic {
+fn begin(pod: &TestPod, witness: &[(IpAddr, Arc<UdpSocket>)], tally: &Tally) -> Traffic {
     let mut pairs = Vec::new();
     for own in pod.addresses() {
         listen(udp::socket(pod, *own, SECRET), Arc::clone(&tally.entered));
@@ -284,17 +286,17 @@ fn a_successor_takes_over_under_load() {
     cluster.arguments = vec!["--take-over".to_owned()];
     cluster.enforce();
     let former = std::cell::RefCell::new(Vec::new());
-    let succeed = |cluster: &mut Cluster| former.borrow_mut().push(succeed(cluster));
+    let succeed = |cluster: &mut TestCluster| former.borrow_mut().push(succeed(cluster));
     under_load(&mut cluster, &[&succeed, &succeed]);
 }
 
 /// Returns the number of hand-overs by agents of the first node.
-fn takeovers(cluster: &Cluster) -> usize {
+fn takeovers(cluster: &TestCluster) -> usize {
     cluster.agents[0].log().matches("another agent takes over").count()
 }
 
 /// Starts a successor that takes over and enforces. Returns the former agent's process.
-fn succeed(cluster: &mut Cluster) -> KillOnDrop {
+fn succeed(cluster: &mut TestCluster) -> KillOnDrop {
     let before = takeovers(cluster);
     let former = cluster.agents[0].succeed(&cluster.nodes[0]).unwrap();
     eventually(ENFORCED, || takeovers(cluster) > before, || cluster.agents[0].log());
@@ -417,7 +419,7 @@ fn a_standby_leaves_a_node_alone_where_nothing_is_enforced() {
             .cluster
             .pod("late")
             .probe(
-                netpold_testbed::Protocol::Tcp,
+                netpold_testbed::ProbeProtocol::Tcp,
                 start.cluster.pod("witness").ip4().unwrap(),
                 PORT,
                 PATIENCE

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, PORT, allow_from, eventually};
+use netpold_testbed::cluster::{ENFORCED, PORT, TestCluster, allow_from, eventually};
 use netpold_testbed::{Cni, require_root};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
@@ -15,20 +15,20 @@ use crate::load::guarded;
 use crate::uninstall::uninstall;
 
 /// Waits until the state is on disk.
-fn wait_kept(cluster: &Cluster) {
+fn wait_kept(cluster: &TestCluster) {
     let file = cluster.agents[0].state().join("last");
     let log = || format!("no state is kept:\n{}", cluster.agents[0].log());
     eventually(ENFORCED, || file.exists(), log);
 }
 
 /// Kills the agent and removes the pins, as a reboot does; the state file stays.
-fn shut_down(cluster: &mut Cluster) {
+fn shut_down(cluster: &mut TestCluster) {
     cluster.agents[0].end(Signal::SIGKILL);
     assert!(uninstall(cluster).status.success());
 }
 
 /// Reboots the node; the source has no objects yet.
-fn reboot(cluster: &mut Cluster) {
+fn reboot(cluster: &mut TestCluster) {
     shut_down(cluster);
     cluster.reaches("stranger", "server");
     cluster.manifests.remove("state.json").unwrap();
@@ -105,7 +105,7 @@ fn a_full_disk_is_reported_and_enforcement_goes_on() {
 }
 
 /// Configures an unreachable API server, with credentials from a program that never ends.
-fn without_api_server(cluster: &mut Cluster) {
+fn without_api_server(cluster: &mut TestCluster) {
     let file = cluster.directory.path().join("kubeconfig");
     let content = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
         clusters: [{name: c, cluster: {server: 'https://192.0.2.1:6443'}}]\n\
@@ -119,7 +119,7 @@ fn without_api_server(cluster: &mut Cluster) {
 
 /// Starts the agent while a pod connects to the server repeatedly. Returns the time of the last successful connection
 /// and the time until all programs judge, both since the agent's start.
-fn boot(cluster: &mut Cluster) -> (Duration, Duration) {
+fn boot(cluster: &mut TestCluster) -> (Duration, Duration) {
     let server = SocketAddr::from((cluster.pod("server").ip4().unwrap(), PORT));
     let netns = std::sync::Arc::clone(cluster.pod("stranger").netns());
     let (stop, connected) = (AtomicBool::new(false), AtomicBool::new(false));

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use netpold_dataplane::attach::{AttachMode, Attacher};
 use netpold_testbed::cluster::{
-    Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from, eventually,
+    MOMENT, NAMESPACE, PATIENCE, PORT, TestCluster, allow_from, eventually,
 };
-use netpold_testbed::{Cni, Flow, Protocol, require_root, slowness};
+use netpold_testbed::{Cni, ProbeProtocol, TestFlow, require_root, slowness};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ const FLOOD: u64 = 5000;
 struct Trace(Following);
 
 impl Trace {
-    fn new(cluster: &Cluster, arguments: &[&str]) -> Self {
+    fn new(cluster: &TestCluster, arguments: &[&str]) -> Self {
         let trace = [&["trace", "-o", "json"], arguments].concat();
         let mut command = cluster.agents[0].command(&trace);
         command.stderr(Stdio::piped());
@@ -34,7 +34,7 @@ impl Trace {
     }
 
     /// Starts a trace, and waits until it has begun.
-    fn begun(cluster: &Cluster, arguments: &[&str]) -> Self {
+    fn begun(cluster: &TestCluster, arguments: &[&str]) -> Self {
         let mut trace = Self::new(cluster, arguments);
         // The kernel verifies the programs first.
         let first = trace.0.lines.recv_timeout(PATIENCE * slowness());
@@ -76,7 +76,7 @@ impl Trace {
 }
 
 /// Returns identifiers of the programs at the pods' hooks, by pod.
-fn programs(cluster: &Cluster) -> BTreeMap<&'static str, Vec<u32>> {
+fn programs(cluster: &TestCluster) -> BTreeMap<&'static str, Vec<u32>> {
     let links = cluster.agents[0].bpffs().join("links");
     // The program that closes new veths is always pinned there.
     let is_link =
@@ -96,14 +96,14 @@ fn programs(cluster: &Cluster) -> BTreeMap<&'static str, Vec<u32>> {
 
 /// Waits until these programs are attached again.
 #[track_caller]
-fn are_back(cluster: &Cluster, ordinary: &BTreeMap<&'static str, Vec<u32>>, why: &str) {
+fn are_back(cluster: &TestCluster, ordinary: &BTreeMap<&'static str, Vec<u32>>, why: &str) {
     let failure = || format!("the ordinary programs are not back: {why}");
     eventually(PATIENCE, || programs(cluster) == *ordinary, failure);
 }
 
 /// Returns a cluster where only friends reach the server; the server's answers pass by their flows only.
-fn cluster() -> Cluster {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+fn cluster() -> TestCluster {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     let mut spec = allow_from("server", "friend");
     spec["policyTypes"] = json!(["Ingress", "Egress"]);
     // The agent repairs deviations every second.
@@ -112,20 +112,20 @@ fn cluster() -> Cluster {
     cluster
 }
 
-fn probe(cluster: &Cluster, from: &str, patience: Duration) -> bool {
+fn probe(cluster: &TestCluster, from: &str, patience: Duration) -> bool {
     let to = cluster.pod("server").ip4().unwrap();
-    cluster.pod(from).probe(Protocol::Tcp, to, PORT, patience).connected()
+    cluster.pod(from).probe(ProbeProtocol::Tcp, to, PORT, patience).connected()
 }
 
 #[track_caller]
-fn judges(cluster: &Cluster, flow: &mut Flow, when: &str) {
+fn judges(cluster: &TestCluster, flow: &mut TestFlow, when: &str) {
     assert!(flow.ping(PATIENCE), "an open flow goes on {when}");
     assert!(probe(cluster, "friend", PATIENCE), "friends connect {when}");
     assert!(!probe(cluster, "stranger", MOMENT), "strangers do not {when}");
 }
 
 /// Sends packets from the stranger at once.
-fn flood(cluster: &Cluster, packets: u64) {
+fn flood(cluster: &TestCluster, packets: u64) {
     let to = SocketAddr::new(cluster.pod("server").ip4().unwrap(), PORT);
     let socket = cluster.pod("stranger").run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
     (0..packets).for_each(|_| assert_eq!(socket.send_to(b"flood", to).unwrap(), 5));
@@ -141,7 +141,7 @@ fn step<'p>(packet: &'p Value, name: &str) -> Vec<&'p Value> {
 }
 
 /// Asserts that policy and rule equal those of `explain`.
-fn agrees(cluster: &Cluster, packet: &Value) {
+fn agrees(cluster: &TestCluster, packet: &Value) {
     let mut event = packet.clone();
     event["port"] = packet["local_port"].clone();
     compare(&event, &explained(cluster, &event, &mut BTreeMap::new()));
@@ -155,7 +155,7 @@ fn each_step_of_a_judgement_is_told() {
     let ordinary = programs(&cluster);
     assert!(ordinary.values().all(|ids| ids.len() == 2), "{ordinary:?}");
     let address = cluster.pod("server").ip4().unwrap();
-    let mut old = cluster.flow("friend", Protocol::Tcp, address);
+    let mut old = cluster.flow("friend", ProbeProtocol::Tcp, address);
     let mut trace = Trace::begun(&cluster, &["--pod=shop/server", "--port=80/TCP", "--for=5m"]);
     let traced = programs(&cluster);
     assert!(ordinary["server"].iter().all(|id| !traced["server"].contains(id)), "{traced:?}");
@@ -257,7 +257,7 @@ fn the_traced_packets_on_the_page_are_real() {
     // The command prints its first line once packets are traced.
     output.read_line(&mut text).unwrap();
     let address = cluster.pod("server").ip4().unwrap();
-    assert!(cluster.flow("friend", Protocol::Tcp, address).ping(PATIENCE));
+    assert!(cluster.flow("friend", ProbeProtocol::Tcp, address).ping(PATIENCE));
     assert!(!probe(&cluster, "stranger", MOMENT));
     output.read_to_string(&mut text).unwrap();
     assert!(process.wait().unwrap().success(), "{text}");
@@ -306,7 +306,7 @@ fn an_agent_that_ends_leaves_no_traced_program() {
     let mut cluster = cluster();
     cluster.enforce();
     let address = cluster.pod("server").ip4().unwrap();
-    let mut flow = cluster.flow("friend", Protocol::Tcp, address);
+    let mut flow = cluster.flow("friend", ProbeProtocol::Tcp, address);
     let ordinary = programs(&cluster);
     let mut trace = Trace::begun(&cluster, &["--pod=shop/server"]);
     cluster.agents[0].end(Signal::SIGTERM);

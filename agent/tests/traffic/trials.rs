@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE};
+use netpold_testbed::cluster::{NAMESPACE, PATIENCE, TestCluster};
 use netpold_testbed::{Cni, require_root};
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ fn policies(enforcement: &str) -> Vec<Value> {
 
 /// Returns pod, direction, protocol and peer of each reported would-be denial. The latest have a text, which must
 /// name the policy.
-fn audited(cluster: &Cluster) -> BTreeSet<(String, String, String, IpAddr)> {
+fn audited(cluster: &TestCluster) -> BTreeSet<(String, String, String, IpAddr)> {
     let status = cluster.agents[0].status().unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let all = status["recent_drops"].as_array().unwrap().iter();
@@ -63,7 +63,7 @@ fn audited(cluster: &Cluster) -> BTreeSet<(String, String, String, IpAddr)> {
 #[test]
 fn what_policies_on_trial_would_deny_passes_and_is_told() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     cluster.objects = policies("audit");
     cluster.enforce();

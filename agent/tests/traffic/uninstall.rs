@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::process::Output;
 
-use netpold_testbed::cluster::{Cluster, allow_from, binary};
+use netpold_testbed::cluster::{TestCluster, allow_from, binary};
 use netpold_testbed::{Cni, require_root, without_twins};
 use nix::sys::signal::Signal;
 
 use crate::kernel;
 
 /// Runs `netpold uninstall` in the node's network namespace, the only place from which filters are found.
-pub(crate) fn uninstall(cluster: &Cluster) -> Output {
+pub(crate) fn uninstall(cluster: &TestCluster) -> Output {
     let mut command = cluster.nodes[0].command(binary()).unwrap();
     without_twins(&mut command).arg("uninstall").arg("--bpffs").arg(cluster.agents[0].bpffs());
     (cluster.prepare)(&mut command);
@@ -20,18 +20,18 @@ pub(crate) fn uninstall(cluster: &Cluster) -> Output {
 #[test]
 fn uninstall_takes_everything_away_but_not_under_a_running_agent() {
     require_root!();
-    takes_everything_away(Cluster::one(Cni::Bridge));
+    takes_everything_away(TestCluster::one(Cni::Bridge));
 }
 
 #[test]
 fn uninstall_takes_filters_away() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Bridge);
+    let mut cluster = TestCluster::one(Cni::Bridge);
     cluster.prepare = kernel::without_tcx;
     takes_everything_away(cluster);
 }
 
-fn takes_everything_away(cluster: Cluster) {
+fn takes_everything_away(cluster: TestCluster) {
     let mut cluster = cluster.with_pods(&["server", "friend", "stranger"]);
     cluster.policy("server", allow_from("server", "friend")).enforce();
     let refused = uninstall(&cluster);

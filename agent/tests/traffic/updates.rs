@@ -1,13 +1,13 @@
 //! Updates under traffic: every packet is judged by the old or the new state.
 
-use netpold_testbed::cluster::{Cluster, allow_from};
+use netpold_testbed::cluster::{TestCluster, allow_from};
 use netpold_testbed::{Cni, require_root};
 use serde_json::{Value, json};
 
 use crate::load::{guarded, under_load};
 
 /// Returns a policy that allows the addresses of `friend`.
-fn allow_addresses_of_friend(cluster: &Cluster) -> Value {
+fn allow_addresses_of_friend(cluster: &TestCluster) -> Value {
     let blocks = cluster.pod("friend").addresses().iter().map(|address| {
         let length = if address.is_ipv4() { 32 } else { 128 };
         json!({ "ipBlock": { "cidr": format!("{address}/{length}") } })
@@ -21,27 +21,27 @@ fn no_update_shows_in_between() {
     require_root!();
     let mut cluster = guarded(Cni::Bridge);
     cluster.enforce();
-    let by_address = |cluster: &mut Cluster| {
+    let by_address = |cluster: &mut TestCluster| {
         let policy = allow_addresses_of_friend(cluster);
         cluster.policy("from", policy).enforce();
     };
-    let by_label = |cluster: &mut Cluster| {
+    let by_label = |cluster: &mut TestCluster| {
         cluster.policy("from", allow_from("server", "friend")).enforce();
     };
-    let to_all = |cluster: &mut Cluster| {
+    let to_all = |cluster: &mut TestCluster| {
         let port = json!({ "ports": [{ "port": 80 }, { "port": 80, "protocol": "UDP" }] });
         let select = json!({ "matchLabels": { "app": "server" } });
         cluster.policy("from", json!({ "podSelector": select, "ingress": [port] })).enforce();
     };
-    let more_pods = |cluster: &mut Cluster| {
+    let more_pods = |cluster: &mut TestCluster| {
         cluster.add(0, "another");
         cluster.enforce();
     };
-    let fewer_pods = |cluster: &mut Cluster| {
+    let fewer_pods = |cluster: &mut TestCluster| {
         cluster.take("another").delete().unwrap();
         cluster.enforce();
     };
-    let acts: [&dyn Fn(&mut Cluster); 6] =
+    let acts: [&dyn Fn(&mut TestCluster); 6] =
         [&by_address, &to_all, &by_label, &more_pods, &to_all, &fewer_pods];
     under_load(&mut cluster, &acts.repeat(4));
 }
@@ -57,7 +57,7 @@ fn tables_grow_under_traffic() {
         tables.iter().find(|t| t["name"] == "port bitmaps").unwrap()["capacity"].as_u64().unwrap()
     };
     let before = bitmaps(&cluster.agents[0].status().unwrap());
-    let grow = |cluster: &mut Cluster| {
+    let grow = |cluster: &mut TestCluster| {
         let rule = |n: u64| {
             let block = format!("198.18.{}.{}/32", n / 256, n % 256);
             let ports = json!([{ "port": 10_000 + n, "endPort": 20_000 + n }]);
@@ -67,7 +67,7 @@ fn tables_grow_under_traffic() {
         let select = json!({ "matchLabels": { "app": "server" } });
         cluster.policy("many", json!({ "podSelector": select, "ingress": rules })).enforce();
     };
-    let shrink = |cluster: &mut Cluster| _ = cluster.without_policy("many").enforce();
+    let shrink = |cluster: &mut TestCluster| _ = cluster.without_policy("many").enforce();
     under_load(&mut cluster, &[&grow, &shrink]);
     assert!(bitmaps(&cluster.agents[0].status().unwrap()) > before, "the table has grown");
 }

@@ -1,7 +1,7 @@
 //! Agents with another layout of their tables: upgrade and downgrade.
 
 use netpold_ebpf::layout::LAYOUT_VERSION;
-use netpold_testbed::cluster::{Cluster, binary};
+use netpold_testbed::cluster::{TestCluster, binary};
 use netpold_testbed::{Cni, other_layout, require_root};
 use nix::sys::signal::Signal;
 
@@ -9,12 +9,12 @@ use crate::kernel;
 use crate::load::{guarded, under_load, under_old_load};
 
 /// Function that runs one of the kinds of load.
-type Traffic = fn(&mut Cluster, &[&dyn Fn(&mut Cluster)]);
+type Traffic = fn(&mut TestCluster, &[&dyn Fn(&mut TestCluster)]);
 
-fn up_and_down(mut cluster: Cluster, traffic: Traffic) {
+fn up_and_down(mut cluster: TestCluster, traffic: Traffic) {
     let other = other_layout::build();
     cluster.enforce();
-    let versions = |cluster: &Cluster| {
+    let versions = |cluster: &TestCluster| {
         let entries = std::fs::read_dir(cluster.agents[0].bpffs()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<String> = names.filter(|name| name.starts_with('v')).collect();
@@ -22,7 +22,7 @@ fn up_and_down(mut cluster: Cluster, traffic: Traffic) {
         names
     };
     let own = versions(&cluster);
-    let up = |cluster: &mut Cluster| {
+    let up = |cluster: &mut TestCluster| {
         cluster.agents[0].end(Signal::SIGKILL);
         cluster.agents[0].set_binary(&other);
         cluster.restart(0);
@@ -30,7 +30,7 @@ fn up_and_down(mut cluster: Cluster, traffic: Traffic) {
         let version = format!("v{}", 1000 + LAYOUT_VERSION);
         assert_eq!(versions(cluster), [version], "the former version's tables are gone");
     };
-    let down = |cluster: &mut Cluster| {
+    let down = |cluster: &mut TestCluster| {
         cluster.agents[0].set_binary(binary());
         cluster.restart(0);
         assert_eq!(versions(cluster), own, "the former version's tables are gone");

@@ -1,12 +1,12 @@
 //! XDP at the device by which packets reach the node.
 
-use netpold_testbed::cluster::{Cluster, allow_from, isolate};
+use netpold_testbed::cluster::{TestCluster, allow_from, isolate};
 use netpold_testbed::{Agent, require_root};
 use nix::sys::signal::Signal;
 
 /// Returns a cluster with a server on the second node that admits only `friend` on the first.
-fn guarded(drops: &str) -> Cluster {
-    let mut cluster = Cluster::two().with_pods(&["friend", "stranger"]);
+fn guarded(drops: &str) -> TestCluster {
+    let mut cluster = TestCluster::two().with_pods(&["friend", "stranger"]);
     cluster.add(1, "server");
     cluster.arguments =
         ["--xdp-uplink", "li*k*", "--xdp-uplink-drops", drops].map(str::to_owned).into();

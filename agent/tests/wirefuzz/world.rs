@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use netpold_core::model::{Key, Pod as PodModel};
-use netpold_testbed::cluster::{Cluster, NAMESPACE, PORT, isolate};
-use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, Service, provide};
+use netpold_testbed::cluster::{NAMESPACE, PORT, TestCluster, isolate};
+use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, TestService, provide};
 use netpold_testbed::{
-    Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, RawSocket, link_nodes, skip,
+    Cni, Host, PodSpec, ProbeProtocol, Proxy, RawSocket, TestFlow, TestNode, link_nodes, skip,
 };
 use netpold_testkit::oracle::Oracle;
 use serde_json::json;
@@ -56,9 +56,9 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<[IpAddr; 2]>,
     /// Addresses of each node's interfaces, without link-local ones.
     pub(crate) interfaces: Vec<BTreeSet<IpAddr>>,
-    pub(crate) cluster: Cluster,
-    flows: Vec<(&'static str, Flow)>,
-    outside: Node,
+    pub(crate) cluster: TestCluster,
+    flows: Vec<(&'static str, TestFlow)>,
+    outside: TestNode,
     /// Whether the kernel has `ifb` devices.
     pub(crate) bounces: bool,
 }
@@ -69,25 +69,25 @@ const SHOWN: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 /// nothing, `bound` sends nothing, no policy selects `free`.
 const APPS: [&str; 5] = ["mute", "part", "deaf", "bound", "free"];
 /// Flows that run beside the fuzzing: name, from, protocol, to.
-const BESIDE: [(&str, &str, Protocol, &str); 6] = [
-    ("free1 to part1", "free1", Protocol::Tcp, "part1"),
-    ("free1 to part2", "free1", Protocol::Tcp, "part2"),
-    ("part1 to free2", "part1", Protocol::Tcp, "free2"),
-    ("part2 to free2", "part2", Protocol::Tcp, "free2"),
-    ("deaf2 to free1", "deaf2", Protocol::Udp, "free1"),
-    ("deaf1 to free1", "deaf1", Protocol::Udp, "free1"),
+const BESIDE: [(&str, &str, ProbeProtocol, &str); 6] = [
+    ("free1 to part1", "free1", ProbeProtocol::Tcp, "part1"),
+    ("free1 to part2", "free1", ProbeProtocol::Tcp, "part2"),
+    ("part1 to free2", "part1", ProbeProtocol::Tcp, "free2"),
+    ("part2 to free2", "part2", ProbeProtocol::Tcp, "free2"),
+    ("deaf2 to free1", "deaf2", ProbeProtocol::Udp, "free1"),
+    ("deaf1 to free1", "deaf1", ProbeProtocol::Udp, "free1"),
 ];
 
 impl World {
     pub(crate) fn new(kind: Kind) -> Self {
-        let mut cluster = Cluster::two();
+        let mut cluster = TestCluster::two();
         for node in 0..2 {
             for app in APPS {
                 let name = format!("{app}{}", node + 1);
                 cluster.add_as(node, PodSpec::new(NAMESPACE, &name).label("app", app));
             }
         }
-        let outside = Node::new("outside", Cni::Ptp, "10.8.0.0/24", "fd00:8::/64").unwrap();
+        let outside = TestNode::new("outside", Cni::Ptp, "10.8.0.0/24", "fd00:8::/64").unwrap();
         let mut links = Vec::new();
         for node in &cluster.nodes {
             link_nodes(node, &outside).unwrap();
@@ -126,9 +126,9 @@ impl World {
                 wire: outside.wire(link).unwrap(),
             });
         }
-        let frontends = services.iter().flat_map(Service::sockets);
+        let frontends = services.iter().flat_map(TestService::sockets);
         let frontends = frontends.map(|socket| (socket.ip(), socket.port())).collect();
-        let nodes = cluster.nodes.iter().map(Node::addresses).collect();
+        let nodes = cluster.nodes.iter().map(TestNode::addresses).collect();
         let interfaces = cluster.nodes.iter().map(addresses_of).collect();
         Self { parties, oracle, frontends, nodes, interfaces, cluster, flows, outside, bounces }
     }
@@ -194,7 +194,7 @@ impl World {
     }
 }
 
-fn addresses_of(node: &Node) -> BTreeSet<IpAddr> {
+fn addresses_of(node: &TestNode) -> BTreeSet<IpAddr> {
     let ip = |address: nix::sys::socket::SockaddrStorage| {
         let v4 = address.as_sockaddr_in().map(|it| IpAddr::from(it.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::from(it.ip())))
@@ -207,7 +207,7 @@ fn addresses_of(node: &Node) -> BTreeSet<IpAddr> {
     node.run(find).unwrap()
 }
 
-fn links_of(node: &Node) -> Vec<String> {
+fn links_of(node: &TestNode) -> Vec<String> {
     let names = || nix::net::if_::if_nameindex().unwrap();
     let list = || names().iter().map(|i| i.name().to_string_lossy().into_owned()).collect();
     let all: Vec<String> = node.run(list).unwrap();
@@ -215,7 +215,7 @@ fn links_of(node: &Node) -> Vec<String> {
 }
 
 /// Drops cookies at the servers, since two echo servers would answer each other forever.
-fn quiet(cluster: &Cluster) {
+fn quiet(cluster: &TestCluster) {
     const RULES: &str = "table inet quiet {
         chain in {
             type filter hook input priority filter;
@@ -231,12 +231,14 @@ fn quiet(cluster: &Cluster) {
 }
 
 /// Adds netfilter rules, Services and tunnels.
-fn between(cluster: &mut Cluster, kind: Kind) -> Vec<Service> {
+fn between(cluster: &mut TestCluster, kind: Kind) -> Vec<TestService> {
     if kind == Kind::Plain {
         return Vec::new();
     }
-    let named = |number: u8, name: &str, pods: &[&str], cluster: &Cluster| {
-        Service::new(number, name).pods(cluster, pods).node_port(NODE_PORT + u16::from(number) - 1)
+    let named = |number: u8, name: &str, pods: &[&str], cluster: &TestCluster| {
+        TestService::new(number, name)
+            .pods(cluster, pods)
+            .node_port(NODE_PORT + u16::from(number) - 1)
     };
     let services = vec![
         named(1, "good", &["free1", "free2"], cluster),
@@ -257,7 +259,7 @@ fn between(cluster: &mut Cluster, kind: Kind) -> Vec<Service> {
     services
 }
 
-fn policies(cluster: &mut Cluster) {
+fn policies(cluster: &mut TestCluster) {
     let peer = |app: &str| json!([{ "podSelector": { "matchLabels": { "app": app } } }]);
     let ports = json!([{ "protocol": "UDP", "port": 4000 }, { "protocol": "TCP", "port": PORT }]);
     let part = json!({
@@ -273,7 +275,7 @@ fn policies(cluster: &mut Cluster) {
     cluster.policy("part", part);
 }
 
-fn beside(cluster: &Cluster) -> Vec<(&'static str, Flow)> {
+fn beside(cluster: &TestCluster) -> Vec<(&'static str, TestFlow)> {
     let mut flows = Vec::new();
     for (name, from, protocol, to) in BESIDE {
         for address in cluster.pod(to).addresses() {
@@ -283,7 +285,7 @@ fn beside(cluster: &Cluster) -> Vec<(&'static str, Flow)> {
     flows
 }
 
-fn pods(cluster: &Cluster, oracle: &Oracle) -> Vec<Party> {
+fn pods(cluster: &TestCluster, oracle: &Oracle) -> Vec<Party> {
     let names = (0..2).flat_map(|node| APPS.map(|app| (node, format!("{app}{}", node + 1))));
     names
         .map(|(node, name)| {

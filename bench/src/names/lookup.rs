@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netpold_testkit::names::{Record, answer, query, wire};
 
-use crate::random::Random;
+use crate::random::SplitMix64;
 
 /// Types of records.
 pub(crate) const A: u16 = 1;
@@ -26,7 +26,7 @@ pub(crate) const TTL: u32 = 600;
 
 /// A lookup of a name below `race.example`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lookup {
+pub(crate) struct DnsLookup {
     /// The number.
     pub(crate) number: u32,
     /// Type of the wanted records.
@@ -36,7 +36,7 @@ pub(crate) struct Lookup {
     has_edns0: bool,
 }
 
-impl Lookup {
+impl DnsLookup {
     /// The lookup of a number below 131,072.
     pub(crate) const fn new(number: u32) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl Lookup {
 
     /// The question, with letters of either case.
     pub(crate) fn question(self) -> Vec<u8> {
-        let mut random = Random::new(u64::from(self.number));
+        let mut random = SplitMix64::new(u64::from(self.number));
         let name = format!("n{}.race.example", self.number);
         let mixed = |c: char| if random.below(2) == 0 { c } else { c.to_ascii_uppercase() };
         let name: String = name.chars().map(mixed).collect();
@@ -74,7 +74,7 @@ impl Lookup {
 
     /// The answer: a chain of up to 16 aliases and up to 64 records, among them the own address at any place.
     fn answer(self, question: &[u8]) -> Vec<u8> {
-        let mut random = Random::new(u64::from(self.number) << 32);
+        let mut random = SplitMix64::new(u64::from(self.number) << 32);
         let name = name_of(question);
         let mut at = HEADER + name.len() + 4;
         let mut owner = vec![0xc0, HEADER as u8];
@@ -101,7 +101,7 @@ impl Lookup {
 
 /// Answers a question about a lookup's name, and no other.
 pub(crate) fn answer_lookup(question: &[u8]) -> Option<Vec<u8>> {
-    Some(Lookup::of(question)?.answer(question))
+    Some(DnsLookup::of(question)?.answer(question))
 }
 
 /// An address of an outside service, by number below 131,072.
@@ -163,7 +163,7 @@ mod tests {
     fn answers_are_of_all_kinds() {
         let (mut longest, mut most, mut fewest) = (0, 0, u16::MAX);
         for number in 0..2_000 {
-            let lookup = Lookup::new(number);
+            let lookup = DnsLookup::new(number);
             let question = lookup.question();
             let answer = answer_lookup(&question).expect("an answer");
             assert_eq!(answer[..2], question[..2], "the identifier");

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use netpold_testbed::backlog_drops;
 use serde::Serialize;
 
-use super::lookup::{Lookup, answer_lookup};
+use super::lookup::{DnsLookup, answer_lookup};
 use super::scene::{PORT, Scene};
 use crate::agent;
 use crate::control::percentile;
@@ -68,7 +68,7 @@ fn on_one_node(numbers: Range<u32>, found: &mut Pairs) -> Result<Vec<Duration>> 
     scene.enforce(&["*.race.example".to_owned()])?;
     let before = agent::drops(scene.agent())?;
     // Without its answer an address is closed: the first SYN drops.
-    let other = (Lookup::new(numbers.end).target(), PORT).into();
+    let other = (DnsLookup::new(numbers.end).target(), PORT).into();
     let opened = scene.client().run(|| TcpStream::connect_timeout(&other, AGAIN).is_ok())?;
     let denied = agent::drops(scene.agent())? - before;
     ensure!(!opened && denied > 0, "an address is open before its name was looked up");
@@ -87,7 +87,7 @@ fn run(scene: &Scene, numbers: Range<u32>) -> Result<(u32, Vec<Duration>)> {
         if number.is_multiple_of(OF_A_PORT) {
             asker = scene.asker_here()?;
         }
-        let lookup = Lookup::new(number);
+        let lookup = DnsLookup::new(number);
         let (question, to) = (lookup.question(), (lookup.target(), PORT).into());
         if asker.ask(&question, lookup.over_ipv6)?.is_none() {
             unanswered += 1;

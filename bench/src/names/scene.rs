@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use netpold_core::lock::lock;
-use netpold_testbed::cluster::Cluster;
-use netpold_testbed::{Agent, Cni, Pod};
+use netpold_testbed::cluster::TestCluster;
+use netpold_testbed::{Agent, Cni, TestPod};
 use serde_json::{Value, json};
 
 use crate::{agent, host};
@@ -26,7 +26,7 @@ pub(crate) type Answers = fn(&[u8]) -> Option<Vec<u8>>;
 
 /// A node, without an agent until [`Scene::enforce`].
 pub(crate) struct Scene {
-    cluster: Cluster,
+    cluster: TestCluster,
     /// Numbers of the datagrams that arrived.
     arrived: Arc<Mutex<HashSet<u32>>>,
 }
@@ -37,7 +37,7 @@ impl Scene {
     /// # Errors
     /// A socket cannot be opened.
     pub(crate) fn new(answers: Answers) -> Result<Self> {
-        let cluster = Cluster::one(Cni::Ptp).with_pods(&["client", "server", "dns"]);
+        let cluster = TestCluster::one(Cni::Ptp).with_pods(&["client", "server", "dns"]);
         let server = cluster.pod("server");
         let blocks = ["198.18.0.0/15", "2001:db8:9::/48"];
         let local = blocks.map(|block| format!("route add local {block} dev lo\n"));
@@ -74,7 +74,7 @@ impl Scene {
     }
 
     /// The cluster, to end and start its agent.
-    pub(crate) const fn cluster_mut(&mut self) -> &mut Cluster {
+    pub(crate) const fn cluster_mut(&mut self) -> &mut TestCluster {
         &mut self.cluster
     }
 
@@ -84,7 +84,7 @@ impl Scene {
     }
 
     /// The pod that asks.
-    pub(crate) fn client(&self) -> &Pod {
+    pub(crate) fn client(&self) -> &TestPod {
         self.cluster.pod("client")
     }
 
@@ -150,7 +150,7 @@ fn policy(resolvers: &[IpAddr], names: &[String]) -> Value {
     })
 }
 
-fn open(pod: &Pod, at: SocketAddr) -> Result<UdpSocket> {
+fn open(pod: &TestPod, at: SocketAddr) -> Result<UdpSocket> {
     pod.run(|| UdpSocket::bind(at))?.with_context(|| format!("cannot open a socket at {at}"))
 }
 

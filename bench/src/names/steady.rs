@@ -6,12 +6,12 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use netpold_testbed::cluster::Cluster;
+use netpold_testbed::cluster::TestCluster;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
 
-use super::lookup::{Lookup, answer_lookup};
+use super::lookup::{DnsLookup, answer_lookup};
 use super::scene::{Asker, Scene};
 use crate::control::percentile;
 use crate::figures::Spread;
@@ -78,7 +78,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 const TAKES_OVER: [&str; 2] = ["another agent takes over", "INFO enforced"];
 
 /// Nodes without and with an agent.
-struct Nodes {
+struct NodePair {
     without: Asker,
     _without: Scene,
     with: Asker,
@@ -98,7 +98,7 @@ struct Samples {
 
 /// Measures. With an agent that just runs for `time`.
 pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Phase>> {
-    let mut nodes = Nodes::new()?;
+    let mut nodes = NodePair::new()?;
     let mut phases = Vec::new();
     let mut phase = |agent, happens: &mut dyn FnMut(&mut Scene) -> Result<()>| -> Result<()> {
         progress(&format!("names: lookups, the agent {agent}"));
@@ -130,7 +130,7 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
     })?;
     phase("is replaced by a second one", &mut |scene| {
         let cluster = scene.cluster_mut();
-        let lines = |cluster: &Cluster| {
+        let lines = |cluster: &TestCluster| {
             TAKES_OVER.map(|line| cluster.agents[0].log().matches(line).count())
         };
         let before = lines(cluster);
@@ -147,7 +147,7 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
     Ok(phases)
 }
 
-impl Nodes {
+impl NodePair {
     fn new() -> Result<Self> {
         let without = Scene::new(answer_lookup)?;
         let mut scene = Scene::new(answer_lookup)?;
@@ -161,7 +161,7 @@ impl Nodes {
         };
         for number in 0..KNOWN {
             for asker in [&nodes.without, &nodes.with] {
-                let lookup = Lookup::new(number);
+                let lookup = DnsLookup::new(number);
                 asker.ask(&lookup.question(), lookup.over_ipv6)?.context("no answer")?;
             }
         }
@@ -229,7 +229,7 @@ fn look_up(askers: [&Asker; 2], next: &mut u32, stop: &AtomicBool) -> Result<Sam
     let mut due = Instant::now();
     while !stop.load(Ordering::Relaxed) {
         let is_new = next.is_multiple_of(OF_LOOKUPS);
-        let lookup = Lookup::new(if is_new { *next } else { REPEATED + *next % NAMES });
+        let lookup = DnsLookup::new(if is_new { *next } else { REPEATED + *next % NAMES });
         let question = lookup.question();
         for (asker, took) in askers.iter().zip(&mut samples.took) {
             sleep(due.saturating_duration_since(Instant::now()));
@@ -239,7 +239,7 @@ fn look_up(askers: [&Asker; 2], next: &mut u32, stop: &AtomicBool) -> Result<Sam
         if is_new {
             askers[1].send(*next, lookup.target())?;
             samples.new.insert(*next);
-            askers[1].send(AGAIN + *next, Lookup::new(*next / OF_LOOKUPS % KNOWN).target())?;
+            askers[1].send(AGAIN + *next, DnsLookup::new(*next / OF_LOOKUPS % KNOWN).target())?;
             samples.known.insert(AGAIN + *next);
         }
         *next += 1;

@@ -12,7 +12,7 @@ use super::probe::{PacketCase, ProgramHook, Runnable};
 use super::{Effort, ONE, PASS, program};
 use crate::cluster::{FlowCluster, Local, PORT};
 use crate::frame::{ACK, tcp};
-use crate::world::World;
+use crate::world::LoadedCluster;
 
 /// `skb->tc_index` of a packet that a program has finally passed.
 const WITNESS: u16 = 1 << WITNESS_SHIFT;
@@ -27,7 +27,7 @@ impl Between {
     pub(super) fn new(
         cluster: &FlowCluster,
         locals: [Local; 2],
-        world: &mut World,
+        world: &mut LoadedCluster,
         empty: &OwnedFd,
         v6: bool,
     ) -> Result<Self> {

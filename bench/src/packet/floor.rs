@@ -9,14 +9,14 @@ use super::PASS;
 use crate::bytecode::{Code, SCHED_CLS};
 use crate::frame::EndOffsets;
 use crate::steer::CLASSIFIER_DATA;
-use crate::world::World;
+use crate::world::LoadedCluster;
 
 /// An odd number for a multiplicative hash.
 const SPREAD: i32 = 0x9e37_79b1_u32.cast_signed();
 
 /// A classifier that hashes the sender's address and port and reads a word of the bucket with that index in the world's
 /// own table.
-pub(super) fn floor(world: &World, v6: bool) -> Result<OwnedFd> {
+pub(super) fn floor(world: &LoadedCluster, v6: bool) -> Result<OwnedFd> {
     let (four, six) = world.generation.conntrack()?;
     let table = if v6 { six } else { four };
     let buckets = table.info()?.max_entries();

@@ -14,7 +14,7 @@ use super::{DROP, Effort, ONE, PASS, program};
 use crate::cluster::{FlowCluster, Local};
 use crate::frame::{ACK, SYN, tcp};
 use crate::steer::Flows;
-use crate::world::World;
+use crate::world::LoadedCluster;
 
 /// Flows to one address and port differ only by the pod's port.
 const FLOWS: u32 = 30_000;
@@ -30,7 +30,7 @@ pub(super) struct ServiceCases {
 impl ServiceCases {
     pub(super) fn new(
         isolated: Local,
-        world: &mut World,
+        world: &mut LoadedCluster,
         empty: &OwnedFd,
         v6: bool,
     ) -> Result<Self> {
@@ -82,7 +82,7 @@ impl ServiceCases {
         Ok(Self { v6, probes, flows })
     }
 
-    pub(super) fn round(&mut self, world: &World, effort: Effort) -> Result<()> {
+    pub(super) fn round(&mut self, world: &LoadedCluster, effort: Effort) -> Result<()> {
         world.clear_conntrack(self.v6)?;
         for probe in &mut self.probes {
             self.flows.rewind()?;

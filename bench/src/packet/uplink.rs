@@ -12,7 +12,7 @@ use crate::bytecode::{Code, XDP};
 use crate::cluster::{FlowCluster, Local, PORT};
 use crate::frame::{ACK, SYN, tcp};
 use crate::steer::Flows;
-use crate::world::World;
+use crate::world::LoadedCluster;
 
 /// `XDP_DROP` and `XDP_PASS`
 const DROP: u32 = 1;
@@ -30,7 +30,7 @@ impl Uplink {
     pub(super) fn new(
         cluster: &FlowCluster,
         isolated: Local,
-        world: &mut World,
+        world: &mut LoadedCluster,
         effort: Effort,
         v6: bool,
     ) -> Result<Self> {

@@ -4,7 +4,7 @@ mod pod;
 
 use serde_json::{Value, json};
 
-use crate::random::Random;
+use crate::random::SplitMix64;
 use pod::{managed_fields, spec, status};
 
 /// Pods per node.
@@ -22,13 +22,13 @@ pub(super) type Entry = (String, Option<String>);
 
 /// Size of a cluster.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
-pub(super) struct Cluster {
+pub(super) struct ClusterSize {
     pub(super) nodes: u32,
     pub(super) pods: u32,
     pub(super) policies: u32,
 }
 
-impl Cluster {
+impl ClusterSize {
     /// A cluster with [`PODS_PER_NODE`] and one policy per four pods, at most 5,000.
     pub(super) fn of(nodes: u32) -> Self {
         let pods = nodes * PODS_PER_NODE;
@@ -51,7 +51,7 @@ impl Cluster {
         let nodes = (0..self.nodes).map(|number| node(number, 0));
         let services = (0..self.services()).flat_map(|n| [self.service(n), self.slice(n)]);
         let policies = (0..self.policies).map(|number| self.policy(number));
-        let pods = (0..self.pods).map(|number| self.pod(number, Phase::Running, 0));
+        let pods = (0..self.pods).map(|number| self.pod(number, PodPhase::Running, 0));
         namespaces.chain(nodes).chain(services).chain(policies).chain(pods)
     }
 
@@ -136,7 +136,7 @@ impl Cluster {
     }
 
     /// A pod in this phase; `round` distinguishes successive pods.
-    pub(super) fn pod(&self, number: u32, phase: Phase, round: u32) -> Entry {
+    pub(super) fn pod(&self, number: u32, phase: PodPhase, round: u32) -> Entry {
         let namespace = self.namespace_of(number);
         let name = pod_name(number, round);
         let app = format!("web-{}", number % self.services().max(1));
@@ -156,13 +156,13 @@ impl Cluster {
             "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{app}-6d5f7c9b8d"),
             "uid": uid(u64::from(number % self.services().max(1))), "controller": true, "blockOwnerDeletion": true,
         }]);
-        if phase == Phase::Terminating {
+        if phase == PodPhase::Terminating {
             about["deletionTimestamp"] = json!(TIME);
             about["deletionGracePeriodSeconds"] = json!(30);
         }
         about["managedFields"] = managed_fields(phase);
         let mut spec = spec(&name);
-        if phase != Phase::Created {
+        if phase != PodPhase::Created {
             spec["nodeName"] = json!(self.node_of(number));
         }
         let object = json!({
@@ -175,7 +175,7 @@ impl Cluster {
 
 /// Phases of a pod; each is a write of its object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum PodPhase {
     /// Created by its ReplicaSet.
     Created,
     /// Bound by the scheduler.
@@ -192,7 +192,7 @@ pub(super) enum Phase {
 
 /// Pseudo-random hex digits, so that lists of objects compress no better than real ones.
 fn digits(of: u64, count: usize) -> String {
-    let mut random = Random::new(of);
+    let mut random = SplitMix64::new(of);
     let words = (0..count.div_ceil(8)).map(|_| format!("{:08x}", random.below(u32::MAX)));
     words.collect::<String>()[..count].to_owned()
 }

@@ -3,14 +3,14 @@
 use netpold_testbed::apiserver::VERSION;
 use serde::Serialize;
 
-use super::objects::{Cluster, PODS_PER_NODE};
+use super::objects::{ClusterSize, PODS_PER_NODE};
 use super::trimmed::Form;
 use crate::figures::{say, table};
 
 /// Results for one cluster. All figures are per agent.
 #[derive(Debug, Serialize)]
 pub(crate) struct ApiLoad {
-    pub(super) cluster: Cluster,
+    pub(super) cluster: ClusterSize,
     /// Number of agents that follow all Nodes, and of agents that follow only their own.
     pub(super) agents: u32,
     /// Wire bytes of an event of a running pod, and of a Node's heartbeat.
@@ -44,7 +44,7 @@ pub(super) struct Stage {
 /// Prints the results.
 pub(crate) fn print(load: &ApiLoad) {
     let ApiLoad { cluster, agents, pod_event, node_event, stages, forms } = load;
-    let Cluster { nodes, pods, policies } = cluster;
+    let ClusterSize { nodes, pods, policies } = cluster;
     say(&format!(
         "\nAPI server {VERSION}, {nodes} nodes, {pods} pods ({PODS_PER_NODE} a node), {policies} policies; {agents} \
          agents that follow all Nodes and {agents} that follow their own; figures of one agent"

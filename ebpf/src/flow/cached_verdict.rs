@@ -7,7 +7,7 @@
 //! Entries are fresh for [`crate::layout::Settings::refresh_after`]. The next packet after that is judged by policy
 //! again, so that no cached reason lasts longer, even if the revision failed to change.
 
-use crate::{direction::Direction, reason::Reason};
+use crate::{direction::PodDirection, reason::Reason};
 
 /// From the top: 32 bits policy revision, 16 bits incarnation of the entry, 8 bits [`Reason`] for pod egress, 8 for
 /// pod ingress. [`Reason::NotEndpoint`], 0, stands for an unknown reason.
@@ -25,7 +25,7 @@ impl CachedVerdict {
         Self((revision as u64) << 32 | (incarnation as u64) << REASONS)
     }
 
-    const fn shift<D: Direction>() -> u32 {
+    const fn shift<D: PodDirection>() -> u32 {
         if D::EGRESS { 8 } else { 0 }
     }
 
@@ -33,7 +33,7 @@ impl CachedVerdict {
     /// [`CachedVerdict::nothing`] of the current revision and incarnation.
     #[must_use]
     #[inline(always)]
-    pub const fn reason<D: Direction>(self, current: Self) -> Option<Reason> {
+    pub const fn reason<D: PodDirection>(self, current: Self) -> Option<Reason> {
         let reasons = self.0 ^ current.0;
         let number = (reasons >> Self::shift::<D>()) as u8;
         if reasons >> REASONS != 0 || number == 0 || number >= Reason::FIRST_DROP as u8 {
@@ -46,7 +46,7 @@ impl CachedVerdict {
     /// Sets the reason of this direction; keeps the other direction's if it is valid under `current`.
     #[must_use]
     #[inline(always)]
-    pub const fn with<D: Direction>(self, current: Self, reason: Reason) -> Self {
+    pub const fn with<D: PodDirection>(self, current: Self, reason: Reason) -> Self {
         let base = if (self.0 ^ current.0) >> REASONS == 0 { self.0 } else { current.0 };
         let cleared = base & !(0xff << Self::shift::<D>());
         Self(cleared | (reason as u64) << Self::shift::<D>())

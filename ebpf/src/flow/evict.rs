@@ -10,7 +10,7 @@
 use crate::{
     flow::{
         control::{Control, FREE, PROTECTED, Timeouts},
-        key::Key,
+        key::FlowTableKey,
         memory::Memory,
         table::{PLACES, stored_protocol, way},
     },
@@ -35,7 +35,7 @@ const STALE: u32 = 8;
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub unsafe fn free_stale<K: Key, M: Memory>(
+pub unsafe fn free_stale<K: FlowTableKey, M: Memory>(
     memory: &M,
     buckets: [*mut u64; 2],
     (endpoint, hash): (u32, u64),
@@ -75,7 +75,7 @@ pub unsafe fn free_stale<K: Key, M: Memory>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub unsafe fn make_room<K: Key, M: Timeouts>(
+pub unsafe fn make_room<K: FlowTableKey, M: Timeouts>(
     memory: &M,
     buckets: [*mut u64; 2],
     (endpoint, hash): (u32, u64),
@@ -127,7 +127,7 @@ pub unsafe fn make_room<K: Key, M: Timeouts>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub unsafe fn take_share<K: Key, M: Timeouts>(
+pub unsafe fn take_share<K: FlowTableKey, M: Timeouts>(
     memory: &M,
     buckets: [*mut u64; 2],
     (endpoint, hash): (u32, u64),
@@ -183,7 +183,7 @@ unsafe fn free<M: Memory>(memory: &M, way: *mut u64, control: Control) -> bool {
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-unsafe fn ways_of<K: Key, M: Memory>(
+unsafe fn ways_of<K: FlowTableKey, M: Memory>(
     memory: &M,
     buckets: [*mut u64; 2],
     endpoint: u32,

@@ -3,13 +3,13 @@
 use crate::{
     flow::{
         control::{Control, Timeouts},
-        key::Key,
+        key::FlowTableKey,
         table::{Flow, Full},
     },
     layout::{CT_VALID, Settings},
 };
 
-impl<K: Key> Flow<K> {
+impl<K: FlowTableKey> Flow<K> {
     /// Gives the flow's entry at least these flags and a stamp no older than `seen`: adds the entry, or completes the
     /// existing one. A flow that is expired at `now` is skipped.
     ///

@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Words of a flow's key, and their place in a way.
-pub trait Key: Copy {
+pub trait FlowTableKey: Copy {
     /// Words of the key, which follow the control word.
     const WORDS: usize;
     /// Words of a way.
@@ -19,7 +19,7 @@ pub trait Key: Copy {
     fn endpoint(first: u64) -> u32;
 }
 
-impl Key for [u64; 2] {
+impl FlowTableKey for [u64; 2] {
     const WORDS: usize = 2;
     const STRIDE: usize = size_of::<Ct4Way>() / 8;
 
@@ -39,7 +39,7 @@ impl Key for [u64; 2] {
     }
 }
 
-impl Key for [u64; 4] {
+impl FlowTableKey for [u64; 4] {
     const WORDS: usize = 4;
     const STRIDE: usize = size_of::<Ct6Way>() / 8;
 
@@ -110,7 +110,7 @@ pub fn key6_words(key: &Ct6Key) -> [u64; 4] {
 /// Keyed hash of a key, with [`Settings::hash_keys`].
 #[must_use]
 #[inline(always)]
-pub fn hash<K: Key>(settings: &Settings, key: &K) -> u64 {
+pub fn hash<K: FlowTableKey>(settings: &Settings, key: &K) -> u64 {
     hash_words::<K>(settings, |index| key.word(index))
 }
 
@@ -121,7 +121,7 @@ pub fn hash<K: Key>(settings: &Settings, key: &K) -> u64 {
 /// difference collides under all of them. Both halves of the result are used, so a final mix without collisions
 /// follows.
 #[inline(always)]
-pub(crate) fn hash_words<K: Key>(settings: &Settings, word: impl Fn(usize) -> u64) -> u64 {
+pub(crate) fn hash_words<K: FlowTableKey>(settings: &Settings, word: impl Fn(usize) -> u64) -> u64 {
     const { assert!(K::WORDS <= HASH_KEYS) };
     let mut sum = 0_u64;
     let mut index = 0;

@@ -10,7 +10,7 @@
 use crate::{
     flow::{
         control::Control,
-        key::{Key, first, second},
+        key::{FlowTableKey, first, second},
         memory::Memory,
         table::{Hit, PLACES, stored_hash},
     },
@@ -88,7 +88,7 @@ pub fn make_place(buckets: [u32; 2], shift: impl Fn(u32, u32, bool) -> Shift) ->
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub unsafe fn shift<K: Key, M: Memory>(
+pub unsafe fn shift<K: FlowTableKey, M: Memory>(
     memory: &M,
     settings: &Settings,
     (index, place, mask): (u32, u32, u32),
@@ -138,7 +138,7 @@ pub unsafe fn shift<K: Key, M: Memory>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-unsafe fn copy<K: Key, M: Memory>(
+unsafe fn copy<K: FlowTableKey, M: Memory>(
     memory: &M,
     (from, control): (*mut u64, Control),
     (to, free): (*mut u64, Control),

@@ -3,7 +3,7 @@
 use crate::{
     flow::{
         control::Control,
-        key::{Key, first},
+        key::{FlowTableKey, first},
         memory::Memory,
         table::{stored_hash, stored_protocol},
     },
@@ -31,7 +31,7 @@ pub struct Swept {
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub unsafe fn sweep<K: Key, M: Memory>(
+pub unsafe fn sweep<K: FlowTableKey, M: Memory>(
     memory: &M,
     bucket: *mut u64,
     settings: &Settings,
@@ -79,7 +79,7 @@ pub unsafe fn sweep<K: Key, M: Memory>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read under one promise"
 )]
-pub unsafe fn displaced<K: Key, M: Memory>(
+pub unsafe fn displaced<K: FlowTableKey, M: Memory>(
     memory: &M,
     (bucket, index): (*mut u64, u32),
     (settings, mask): (&Settings, u32),
@@ -110,7 +110,7 @@ pub unsafe fn displaced<K: Key, M: Memory>(
 ///
 /// # Safety
 /// As [`crate::flow::table::Flow::find`].
-pub unsafe fn renew<K: Key, M: Memory>(
+pub unsafe fn renew<K: FlowTableKey, M: Memory>(
     memory: &M,
     bucket: *mut u64,
     (now, rest): (u32, u32),

@@ -12,7 +12,7 @@
 use crate::{
     flow::{
         control::{Control, FREE, HALF_OPEN, OVER, PROTECTED, Timeouts},
-        key::{Key, hash_words},
+        key::{FlowTableKey, hash_words},
         memory::Memory,
     },
     layout::{CT_BUSY, CT_EGRESS, CT_INGRESS, CT_VALID, CT_WAYS, Settings},
@@ -40,7 +40,7 @@ impl Hit {
     /// # Safety
     /// The bucket must be [`CT_WAYS`] ways of this key's kind.
     #[inline(always)]
-    pub(crate) const unsafe fn at<K: Key>(
+    pub(crate) const unsafe fn at<K: FlowTableKey>(
         bucket: *mut u64,
         (index, control): (usize, Control),
     ) -> Self {
@@ -54,7 +54,7 @@ impl Hit {
     /// # Safety
     /// The entry must have been found by this kind of key.
     #[inline(always)]
-    pub(crate) const unsafe fn cached_verdict<K: Key>(&self) -> *mut u64 {
+    pub(crate) const unsafe fn cached_verdict<K: FlowTableKey>(&self) -> *mut u64 {
         // SAFETY: the word follows the key.
         unsafe { self.way.add(1 + K::WORDS) }
     }
@@ -90,7 +90,7 @@ const ELSEWHERE: Control = Control(CT_BUSY as u64);
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub(crate) unsafe fn search<K: Key, M: Memory>(
+pub(crate) unsafe fn search<K: FlowTableKey, M: Memory>(
     memory: &M,
     key: &K,
     hash: u64,
@@ -117,7 +117,7 @@ pub(crate) unsafe fn search<K: Key, M: Memory>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-unsafe fn probe<K: Key, M: Memory>(memory: &M, key: &K, way: *mut u64) -> Option<Control> {
+unsafe fn probe<K: FlowTableKey, M: Memory>(memory: &M, key: &K, way: *mut u64) -> Option<Control> {
     // SAFETY: the caller's way has a control word and a key.
     unsafe {
         // Begin with the word that differs most: the one with the ports.
@@ -163,7 +163,7 @@ pub struct Flow<K> {
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-impl<K: Key> Flow<K> {
+impl<K: FlowTableKey> Flow<K> {
     /// Finds the flow, expired or not.
     ///
     /// # Safety
@@ -309,7 +309,7 @@ impl<K: Key> Flow<K> {
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub(crate) unsafe fn insert_vacant<K: Key, M: Memory>(
+pub(crate) unsafe fn insert_vacant<K: FlowTableKey, M: Memory>(
     memory: &M,
     key: &K,
     bucket: *mut u64,
@@ -338,7 +338,7 @@ pub(crate) unsafe fn insert_vacant<K: Key, M: Memory>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-unsafe fn claim<K: Key, M: Memory>(
+unsafe fn claim<K: FlowTableKey, M: Memory>(
     memory: &M,
     key: &K,
     way: *mut u64,
@@ -397,7 +397,7 @@ impl Marks {
 /// # Safety
 /// As [`Flow::find`].
 #[inline(always)]
-pub(crate) unsafe fn way<K: Key>(buckets: [*mut u64; 2], place: usize) -> *mut u64 {
+pub(crate) unsafe fn way<K: FlowTableKey>(buckets: [*mut u64; 2], place: usize) -> *mut u64 {
     let bucket = if place % PLACES < CT_WAYS { buckets[0] } else { buckets[1] };
     // SAFETY: the way lies in the bucket.
     unsafe { bucket.add(place % CT_WAYS * K::STRIDE) }
@@ -409,7 +409,7 @@ pub(crate) unsafe fn way<K: Key>(buckets: [*mut u64; 2], place: usize) -> *mut u
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub(crate) unsafe fn stored_protocol<K: Key, M: Memory>(memory: &M, way: *mut u64) -> u8 {
+pub(crate) unsafe fn stored_protocol<K: FlowTableKey, M: Memory>(memory: &M, way: *mut u64) -> u8 {
     // SAFETY: the caller's way has a key.
     unsafe {
         if K::WORDS == 2 {
@@ -429,7 +429,7 @@ pub(crate) unsafe fn stored_protocol<K: Key, M: Memory>(memory: &M, way: *mut u6
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read under one promise"
 )]
-pub(crate) unsafe fn stored_hash<K: Key, M: Memory>(
+pub(crate) unsafe fn stored_hash<K: FlowTableKey, M: Memory>(
     memory: &M,
     way: *mut u64,
     settings: &Settings,

@@ -1,10 +1,10 @@
 //! Context of a judgement: the packet's endpoint and its policy.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::EndpointRef,
     judge::{
-        hook::{Arrival, Hook},
+        hook::{Arrival, PacketHook},
         opaque::Opaque,
         policy::EndpointPolicy,
     },
@@ -31,7 +31,7 @@ pub struct EndpointContext<'a, D, T> {
     arrival: Arrival,
 }
 
-impl<'a, D: Direction, T: Tables> EndpointContext<'a, D, T> {
+impl<'a, D: PodDirection, T: Tables> EndpointContext<'a, D, T> {
     /// Reads the endpoint, after `revision`.
     #[inline(always)]
     pub(crate) fn new(
@@ -39,7 +39,7 @@ impl<'a, D: Direction, T: Tables> EndpointContext<'a, D, T> {
         policy: EndpointPolicy<'a, D, T>,
         tables: &'a T,
         revision: u32,
-        hook: Hook,
+        hook: PacketHook,
     ) -> Self {
         let id = endpoint.id();
         let arrival = Arrival::of(hook);

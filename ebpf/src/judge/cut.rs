@@ -17,7 +17,7 @@
 //! perhaps to a backend that policy never allowed.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::EndpointRef,
     flow::control::Control,
     judge::{
@@ -39,7 +39,7 @@ use crate::{
 /// the packet is of no established TCP flow, or the flow has had its resets, or the limit of answers is used up.
 /// `take_answer`: takes the reset that answers another one from that limit; a segment's own answer has taken one.
 #[inline(always)]
-pub fn reset<D: Direction, F: TableFamily + Written, B: Bytes, T: Tables>(
+pub fn reset<D: PodDirection, F: TableFamily + Written, B: Bytes, T: Tables>(
     bytes: &B,
     tables: &T,
     endpoint: EndpointRef,

@@ -1,19 +1,23 @@
 //! Verdict on a packet at a pod's hook, the same in the kernel and on the host.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     judge::{
         evaluator::{PacketEvaluator, Visitor},
-        hook::Hook,
+        hook::PacketHook,
     },
     packet::{bytes::Bytes, parsed::ParsedPacket},
     tables::{TableFamily, Tables},
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 
 /// Judges one packet.
 #[inline(always)]
-pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Hook) -> Verdict {
+pub fn decide<D: PodDirection, B: Bytes, T: Tables>(
+    bytes: &B,
+    tables: &T,
+    hook: PacketHook,
+) -> PacketVerdict {
     let judge = match PacketEvaluator::<D, T>::new(tables, hook) {
         Ok(judge) => judge,
         Err(verdict) => return verdict,
@@ -25,14 +29,14 @@ pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Ho
 struct Now;
 
 impl Visitor for Now {
-    type Output = Verdict;
+    type Output = PacketVerdict;
 
     #[inline(always)]
-    fn visit<F: TableFamily, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
-    ) -> Verdict {
+    ) -> PacketVerdict {
         judge.judge(reading)
     }
 }

@@ -1,15 +1,15 @@
 //! Judgement of one packet at its endpoint, step by step.
 //!
 //! Inner functions return `Result<_, Reason>`: `Err` is a settled verdict, to pass or to drop.
-//! [`PacketEvaluator::judge`] turns either side into the one [`Verdict`].
+//! [`PacketEvaluator::judge`] turns either side into the one [`PacketVerdict`].
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::{EndpointRef, Rows},
     judge::{
         context::EndpointContext,
         fast_path, fragment,
-        hook::Hook,
+        hook::PacketHook,
         link,
         lookup::LookupHint,
         policy::EndpointPolicy,
@@ -29,7 +29,7 @@ use crate::{
     reason::Reason,
     tables::{TableFamily, Tables, find_endpoint},
     trace::Step,
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 
 /// Continuation of a judgement after the packet is parsed.
@@ -37,9 +37,9 @@ pub trait Visitor {
     /// Whether a later step also runs [`ParsedPacket::look_for_route`] and [`PacketEvaluator::link`].
     const LATER: bool = false;
     /// Result of the continuation.
-    type Output: From<Verdict>;
+    type Output: From<PacketVerdict>;
     /// Goes on with a parsed packet.
-    fn visit<F: TableFamily, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
@@ -74,14 +74,15 @@ pub struct PacketEvaluator<'a, D, T> {
     checks_source: bool,
 }
 
-impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
+impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
     /// Begins a judgement.
     ///
     /// # Errors
     /// A settled verdict, if all packets of the interface pass.
     #[inline(always)]
-    pub fn new(tables: &'a T, hook: Hook) -> Result<Self, Verdict> {
-        let endpoint = find_endpoint(tables, hook.ifindex).ok_or(Verdict(Reason::NotEndpoint))?;
+    pub fn new(tables: &'a T, hook: PacketHook) -> Result<Self, PacketVerdict> {
+        let endpoint =
+            find_endpoint(tables, hook.ifindex).ok_or(PacketVerdict(Reason::NotEndpoint))?;
         Self::at(tables, endpoint, hook)
     }
 
@@ -90,7 +91,11 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     /// # Errors
     /// As [`PacketEvaluator::new`].
     #[inline(always)]
-    pub fn at(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
+    pub fn at(
+        tables: &'a T,
+        endpoint: EndpointRef,
+        hook: PacketHook,
+    ) -> Result<Self, PacketVerdict> {
         let under = Under::of(tables, endpoint);
         Self::under(tables, endpoint, hook, under)
     }
@@ -103,9 +108,9 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     pub fn under(
         tables: &'a T,
         endpoint: EndpointRef,
-        hook: Hook,
+        hook: PacketHook,
         under: Under,
-    ) -> Result<Self, Verdict> {
+    ) -> Result<Self, PacketVerdict> {
         let judge = Self::unnoted(tables, endpoint, hook, under)?;
         if T::TRACED {
             let context = &judge.context;
@@ -120,8 +125,9 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     /// # Errors
     /// As [`PacketEvaluator::new`].
     #[inline(always)]
-    pub fn to_read(tables: &'a T, hook: Hook) -> Result<Self, Verdict> {
-        let endpoint = find_endpoint(tables, hook.ifindex).ok_or(Verdict(Reason::NotEndpoint))?;
+    pub fn to_read(tables: &'a T, hook: PacketHook) -> Result<Self, PacketVerdict> {
+        let endpoint =
+            find_endpoint(tables, hook.ifindex).ok_or(PacketVerdict(Reason::NotEndpoint))?;
         Self::unnoted(tables, endpoint, hook, Under::of(tables, endpoint))
     }
 
@@ -129,13 +135,13 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     fn unnoted(
         tables: &'a T,
         endpoint: EndpointRef,
-        hook: Hook,
+        hook: PacketHook,
         Under { revision, rows }: Under,
-    ) -> Result<Self, Verdict> {
+    ) -> Result<Self, PacketVerdict> {
         let endpoint = endpoint.after_load(revision);
         let checks_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
         if rows.isolates_none() && !checks_source {
-            return Err(Verdict(Reason::NotIsolated));
+            return Err(PacketVerdict(Reason::NotIsolated));
         }
         let policy = EndpointPolicy::new(tables, rows);
         let context = EndpointContext::new(endpoint, policy, tables, revision, hook);
@@ -161,7 +167,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         if let Some(sender) = self.sender()
             && let Err(reason) = link::station(bytes, sender)
         {
-            return Verdict::from(Err(reason)).into();
+            return PacketVerdict::from(Err(reason)).into();
         }
         self.read_behind(bytes, parse::link(bytes), visitor)
     }
@@ -179,7 +185,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
             && policy.rows().isolates_none()
             && let Some(result) = link::source_alone(bytes, link, self.context.endpoint)
         {
-            return Verdict::from(result).into();
+            return PacketVerdict::from(result).into();
         }
         let result = match link {
             Ok((ETHERTYPE_IPV4, _)) if !B::IPV4 => Err(Reason::Deferred),
@@ -210,7 +216,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
             Ok(_) => self.unread(Reason::NotIp),
             Err(reason) => self.unread(reason),
         };
-        Verdict::from(result).into()
+        PacketVerdict::from(result).into()
     }
 
     /// Verdict on a packet that cannot be parsed: it drops where sources are checked, since it may have any source,
@@ -253,17 +259,17 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
 
     /// Verdict on a parsed packet, if it is a message of the link.
     #[inline(always)]
-    pub fn link<B: Bytes>(&self, bytes: &B, reading: &ParsedPacket<V6>) -> Option<Verdict> {
+    pub fn link<B: Bytes>(&self, bytes: &B, reading: &ParsedPacket<V6>) -> Option<PacketVerdict> {
         if B::PLAIN || !reading.is_of_link() {
             return None;
         }
         let isolated = self.context.policy.is_isolated();
-        link::message::<D, B>(bytes, reading, self.sender(), isolated).map(Verdict::from)
+        link::message::<D, B>(bytes, reading, self.sender(), isolated).map(PacketVerdict::from)
     }
 
     /// Judges a parsed packet.
     #[inline(always)]
-    pub fn judge<F: TableFamily>(&self, reading: &ParsedPacket<F>) -> Verdict {
+    pub fn judge<F: TableFamily>(&self, reading: &ParsedPacket<F>) -> PacketVerdict {
         self.ip(reading).into()
     }
 

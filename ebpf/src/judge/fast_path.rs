@@ -2,7 +2,7 @@
 //! [`crate::flow::cached_verdict`].
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     flow::{cached_verdict::CachedVerdict, table::Hit},
     judge::{
         context::EndpointContext,
@@ -33,7 +33,7 @@ use crate::{
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub(crate) fn cached_verdict<F: TableFamily, D: Direction, T: Tables>(
+pub(crate) fn cached_verdict<F: TableFamily, D: PodDirection, T: Tables>(
     context: &EndpointContext<'_, D, T>,
     packet: &Packet<'_, F>,
 ) -> Result<Reason, LookupHint> {
@@ -70,7 +70,7 @@ pub(crate) fn cached_verdict<F: TableFamily, D: Direction, T: Tables>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub(crate) fn remember<F: TableFamily, D: Direction, T: Tables>(
+pub(crate) fn remember<F: TableFamily, D: PodDirection, T: Tables>(
     context: &EndpointContext<'_, D, T>,
     packet: &Packet<'_, F>,
     hit: Hit,
@@ -100,7 +100,7 @@ pub(crate) fn remember<F: TableFamily, D: Direction, T: Tables>(
 /// Whether a packet is from the middle of a flow and changes no flag. Packets of the node itself have a verdict of
 /// their own.
 #[inline(always)]
-fn is_usual<F: Family, D: Direction, T: Tables>(
+fn is_usual<F: Family, D: PodDirection, T: Tables>(
     context: &EndpointContext<'_, D, T>,
     packet: &Packet<'_, F>,
 ) -> bool {

@@ -1,7 +1,7 @@
 //! Fragments: the first is judged by its ports and records them for the later ones.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     judge::context::EndpointContext,
     layout::{ClassId, FragmentKey, FragmentPorts, TIMEOUT_FRAGMENT},
     packet::{
@@ -17,9 +17,9 @@ use crate::{
 
 /// Key of the record that the first fragment of a datagram leaves.
 #[derive(Clone, Copy, Debug)]
-pub struct Datagram(FragmentKey);
+pub struct DatagramKey(FragmentKey);
 
-impl Datagram {
+impl DatagramKey {
     /// Key for any fragment of an endpoint's datagram. `direction`: [`FragmentKey::direction`] without the family.
     #[must_use]
     #[inline(always)]
@@ -67,13 +67,13 @@ impl Datagram {
 }
 
 #[inline(always)]
-fn datagram<F: Family, D: Direction, T: Tables>(
+fn datagram<F: Family, D: PodDirection, T: Tables>(
     context: &EndpointContext<'_, D, T>,
     packet: &Packet<'_, F>,
-) -> Datagram {
+) -> DatagramKey {
     let (remote, local) = (packet.remote::<D>(), packet.local::<D>());
     let direction = u32::from(D::EGRESS);
-    Datagram::new::<F>(context.id, direction, remote, local, &packet.network.fragment)
+    DatagramKey::new::<F>(context.id, direction, remote, local, &packet.network.fragment)
 }
 
 /// Transport header of a later fragment, from the record of the first. No record is needed if every port is allowed.
@@ -81,7 +81,7 @@ fn datagram<F: Family, D: Direction, T: Tables>(
 /// # Errors
 /// A settled verdict: the fragment passes where every port is allowed, and drops without a record.
 #[inline(always)]
-pub(crate) fn transport_of_first<F: Family, D: Direction, T: Tables>(
+pub(crate) fn transport_of_first<F: Family, D: PodDirection, T: Tables>(
     context: &EndpointContext<'_, D, T>,
     packet: &Packet<'_, F>,
     class: ClassId,
@@ -113,7 +113,7 @@ pub(crate) fn transport_of_first<F: Family, D: Direction, T: Tables>(
 
 /// Records the ports of a first fragment that passed.
 #[inline(always)]
-pub(crate) fn remember_first<F: Family, D: Direction, T: Tables>(
+pub(crate) fn remember_first<F: Family, D: PodDirection, T: Tables>(
     context: &EndpointContext<'_, D, T>,
     packet: &Packet<'_, F>,
 ) {

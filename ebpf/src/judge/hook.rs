@@ -6,7 +6,7 @@ use crate::{
 
 /// Hook at which a packet is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hook {
+pub struct PacketHook {
     /// Interface index of the host side of the veth.
     pub ifindex: u32,
     /// Interface by which the packet came to the node; 0: none, but a socket;
@@ -24,7 +24,7 @@ impl Arrival {
     const BY_ANOTHER: Self = Self(2);
 
     #[inline(always)]
-    pub(crate) const fn of(hook: Hook) -> Self {
+    pub(crate) const fn of(hook: PacketHook) -> Self {
         match hook.ingress_ifindex {
             0 => Self::BY_NONE,
             same if same == hook.ifindex => Self::BY_ITS_OWN,
@@ -62,7 +62,7 @@ mod tests {
     use crate::judge::proof::UNKNOWN_INTERFACE;
 
     fn arrival(ingress_ifindex: u32) -> Arrival {
-        Arrival::of(Hook { ifindex: 7, ingress_ifindex })
+        Arrival::of(PacketHook { ifindex: 7, ingress_ifindex })
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! Judgement of messages of the link and of source addresses.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::EndpointRef,
     packet::{
         bytes::{Bytes, Window as _, short},
         family::{Family as _, V4, V6},
-        neighbour::{Discovery, arp_claim, discovery, is_claim},
+        neighbour::{NeighbourDiscovery, arp_claim, discovery, is_claim},
         parse::{self, is_extension},
         parsed::ParsedPacket,
         protocol::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6},
@@ -89,18 +89,18 @@ pub(crate) fn source_alone<B: Bytes>(
 
 /// Verdict on a message of the link; `None` if the packet is none. `sender`: as for [`arp`].
 #[inline(always)]
-pub(crate) fn message<D: Direction, B: Bytes>(
+pub(crate) fn message<D: PodDirection, B: Bytes>(
     bytes: &B,
     reading: &ParsedPacket<V6>,
     sender: Option<EndpointRef>,
     isolated: bool,
 ) -> Option<Result<Reason, Reason>> {
     match discovery(bytes, &reading.network, &reading.transport, sender, D::EGRESS) {
-        Discovery::No => None,
-        Discovery::Claim => Some(Err(Reason::SpoofedSource)),
+        NeighbourDiscovery::No => None,
+        NeighbourDiscovery::Claim => Some(Err(Reason::SpoofedSource)),
         // The exit shows whether the receiver is a neighbour.
-        Discovery::Single if D::EGRESS && isolated => Some(Ok(Reason::Translated)),
-        Discovery::OnLink | Discovery::Single => Some(Ok(Reason::Neighbour)),
+        NeighbourDiscovery::Single if D::EGRESS && isolated => Some(Ok(Reason::Translated)),
+        NeighbourDiscovery::OnLink | NeighbourDiscovery::Single => Some(Ok(Reason::Neighbour)),
     }
 }
 

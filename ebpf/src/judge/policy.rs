@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::Rows,
     layout::{
         CLASS_TRANSLATED, CT_EGRESS, CT_INGRESS, CT_NODE, ClassId, PORTS_EVERY, ROW_NOT_ISOLATED,
@@ -24,7 +24,7 @@ pub struct EndpointPolicy<'a, D, T> {
     direction: PhantomData<D>,
 }
 
-impl<'a, D: Direction, T: Tables> EndpointPolicy<'a, D, T> {
+impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
     /// Policy of an endpoint's rows, which were read once.
     #[inline(always)]
     pub const fn new(tables: &'a T, rows: Rows) -> Self {

@@ -19,7 +19,7 @@ use crate::{
     endpoint::EndpointRef,
     judge::{
         connection::Course,
-        fragment::Datagram,
+        fragment::DatagramKey,
         opaque::Opaque,
         policy::EndpointPolicy,
         proof::{Anew, Origin},
@@ -34,7 +34,7 @@ use crate::{
     },
     reason::Reason,
     tables::{TableFamily, Tables, local_endpoints::LocalEndpoints},
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 
 /// [`FragmentKey::direction`](crate::layout::FragmentKey) of pod egress behind the translation: the record at the
@@ -53,19 +53,19 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     ifindex: u32,
     answer: Option<Course>,
     agent_lives: impl FnOnce() -> bool,
-) -> Verdict {
+) -> PacketVerdict {
     if matches!(origin, Origin::Final) {
-        return Verdict::from(Ok(Reason::NotEndpoint));
+        return PacketVerdict::from(Ok(Reason::NotEndpoint));
     }
     // Matched here: otherwise the compiler keeps a type and an offset that are not initialized in the error case.
     let link = match link {
         Ok(link) => Ok(link),
-        Err(reason) => return Verdict::from(Err(reason)),
+        Err(reason) => return PacketVerdict::from(Err(reason)),
     };
     let (sender, judged) = match origin {
-        Origin::Final => return Verdict::from(Ok(Reason::NotEndpoint)),
+        Origin::Final => return PacketVerdict::from(Ok(Reason::NotEndpoint)),
         // The sender's policy is gone, so no grant is left.
-        Origin::Marked(None) => return Verdict::from(Err(Reason::ServiceBackend)),
+        Origin::Marked(None) => return PacketVerdict::from(Err(Reason::ServiceBackend)),
         Origin::Marked(Some(sender)) => (sender, true),
         Origin::Unjudged(sender) => (sender, false),
         Origin::Anew(anew) => match made_anew(bytes, link, tables, anew) {
@@ -77,10 +77,10 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
                 Ok(Some(_)) => isolated,
                 Ok(None) => !open && agent_lives(),
                 Err(Reason::NotIp) => isolated || !open && agent_lives(),
-                Err(reason) => return Verdict::from(Err(reason)),
+                Err(reason) => return PacketVerdict::from(Err(reason)),
             };
             let verdict = if drops { Err(Reason::SpoofedSource) } else { Ok(Reason::NotEndpoint) };
-            return Verdict::from(verdict);
+            return PacketVerdict::from(verdict);
         }
     };
     if !judged && sender.rows().has_names() {
@@ -88,17 +88,17 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     }
     // The pod reaches itself through its own Service. Its source does not show that, since it is masqueraded.
     if judged && sender.ifindex() == ifindex {
-        return Verdict::from(Ok(Reason::Loopback));
+        return PacketVerdict::from(Ok(Reason::Loopback));
     }
     let answer = answer.filter(|_| judged);
     if answer.is_some_and(Course::answers) {
-        return Verdict::from(Ok(Reason::Reply));
+        return PacketVerdict::from(Ok(Reason::Reply));
     }
     let untracked = answer.is_some_and(|course| !course.is_known());
     let policy = EndpointPolicy::new(tables, sender.rows());
     let check_source = !judged && sender.flags() & EP_CHECK_SOURCE != 0;
     if !policy.is_isolated() && !check_source {
-        return Verdict::from(Ok(Reason::NotIsolated));
+        return PacketVerdict::from(Ok(Reason::NotIsolated));
     }
     // The verifier goes through the parser once instead of once for each origin.
     let opaque = Opaque::new(tables, u64::from(policy.rows().egress()));
@@ -152,9 +152,9 @@ pub fn at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
     tables: &T,
     origin: Origin,
     agent_lives: impl FnOnce() -> bool,
-) -> Verdict {
+) -> PacketVerdict {
     let Origin::Unproven { isolated, open } = origin else {
-        return Verdict::from(Ok(Reason::NotEndpoint));
+        return PacketVerdict::from(Ok(Reason::NotEndpoint));
     };
     let (local, claims) = match link {
         Ok((ETHERTYPE_ARP, offset)) => match arp_claim(bytes, offset) {
@@ -174,7 +174,7 @@ pub fn at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
         },
     };
     let drops = if local { isolated || claims } else { !open && agent_lives() };
-    Verdict::from(if drops { Err(Reason::SpoofedSource) } else { Ok(Reason::NotEndpoint) })
+    PacketVerdict::from(if drops { Err(Reason::SpoofedSource) } else { Ok(Reason::NotEndpoint) })
 }
 
 /// Slot of the endpoint with the packet's source address.
@@ -285,8 +285,8 @@ impl<T: Tables> Translated<'_, T> {
     }
 
     #[inline(always)]
-    fn datagram<F: TableFamily>(&self, network: &Network<F::Address>) -> Datagram {
+    fn datagram<F: TableFamily>(&self, network: &Network<F::Address>) -> DatagramKey {
         let (remote, local) = (network.destination, network.source);
-        Datagram::new::<F>(self.sender.id(), TRANSLATED_EGRESS, remote, local, &network.fragment)
+        DatagramKey::new::<F>(self.sender.id(), TRANSLATED_EGRESS, remote, local, &network.fragment)
     }
 }

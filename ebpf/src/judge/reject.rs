@@ -25,7 +25,7 @@
 //! node, so other endpoints cannot take them.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::EndpointRef,
     flow::memory::Memory,
     judge::proof::is_proven,
@@ -44,7 +44,7 @@ use crate::{
 /// Whether an endpoint's flags ask for answers in a direction.
 #[must_use]
 #[inline(always)]
-pub const fn is_wanted<D: Direction>(flags: u64) -> bool {
+pub const fn is_wanted<D: PodDirection>(flags: u64) -> bool {
     flags & (if D::EGRESS { EP_REJECT_EGRESS } else { EP_REJECT_INGRESS }) != 0
 }
 
@@ -69,7 +69,7 @@ pub fn seal<T: Tables>(tables: &T) -> [u32; 2] {
 
 /// Reads a denied packet of an endpoint; `None`: it gets no answer, whatever its source.
 #[inline(always)]
-pub fn read<D: Direction, F: Written, B: Bytes>(
+pub fn read<D: PodDirection, F: Written, B: Bytes>(
     bytes: &B,
     endpoint: EndpointRef,
 ) -> Option<Denied<F::Address>> {
@@ -87,7 +87,7 @@ pub fn read<D: Direction, F: Written, B: Bytes>(
 
 /// The pod's address and the other side's.
 #[inline(always)]
-pub(crate) fn ends<D: Direction, F: Family>(
+pub(crate) fn ends<D: PodDirection, F: Family>(
     denied: &Denied<F::Address>,
 ) -> (F::Address, F::Address) {
     let (source, destination) = (denied.network.source, denied.network.destination);
@@ -197,7 +197,7 @@ pub const NODE: u32 = 2 * ENDPOINT_SLOTS;
 /// The word of an endpoint slot.
 #[must_use]
 #[inline(always)]
-pub const fn word_of<D: Direction>(slot: u32) -> u32 {
+pub const fn word_of<D: PodDirection>(slot: u32) -> u32 {
     if D::EGRESS { ENDPOINT_SLOTS + slot } else { slot }
 }
 

@@ -6,7 +6,7 @@
 //! a server's replies would later look like flows that the pod began, and outlive the policy that denies its client.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     flow::table::{Flow, Hit},
     judge::{
         context::EndpointContext,
@@ -36,7 +36,7 @@ use crate::{
 /// # Errors
 /// [`Reason::Deferred`] for ICMP errors on the fast path.
 #[inline(always)]
-pub(crate) fn flow_tuple<F: TableFamily, D: Direction, T: Tables>(
+pub(crate) fn flow_tuple<F: TableFamily, D: PodDirection, T: Tables>(
     policy: &EndpointPolicy<'_, D, T>,
     packet: &Packet<'_, F>,
     allowed: bool,
@@ -72,7 +72,7 @@ pub(crate) struct FlowTracker<'a, F: TableFamily, D, T> {
     pub(crate) allowed: Option<Reason>,
 }
 
-impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
+impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
     /// Verdict by the flow table: an allowed packet creates or refreshes its entry, any other needs an entry that
     /// makes it a reply or a related error.
     #[inline(always)]

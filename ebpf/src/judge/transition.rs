@@ -1,7 +1,7 @@
 //! Transitions of a flow's flags (`CT_*`) by its packets.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     flow::table::Marks,
     layout::{CT_BUSY, CT_REPLIED, CT_RST, CT_RST_SENT, CT_SYN_ACK},
     packet::{
@@ -58,7 +58,7 @@ pub(crate) const LEAVE: u16 = CT_BUSY;
 /// follow take it back: any packet an RST, and data of the FIN's sender that FIN (PSH marks data without a look behind
 /// the header).
 #[inline(always)]
-pub(crate) const fn closing<D: Direction>(transport: &Transport) -> Marks {
+pub(crate) const fn closing<D: PodDirection>(transport: &Transport) -> Marks {
     if transport.flags & TCP_RST != 0 {
         return Marks::new(if D::EGRESS { CT_RST_SENT } else { CT_RST }, 0);
     }

@@ -1,7 +1,7 @@
 //! Groups of rules with domain names that apply to a packet, by the addresses that its pod resolved.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::EndpointRef,
     flow::control::Control,
     judge::{lookup, opaque::Opaque},
@@ -11,7 +11,7 @@ use crate::{
     names::{
         conversation::{in_seconds, mapped},
         store::{LEAST, Way, bucket, find_buckets},
-        tables::{Lookup, NameTables, Store},
+        tables::{Lookup, NameTable, NameTables},
         work::Work,
     },
     packet::{icmp, parsed::ParsedPacket, quoted::Quote, tuple::FlowTuple},
@@ -26,7 +26,7 @@ pub const GOES_ON: u32 = 1 << 31;
 /// row has allowed prolongs the address for the names of that group (`allowed`: its bit, or 0 before the judgement): only
 /// with [`GOES_ON`]. An address that the node may translate, as a Service's, belongs to no group.
 #[inline(always)]
-pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
+pub fn groups<F: TableFamily, D: PodDirection, T: NameTables>(
     tables: &T,
     endpoint: EndpointRef,
     list: u32,
@@ -41,7 +41,7 @@ pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
     let id = u64::from(endpoint.id());
     let address = mapped::<F>(flow.remote);
     work.set_entry(NameEntry { address, name: [0, id << 32], asked: 0, until: 0 });
-    if !find_buckets(tables, work, Store::Learned) {
+    if !find_buckets(tables, work, NameTable::Learned) {
         return 0;
     }
     let goes_on = !packet.is_opening() && is_open(tables, endpoint.id(), &flow);
@@ -54,7 +54,7 @@ pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
 #[inline(always)]
 pub fn groups_in<T: NameTables>(tables: &T, work: Work, lookup: Lookup, choice: u32) -> u32 {
     let Lookup { list, goes_on, allowed } = lookup;
-    let Some(bucket) = bucket(tables, work, Store::Learned, choice) else { return 0 };
+    let Some(bucket) = bucket(tables, work, NameTable::Learned, choice) else { return 0 };
     let (address, id) = (*work.address(), work.entry().name[1] >> 32);
     let mut groups = 0;
     for index in 0..NAME_WAYS {
@@ -94,7 +94,7 @@ pub fn groups_in<T: NameTables>(tables: &T, work: Work, lookup: Lookup, choice: 
 
 /// Flow of a packet; of an ICMP error, the flow that it quotes.
 #[inline(always)]
-fn flow<F: TableFamily, D: Direction>(packet: &ParsedPacket<F>) -> Option<FlowTuple<F>> {
+fn flow<F: TableFamily, D: PodDirection>(packet: &ParsedPacket<F>) -> Option<FlowTuple<F>> {
     if icmp::is_error(&packet.transport) {
         return (packet.quoted.quote == Quote::Flow).then_some(packet.quoted.flow);
     }

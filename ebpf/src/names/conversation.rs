@@ -1,12 +1,12 @@
 //! Questions and answers: DNS (RFC 1035), at the hooks of a pod that has rules with domain names.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     layout::{NameEntry, RESOLVES, Settings},
     names::{
         name,
         store::{self, ATTEMPTS, LEAST},
-        tables::{NameTables, Store},
+        tables::{NameTable, NameTables},
         work::{MESSAGE, Work},
     },
     packet::{
@@ -49,7 +49,7 @@ pub struct Datagram {
 
 /// The DNS message to a resolver's port, or from there to the pod; `None` for all other packets, and for fragments.
 #[inline(always)]
-pub fn datagram<D: Direction, B: Bytes>(bytes: &B) -> Option<Datagram> {
+pub fn datagram<D: PodDirection, B: Bytes>(bytes: &B) -> Option<Datagram> {
     match parse::link(bytes).ok()? {
         (ETHERTYPE_IPV4, offset) => read::<D, V4, B>(bytes, offset),
         (ETHERTYPE_IPV6, offset) => read::<D, V6, B>(bytes, offset),
@@ -58,7 +58,7 @@ pub fn datagram<D: Direction, B: Bytes>(bytes: &B) -> Option<Datagram> {
 }
 
 #[inline(always)]
-fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<Datagram> {
+fn read<D: PodDirection, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<Datagram> {
     let network = F::network(bytes, offset, false).ok()?;
     if network.protocol != UDP || network.fragment.more || network.fragment.is_later() {
         return None;
@@ -119,7 +119,7 @@ pub fn ask<T: NameTables>(tables: &T, work: Work) {
     let until = in_seconds(tables, settings, ANSWER_WITHIN);
     work.set_entry(NameEntry { until, ..work.entry() });
     for _ in 0..ATTEMPTS {
-        if store::put(tables, work, Store::Asked) {
+        if store::put(tables, work, NameTable::Asked) {
             break;
         }
     }
@@ -151,7 +151,7 @@ pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
     }
     name::hash(tables, work, list);
     name_asked(work);
-    let until = store::take(tables, work, Store::Asked);
+    let until = store::take(tables, work, NameTable::Asked);
     if until < tables.jiffies() {
         return false;
     }
@@ -240,7 +240,7 @@ pub fn learn<T: NameTables>(tables: &T, work: Work, index: u32) {
     let name = [u64::from(first) | u64::from(second) << 32, u64::from(third) | endpoint];
     work.set_entry(NameEntry { name, ..entry });
     for _ in 0..ATTEMPTS {
-        if store::put(tables, work, Store::Learned) {
+        if store::put(tables, work, NameTable::Learned) {
             break;
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     layout::{HASH_KEYS, NAME_WILDCARD, Settings},
     names::{
         tables::NameTables,
-        work::{Cursor, NAME, Sums, Work},
+        work::{NAME, NameCursor, NameSums, Work},
     },
 };
 
@@ -44,7 +44,7 @@ impl Points {
     /// Hash of a name in canonical form.
     #[must_use]
     pub fn hash(self, name: &[u8]) -> [u32; 3] {
-        let whole = name.iter().rev().fold(Sums::EMPTY, |sums, byte| sums.with(self, *byte));
+        let whole = name.iter().rev().fold(NameSums::EMPTY, |sums, byte| sums.with(self, *byte));
         whole.hash()
     }
 
@@ -61,7 +61,7 @@ const fn wildcard(hash: [u32; 3]) -> [u32; 3] {
     [hash[0], hash[1], hash[2] | NAME_WILDCARD]
 }
 
-impl Sums {
+impl NameSums {
     pub(crate) const EMPTY: Self = Self([1; 3]);
 
     #[inline(always)]
@@ -76,7 +76,7 @@ impl Sums {
         Self([next(first, one), next(second, two), next(third, three)])
     }
 
-    /// The sums in their least form: [`Sums::with`] leaves at most the prime, which is equal to 0, and 1.
+    /// The sums in their least form: [`NameSums::with`] leaves at most the prime, which is equal to 0, and 1.
     #[inline(always)]
     fn hash(self) -> [u32; 3] {
         // Without a branch, which the verifier would follow on both sides.
@@ -94,7 +94,7 @@ impl Sums {
 /// does not lead back (RFC 1035 section 4.1.4), or with labels of another type.
 #[inline(always)]
 pub fn read<T: NameTables>(tables: &T, work: Work, at: u32) -> u32 {
-    work.set_cursor(Cursor { at, before: at, end: 0, left: 0 });
+    work.set_cursor(NameCursor { at, before: at, end: 0, left: 0 });
     work.set_name_length(0);
     for _ in 0..READ_CALLS {
         match tables.read_some(work) {
@@ -125,7 +125,7 @@ const GOES_ON: u32 = u32::MAX;
 #[inline(always)]
 fn step(work: Work) -> u32 {
     let (length, cursor, written) = (work.length(), work.cursor(), work.name_length());
-    let Cursor { at, end, left, .. } = cursor;
+    let NameCursor { at, end, left, .. } = cursor;
     if at >= length {
         return 0;
     }
@@ -136,7 +136,7 @@ fn step(work: Work) -> u32 {
             return 0;
         }
         let end = if end == 0 { at + 2 } else { end };
-        work.set_cursor(Cursor { at: target, before: target, end, left });
+        work.set_cursor(NameCursor { at: target, before: target, end, left });
         return GOES_ON;
     }
     if left == 0 && byte == 0 {
@@ -149,7 +149,7 @@ fn step(work: Work) -> u32 {
     let upper = byte.wrapping_sub(b'A') < 26 && left != 0;
     work.put(written, if upper { byte | 0x20 } else { byte }, left == 0);
     let left = if left == 0 { u32::from(byte) } else { left - 1 };
-    work.set_cursor(Cursor { at: at + 1, left, ..cursor });
+    work.set_cursor(NameCursor { at: at + 1, left, ..cursor });
     work.set_name_length(written + 1);
     GOES_ON
 }
@@ -158,7 +158,7 @@ fn step(work: Work) -> u32 {
 /// above it with `*.`.
 #[inline(always)]
 pub fn hash<T: NameTables>(tables: &T, work: Work, list: u32) {
-    work.set_sums(Sums::EMPTY);
+    work.set_sums(NameSums::EMPTY);
     if list != 0 {
         work.set_matched(0);
     }

@@ -1,7 +1,7 @@
 //! TCP segments between a pod and a resolver.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::EndpointRef,
     layout::EP_CHECK_SOURCE,
     names::{conversation::mapped, work::Work},
@@ -16,7 +16,7 @@ use crate::{
 /// Reads the TCP segment in a packet to the working memory (RFC 9293 section 3.1); false for all other packets. Of a
 /// fragment, only its addresses are certain, and of the first one its ports and flags.
 #[inline(always)]
-pub fn segment<D: Direction, B: Bytes>(bytes: &B, work: Work, endpoint: EndpointRef) -> bool {
+pub fn segment<D: PodDirection, B: Bytes>(bytes: &B, work: Work, endpoint: EndpointRef) -> bool {
     work.set_asker(u64::from(endpoint.id()) << 32);
     match parse::link(bytes) {
         Ok((ETHERTYPE_IPV4, offset)) => read::<D, V4, B>(bytes, work, (endpoint, offset)).is_some(),
@@ -26,7 +26,7 @@ pub fn segment<D: Direction, B: Bytes>(bytes: &B, work: Work, endpoint: Endpoint
 }
 
 #[inline(always)]
-fn read<D: Direction, F: Family, B: Bytes>(
+fn read<D: PodDirection, F: Family, B: Bytes>(
     bytes: &B,
     work: Work,
     (endpoint, offset): (EndpointRef, u32),

@@ -2,7 +2,7 @@
 //! is a function of its own in the kernel, which the verifier checks once.
 
 use crate::{
-    direction::{Direction, Egress, Ingress},
+    direction::{Egress, Ingress, PodDirection},
     layout::NAME_MATCHES,
     names::{
         conversation::{ADDRESS, END, RECORDS},
@@ -27,7 +27,7 @@ pub const fn may_be_translated(reason: u32) -> bool {
 /// The steps, for one packet.
 pub trait Steps {
     /// [`segment`](crate::names::segment::segment)
-    fn segment<D: Direction>(&self) -> bool;
+    fn segment<D: PodDirection>(&self) -> bool;
     /// [`arrive`](crate::names::stream::arrive)
     fn arrive(&self) -> u32;
     /// [`end`](crate::names::stream::end)
@@ -107,7 +107,7 @@ fn passes<S: Steps>(steps: &S, result: u32) -> bool {
 ///
 /// To the pod, only a resolver's packet counts: anybody may send it others.
 #[inline(always)]
-pub fn unread<D: Direction, S: Steps>(steps: &S) {
+pub fn unread<D: PodDirection, S: Steps>(steps: &S) {
     if steps.segment::<D>() && (D::EGRESS || steps.is_resolver()) {
         steps.end();
     }

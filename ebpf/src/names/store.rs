@@ -19,7 +19,7 @@ use crate::{
         LEARNED_BUCKETS, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, QUESTION_BUCKETS, Settings,
     },
     names::{
-        tables::{NameTables, Store},
+        tables::{NameTable, NameTables},
         work::{Victim, Ways, Work},
     },
 };
@@ -38,12 +38,12 @@ const UNTIL: usize = NAME_WORDS - 1;
 /// Candidate buckets of an entry. All names of one address have the same two; a question has the first one alone.
 #[must_use]
 #[inline(always)]
-pub fn candidates(settings: &Settings, store: Store, entry: &NameEntry) -> [u32; 2] {
+pub fn candidates(settings: &Settings, store: NameTable, entry: &NameEntry) -> [u32; 2] {
     let words = [entry.address[0], entry.address[1], entry.name[1] >> 32, entry.asked];
     let hash = hash_words::<[u64; 4]>(settings, |index| words[index]);
     let buckets = match store {
-        Store::Learned => LEARNED_BUCKETS,
-        Store::Asked => QUESTION_BUCKETS,
+        NameTable::Learned => LEARNED_BUCKETS,
+        NameTable::Asked => QUESTION_BUCKETS,
     };
     choices(hash, buckets - 1)
 }
@@ -51,16 +51,16 @@ pub fn candidates(settings: &Settings, store: Store, entry: &NameEntry) -> [u32;
 /// Number of [`candidates`] that a table uses.
 #[must_use]
 #[inline(always)]
-pub const fn choices_of(store: Store) -> u32 {
+pub const fn choices_of(store: NameTable) -> u32 {
     match store {
-        Store::Learned => 2,
-        Store::Asked => 1,
+        NameTable::Learned => 2,
+        NameTable::Asked => 1,
     }
 }
 
 /// Writes the candidate buckets of the entry in the working memory there; false without settings.
 #[inline(always)]
-pub(crate) fn find_buckets<T: NameTables>(tables: &T, work: Work, store: Store) -> bool {
+pub(crate) fn find_buckets<T: NameTables>(tables: &T, work: Work, store: NameTable) -> bool {
     let Some(settings) = tables.settings() else { return false };
     work.set_buckets(candidates(settings, store, &work.entry()));
     true
@@ -71,7 +71,7 @@ pub(crate) fn find_buckets<T: NameTables>(tables: &T, work: Work, store: Store) 
 pub(crate) fn bucket<T: NameTables>(
     tables: &T,
     work: Work,
-    store: Store,
+    store: NameTable,
     choice: u32,
 ) -> Option<*mut u64> {
     tables.name_bucket(store, work.bucket(choice))
@@ -79,7 +79,7 @@ pub(crate) fn bucket<T: NameTables>(
 
 /// A way of the candidate buckets, by its index: the ways of the second bucket follow those of the first.
 #[inline(always)]
-fn way<T: NameTables>(tables: &T, work: Work, store: Store, index: u32) -> Option<Way> {
+fn way<T: NameTables>(tables: &T, work: Work, store: NameTable, index: u32) -> Option<Way> {
     let bucket = bucket(tables, work, store, index / NAME_WAYS as u32)?;
     // SAFETY: a whole bucket, and an index in it.
     Some(unsafe { Way::new(bucket, index as usize & (NAME_WAYS - 1)) })
@@ -145,7 +145,7 @@ impl Way {
 
 /// Frees the entry with the key of the one in the working memory; returns until when it was valid, or 0.
 #[inline(always)]
-pub fn take<T: NameTables>(tables: &T, work: Work, store: Store) -> u64 {
+pub fn take<T: NameTables>(tables: &T, work: Work, store: NameTable) -> u64 {
     if !find_buckets(tables, work, store) {
         return 0;
     }
@@ -165,7 +165,7 @@ pub fn take<T: NameTables>(tables: &T, work: Work, store: Store) -> u64 {
 
 /// Writes the entry in the working memory, or prolongs the present one. False if another writer was faster.
 #[inline(always)]
-pub fn put<T: NameTables>(tables: &T, work: Work, store: Store) -> bool {
+pub fn put<T: NameTables>(tables: &T, work: Work, store: NameTable) -> bool {
     if !find_buckets(tables, work, store) {
         return true;
     }
@@ -218,7 +218,7 @@ pub(crate) const fn lowest(ways: u32) -> u32 {
 /// Finds the ways of the candidate buckets that have the key of the entry in the working memory, are free, or may be
 /// replaced since they are long past their time. Without a branch, which the verifier would follow on both sides.
 #[inline(always)]
-pub fn survey<T: NameTables>(tables: &T, work: Work, store: Store) {
+pub fn survey<T: NameTables>(tables: &T, work: Work, store: NameTable) {
     let mut found = Ways::default();
     if let Some(settings) = tables.settings() {
         let entry = work.entry();
@@ -246,15 +246,15 @@ pub fn survey<T: NameTables>(tables: &T, work: Work, store: Store) {
 
 /// Jiffies after which an entry past its time gives way to others.
 #[inline(always)]
-fn quiet(settings: &Settings, store: Store) -> u64 {
+fn quiet(settings: &Settings, store: NameTable) -> u64 {
     // A refresh is due after one second.
     let second = u64::from(settings.refresh_after);
-    if matches!(store, Store::Learned) { QUIET * second } else { 0 }
+    if matches!(store, NameTable::Learned) { QUIET * second } else { 0 }
 }
 
 /// Makes a way the one to be replaced if it ranks higher than those before.
 #[inline(always)]
-pub fn rank_way<T: NameTables>(tables: &T, work: Work, store: Store, index: u32) {
+pub fn rank_way<T: NameTables>(tables: &T, work: Work, store: NameTable, index: u32) {
     let bucket = bucket(tables, work, store, index / NAME_WAYS as u32);
     let Some((bucket, settings)) = bucket.zip(tables.settings()) else { return };
     // SAFETY: a whole bucket, and an index in it.

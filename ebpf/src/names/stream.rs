@@ -67,14 +67,14 @@ pub const MESSAGE_ENDS: u32 = 3;
 pub const BOUNDS: u8 = TCP_SYN | TCP_FIN | TCP_RST;
 
 /// A packet to read messages from. Its bytes are copied and never moved: most of them lie in the pages of their sender.
-pub trait Source {
+pub trait MessageSource {
     /// Copies bytes from an offset of the frame to a place below [`MESSAGE`] of the message; at most [`MESSAGE`] bytes,
     /// at least one. False if they are not there.
     fn load(&self, work: Work, place: u32, offset: u32, length: u32) -> bool;
 }
 
 /// A packet on the host.
-impl Source for &[u8] {
+impl MessageSource for &[u8] {
     fn load(&self, work: Work, place: u32, offset: u32, length: u32) -> bool {
         let Some(bytes) = self.get(offset as usize..offset as usize + length as usize) else {
             return false;
@@ -215,7 +215,7 @@ fn follow<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> u32 {
 
 /// Reads the next byte of a length, or the bytes of the message that the segment has: [`MESSAGE_ENDS`] with its last one.
 #[inline(always)]
-pub fn take<S: Source>(source: &S, work: Work) -> u32 {
+pub fn take<S: MessageSource>(source: &S, work: Work) -> u32 {
     let (at, end) = (work.segment_at(), work.segment_end());
     if at >= end || work.unasked() != 0 {
         return END;
@@ -393,7 +393,7 @@ fn is_valid<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -
 /// a segment of its own. A question in parts is not recorded. The pod may ask any question by UDP too, so it gains
 /// nothing by one that is none.
 #[inline(always)]
-pub fn take_question<S: Source>(source: &S, work: Work) -> u32 {
+pub fn take_question<S: MessageSource>(source: &S, work: Work) -> u32 {
     let (at, end) = (work.segment_at(), work.segment_end());
     if at + HEADER > end {
         return END;

@@ -19,7 +19,7 @@ pub struct Lookup {
 
 /// A table of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
+pub enum NameTable {
     /// Addresses that pods resolved.
     Learned,
     /// Questions that pods asked.
@@ -38,7 +38,7 @@ pub trait NameTables: Tables {
     /// Groups of a list's name, a bit for each; 0 if the list does not have it.
     fn groups(&self, key: &NameKey) -> u32;
     /// First word of a bucket.
-    fn name_bucket(&self, store: Store, index: u32) -> Option<*mut u64>;
+    fn name_bucket(&self, store: NameTable, index: u32) -> Option<*mut u64>;
     /// First word of a bucket of connections, see [`crate::layout::StreamBucket`].
     fn stream_bucket(&self, index: u32) -> Option<*mut u64>;
     /// First word of the bytes of the connection at a place, see [`crate::layout::StreamBytes`].
@@ -57,9 +57,9 @@ pub trait NameTables: Tables {
     /// [`hash_some`](crate::names::name::hash_some)
     fn hash_some(&self, work: Work, list: u32) -> bool;
     /// [`survey`](crate::names::store::survey)
-    fn survey(&self, work: Work, store: Store);
+    fn survey(&self, work: Work, store: NameTable);
     /// [`rank_way`](crate::names::store::rank_way)
-    fn rank_way(&self, work: Work, store: Store, index: u32);
+    fn rank_way(&self, work: Work, store: NameTable, index: u32);
     /// [`record_doubt`](crate::names::doubt::record_doubt)
     fn record_doubt(&self, asker: u64);
     /// [`groups_in`](crate::names::choice::groups_in)

@@ -44,11 +44,11 @@ pub struct NameWork {
     /// The way that the entry replaces.
     pub(crate) victim: Victim,
     /// Hash of the bytes of `name` so far, from its end.
-    pub(crate) sums: Sums,
+    pub(crate) sums: NameSums,
     /// Bytes of `name` that are not hashed yet.
     pub(crate) unhashed: u32,
     /// Place in the name that is being read.
-    pub(crate) cursor: Cursor,
+    pub(crate) cursor: NameCursor,
     /// Offset of the next record.
     pub at: u32,
     /// Number of records to read.
@@ -77,9 +77,9 @@ impl NameWork {
         buckets: [0; 2],
         ways: Ways { equal: 0, free: 0, past: 0 },
         victim: Victim { rank: 0, until: 0, index: 0 },
-        sums: Sums([0; 3]),
+        sums: NameSums([0; 3]),
         unhashed: 0,
-        cursor: Cursor { at: 0, before: 0, end: 0, left: 0 },
+        cursor: NameCursor { at: 0, before: 0, end: 0, left: 0 },
         at: 0,
         records: 0,
         alias_ttl: 0,
@@ -148,7 +148,7 @@ pub(crate) struct StreamWork {
 /// Place in a name that is being read. It is kept in memory, of which the verifier knows nothing: otherwise it would
 /// follow each step once for each value.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cursor {
+pub(crate) struct NameCursor {
     /// Offset of the next byte.
     pub(crate) at: u32,
     /// Pointers lead to places before this one, so that they end.
@@ -181,7 +181,7 @@ pub(crate) struct Victim {
 
 /// Polynomials of the bytes so far, see [`crate::names::name`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sums(pub(crate) [u64; 3]);
+pub(crate) struct NameSums(pub(crate) [u64; 3]);
 
 /// Access to the working memory, which called functions change too: nothing is held across a call.
 #[derive(Clone, Copy, Debug)]
@@ -240,9 +240,9 @@ impl Work {
     field!(name_length, set_name_length: u32);
     field!(ways, set_ways: Ways);
     field!(victim, set_victim: Victim);
-    field!(sums, set_sums: Sums);
+    field!(sums, set_sums: NameSums);
     field!(unhashed, set_unhashed: u32);
-    field!(cursor, set_cursor: Cursor);
+    field!(cursor, set_cursor: NameCursor);
     field!(at, set_at: u32);
     field!(records, set_records: u32);
     field!(alias_ttl, set_alias_ttl: u32);

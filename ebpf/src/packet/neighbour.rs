@@ -61,7 +61,7 @@ const fn station_in(address: [u64; 2]) -> Option<u64> {
 
 /// Kind of a message of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Discovery {
+pub(crate) enum NeighbourDiscovery {
     /// No message of the link, or not in its exact form.
     No,
     /// Message to a multicast or link-local address: it stays on the link.
@@ -146,22 +146,22 @@ pub(crate) fn discovery<B: Bytes>(
     transport: &Transport,
     sender: Option<EndpointRef>,
     sent: bool,
-) -> Discovery {
+) -> NeighbourDiscovery {
     let (kind, code) = ((transport.destination >> 8) as u8, transport.destination as u8);
     if network.protocol != ICMPV6 {
-        return Discovery::No;
+        return NeighbourDiscovery::No;
     }
     let message = Message { bytes, network, kind, sender, sent };
     let is_whole = !network.fragment.more && code == 0;
     match kind {
         ROUTER_SOLICITATION..=ADVERTISEMENT => message.neighbour(is_whole),
-        REDIRECT if sender.is_some() => Discovery::Claim,
+        REDIRECT if sender.is_some() => NeighbourDiscovery::Claim,
         LISTENER_QUERY..=LISTENER_DONE | LISTENER_REPORT_V2
             if is_whole && message.is_listener() == Some(true) =>
         {
-            Discovery::OnLink
+            NeighbourDiscovery::OnLink
         }
-        _ => Discovery::No,
+        _ => NeighbourDiscovery::No,
     }
 }
 
@@ -185,17 +185,17 @@ impl<B: Bytes> Message<'_, B> {
 
     /// Kind of a message of neighbour discovery (RFC 4861 section 4).
     #[inline(always)]
-    fn neighbour(&self, is_whole: bool) -> Discovery {
+    fn neighbour(&self, is_whole: bool) -> NeighbourDiscovery {
         let sound = is_whole && self.is_neighbour().unwrap_or(false);
         let claims = self.sender.is_some() && is_claim(self.kind, self.network.source);
         if claims && !(is_whole && self.is_own_claim().unwrap_or(false)) {
-            return Discovery::Claim;
+            return NeighbourDiscovery::Claim;
         }
         let to = self.network.destination;
         match sound {
-            false => Discovery::No,
-            true if is_multicast(to) || is_link_local(to) => Discovery::OnLink,
-            true => Discovery::Single,
+            false => NeighbourDiscovery::No,
+            true if is_multicast(to) || is_link_local(to) => NeighbourDiscovery::OnLink,
+            true => NeighbourDiscovery::Single,
         }
     }
 

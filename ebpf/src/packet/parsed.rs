@@ -1,7 +1,7 @@
 //! Parsed packets.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     packet::{
         bytes::Bytes,
         family::Family,
@@ -74,13 +74,13 @@ pub(crate) struct Packet<'a, F: Family> {
 impl<F: Family> Packet<'_, F> {
     /// The pod's address.
     #[inline(always)]
-    pub(crate) const fn local<D: Direction>(&self) -> F::Address {
+    pub(crate) const fn local<D: PodDirection>(&self) -> F::Address {
         if D::EGRESS { self.network.source } else { self.network.destination }
     }
 
     /// The remote address.
     #[inline(always)]
-    pub(crate) const fn remote<D: Direction>(&self) -> F::Address {
+    pub(crate) const fn remote<D: PodDirection>(&self) -> F::Address {
         if D::EGRESS { self.network.destination } else { self.network.source }
     }
 }

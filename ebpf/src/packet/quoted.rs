@@ -1,7 +1,7 @@
 //! Flow of the packet that an ICMP error quotes.
 
 use crate::{
-    direction::Direction,
+    direction::PodDirection,
     packet::{
         bytes::Bytes,
         family::Family,
@@ -41,7 +41,7 @@ impl<F: Family> Quoted<F> {
     /// one that the pod sent. The pod's own errors must go to the sender of the quoted packet, since they could carry
     /// any data.
     #[inline(always)]
-    pub(crate) fn read<D: Direction, B: Bytes>(bytes: &B, error: &Network<F::Address>) -> Self {
+    pub(crate) fn read<D: PodDirection, B: Bytes>(bytes: &B, error: &Network<F::Address>) -> Self {
         let Ok(mut quoted) = F::network(bytes, error.payload + ERROR_HEADER, true) else {
             return Self::none(Quote::Nothing);
         };

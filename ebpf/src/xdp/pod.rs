@@ -5,17 +5,17 @@
 //! verdict on packets without a known flow is certain.
 
 use crate::{
-    direction::{Direction, Egress},
+    direction::{Egress, PodDirection},
     endpoint::EndpointRef,
     judge::{
         evaluator::{PacketEvaluator, Visitor},
-        hook::Hook,
+        hook::PacketHook,
         reject::is_wanted,
     },
     packet::{bytes::Bytes, parsed::ParsedPacket},
     reason::Reason,
     tables::{TableFamily, Tables, find_endpoint},
-    verdict::Verdict,
+    verdict::PacketVerdict,
     xdp::observer::Observer,
 };
 
@@ -30,7 +30,7 @@ pub fn drops<B: Bytes, T: Tables>(
 ) -> Option<(EndpointRef, Reason)> {
     let endpoint = find_endpoint(tables, ifindex)?;
     let observer = Observer(tables);
-    let hook = Hook { ifindex, ingress_ifindex: ifindex };
+    let hook = PacketHook { ifindex, ingress_ifindex: ifindex };
     let judge = PacketEvaluator::<Egress, _>::at(&observer, endpoint, hook).ok()?;
     // Its hook may judge the packet once more, by the names that the pod resolved.
     if judge.context().policy.rows().has_names() {
@@ -48,14 +48,18 @@ pub fn drops<B: Bytes, T: Tables>(
 struct Whole;
 
 impl Visitor for Whole {
-    type Output = Verdict;
+    type Output = PacketVerdict;
 
     #[inline(always)]
-    fn visit<F: TableFamily, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
-    ) -> Verdict {
-        if reading.is_whole() { judge.judge(reading) } else { Verdict::from(Err(Reason::Deferred)) }
+    ) -> PacketVerdict {
+        if reading.is_whole() {
+            judge.judge(reading)
+        } else {
+            PacketVerdict::from(Err(Reason::Deferred))
+        }
     }
 }

@@ -9,11 +9,11 @@
 //! unless the node is configured as translating nothing ([`Scope::All`]).
 
 use crate::{
-    direction::{Direction, Ingress},
+    direction::{Ingress, PodDirection},
     endpoint::EndpointRef,
     judge::{
         evaluator::{PacketEvaluator, Visitor},
-        hook::Hook,
+        hook::PacketHook,
         reject::is_wanted,
     },
     packet::{
@@ -23,7 +23,7 @@ use crate::{
     },
     reason::Reason,
     tables::{TableFamily, Tables, local_endpoints::LocalEndpoints},
-    verdict::Verdict,
+    verdict::PacketVerdict,
     xdp::observer::Observer,
 };
 
@@ -52,7 +52,7 @@ pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(
         _ => None,
     };
     let endpoint = tables.endpoint(slot?)?;
-    let hook = Hook { ifindex: endpoint.ifindex(), ingress_ifindex };
+    let hook = PacketHook { ifindex: endpoint.ifindex(), ingress_ifindex };
     let observer = Observer(tables);
     let judge = PacketEvaluator::<Ingress, _>::at(&observer, endpoint, hook).ok()?;
     let verdict = judge.read_behind(bytes, link, &Certain(scope));
@@ -65,14 +65,14 @@ pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(
 struct Certain(Scope);
 
 impl Visitor for Certain {
-    type Output = Verdict;
+    type Output = PacketVerdict;
 
     #[inline(always)]
-    fn visit<F: TableFamily, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
-    ) -> Verdict {
+    ) -> PacketVerdict {
         // The slot may have passed to another pod since the lookup of the address.
         let policy = &judge.context().policy;
         // A reply may be of a flow to an address that the pod resolved, which its hook knows.
@@ -81,6 +81,6 @@ impl Visitor for Certain {
             && policy.is_isolated()
             && reading.is_whole()
             && (all || reading.is_opening());
-        if told { judge.judge(reading) } else { Verdict::from(Err(Reason::Deferred)) }
+        if told { judge.judge(reading) } else { PacketVerdict::from(Err(Reason::Deferred)) }
     }
 }

@@ -11,7 +11,7 @@ use netpold_ebpf::{
     },
     tables::find_endpoint,
 };
-use netpold_testkit::frames::{FAMILIES, Family, SYN, TCP, UDP, Who, frame, ip, tcp, udp};
+use netpold_testkit::frames::{FAMILIES, IpVersion, SYN, TCP, UDP, Who, frame, ip, tcp, udp};
 use netpold_testkit::one_pod::IFINDEX;
 
 use super::{STATION, add, sum, tables};
@@ -43,18 +43,18 @@ fn answer<F: Written>(
 /// The answer from a Service's address, to a source before the translation.
 fn of(
     sender: EndpointRef,
-    family: Family,
+    family: IpVersion,
     from: Who,
     service: Who,
     frame: &[u8],
 ) -> Option<Vec<u8>> {
     let ports = [OWN, ASKED];
     match family {
-        Family::V4 => {
+        IpVersion::V4 => {
             let addresses = [from, service].map(|who| u32::from_be_bytes(who.v4()));
             answer::<V4>(sender, frame, &Ends { addresses, ports })
         }
-        Family::V6 => {
+        IpVersion::V6 => {
             let words = |who: Who| V6::words(&who.v6());
             answer::<V6>(sender, frame, &Ends { addresses: [from, service].map(words), ports })
         }
@@ -68,9 +68,9 @@ fn answers_behind_a_translation_go_to_their_sender_alone() {
     let mut tables = tables();
     let sender = find_endpoint(&tables, IFINDEX).expect("the pod");
     for family in FAMILIES {
-        let (at, addresses) = if family == Family::V4 { (34, 26..34) } else { (54, 22..54) };
+        let (at, addresses) = if family == IpVersion::V4 { (34, 26..34) } else { (54, 22..54) };
         let bytes =
-            |who: Who| if family == Family::V4 { who.v4().to_vec() } else { who.v6().to_vec() };
+            |who: Who| if family == IpVersion::V4 { who.v4().to_vec() } else { who.v6().to_vec() };
         let back = [bytes(Who::Client), bytes(Who::Pod)].concat();
         for now in [Who::Pod, Who::Friend] {
             let to_backend =
@@ -94,7 +94,7 @@ fn answers_behind_a_translation_go_to_their_sender_alone() {
                 [OWN.to_be_bytes(), ASKED.to_be_bytes()].concat()
             );
             assert_eq!(quoted[header + 4..][..4], datagram[at + 4..][..4]);
-            if family == Family::V4 {
+            if family == IpVersion::V4 {
                 assert_eq!(add(&quoted[..20]), 0xffff, "the quoted header's checksum");
             }
             assert_eq!(of(sender, family, Who::Stranger, Who::Client, &syn), None, "another's");
@@ -104,11 +104,11 @@ fn answers_behind_a_translation_go_to_their_sender_alone() {
         }
     }
     let reset = rejection::read::<V4, _>(
-        &&frame(&ip(Family::V4, Who::Pod, Who::Stranger, TCP, &tcp(1, 2, 4)))[..],
+        &&frame(&ip(IpVersion::V4, Who::Pod, Who::Stranger, TCP, &tcp(1, 2, 4)))[..],
     );
     assert_eq!(reset.expect("a denied reset").rejection, Rejection::Nothing);
     tables.endpoint_mut(IFINDEX).flags &= (1 << EP_STATION_SHIFT) - 1;
     let sender = find_endpoint(&tables, IFINDEX).expect("the pod");
-    let syn = frame(&ip(Family::V4, Who::Pod, Who::Stranger, TCP, &tcp(OWN, 80, SYN)));
-    assert_eq!(of(sender, Family::V4, Who::Pod, Who::Client, &syn), None, "an unknown station");
+    let syn = frame(&ip(IpVersion::V4, Who::Pod, Who::Stranger, TCP, &tcp(OWN, 80, SYN)));
+    assert_eq!(of(sender, IpVersion::V4, Who::Pod, Who::Client, &syn), None, "an unknown station");
 }

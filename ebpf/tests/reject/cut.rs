@@ -1,17 +1,17 @@
 //! Resets that go on to the receiver of a connection that policy has cut.
 
 use netpold_ebpf::layout::{EP_REJECT_EGRESS, EP_REJECT_INGRESS};
-use netpold_testkit::frames::{ACK, FAMILIES, FIN, Family, RST, SYN, TCP, Who, frame, ip, tcp};
+use netpold_testkit::frames::{ACK, FAMILIES, FIN, IpVersion, RST, SYN, TCP, Who, frame, ip, tcp};
 use netpold_testkit::node::NodeTables;
 use netpold_testkit::one_pod::{
     DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, set_rows, with_rows,
 };
-use netpold_testkit::reject::{Arrival, Sent, sent as answers, sent_within};
+use netpold_testkit::reject::{PacketArrival, Sent, sent as answers, sent_within};
 
 use super::{arrival, denied, rejecting, sent, sum};
 
 /// A segment of the client's connection with the pod.
-fn segment(family: Family, direction: Direction, flags: u8, data: &[u8]) -> Vec<u8> {
+fn segment(family: IpVersion, direction: Direction, flags: u8, data: &[u8]) -> Vec<u8> {
     let of = |source, destination| [tcp(source, destination, flags), data.to_vec()].concat();
     match direction {
         Direction::Ingress => frame(&ip(family, Who::Client, Who::Pod, TCP, &of(4000, 80))),
@@ -20,7 +20,7 @@ fn segment(family: Family, direction: Direction, flags: u8, data: &[u8]) -> Vec<
 }
 
 /// A pod with an open connection of the client, before a change of policy cuts it.
-fn connected(family: Family, shakes: usize) -> NodeTables {
+fn connected(family: IpVersion, shakes: usize) -> NodeTables {
     let mut tables = rejecting(with_rows(INGRESS_ROW, EGRESS_ROW));
     let handshake =
         [(Direction::Ingress, SYN), (Direction::Egress, SYN | ACK), (Direction::Ingress, ACK)];
@@ -37,7 +37,7 @@ fn connected(family: Family, shakes: usize) -> NodeTables {
 #[test]
 fn a_cut_connection_is_reset_at_both_ends_once() {
     for family in FAMILIES {
-        let at = if family == Family::V4 { 34 } else { 54 };
+        let at = if family == IpVersion::V4 { 34 } else { 54 };
         for direction in [Direction::Ingress, Direction::Egress] {
             for (flags, data) in [(ACK, &b"question"[..]), (ACK, b""), (FIN | ACK, b"")] {
                 let tables = connected(family, 3);
@@ -52,7 +52,7 @@ fn a_cut_connection_is_reset_at_both_ends_once() {
                     (&onward[..14], &onward[at..at + 4]),
                     (&frame[..14], &frame[at..at + 4])
                 );
-                let addresses = if family == Family::V4 { 26..34 } else { 22..54 };
+                let addresses = if family == IpVersion::V4 { 26..34 } else { 22..54 };
                 assert_eq!(onward[addresses.clone()], frame[addresses]);
                 assert_eq!((onward.len(), sum(&onward, family)), (at + 20, 0xffff));
                 let again = answers(&tables, &arrival(direction), &frame);
@@ -66,7 +66,7 @@ fn a_cut_connection_is_reset_at_both_ends_once() {
 #[test]
 fn a_reset_of_a_cut_connection_goes_on_once() {
     for family in FAMILIES {
-        let at = if family == Family::V4 { 34 } else { 54 };
+        let at = if family == IpVersion::V4 { 34 } else { 54 };
         for (direction, other) in
             [(Direction::Ingress, Direction::Egress), (Direction::Egress, Direction::Ingress)]
         {
@@ -126,12 +126,12 @@ fn what_does_not_go_on() {
             let of = |protocol, data: &[u8]| denied(direction, family, protocol, data);
             assert_eq!(onward(&tables, &of(TCP, &tcp(4000, 80, ACK))), None, "another's");
             let mut other_port = data.clone();
-            let at = if family == Family::V4 { 34 } else { 54 };
+            let at = if family == IpVersion::V4 { 34 } else { 54 };
             other_port[at + 1] ^= 1;
             assert_eq!(onward(&tables, &other_port), None, "another connection's");
             // A forged source, where it is not proved.
             if direction == Direction::Ingress {
-                let unrouted = Arrival { routed: false, ..arrival(direction) };
+                let unrouted = PacketArrival { routed: false, ..arrival(direction) };
                 assert_eq!(answers(&tables, &unrouted, &data), Sent::default());
                 assert_eq!(answers(&tables, &unrouted, &reset), Sent::default());
             }
@@ -149,8 +149,8 @@ fn what_does_not_go_on() {
 /// A connection that policy allows again goes on as if nothing had been, and has no further resets.
 #[test]
 fn resets_go_on_once_for_each_connection() {
-    let mut tables = connected(Family::V4, 3);
-    let data = segment(Family::V4, Direction::Ingress, ACK, b"x");
+    let mut tables = connected(IpVersion::V4, 3);
+    let data = segment(IpVersion::V4, Direction::Ingress, ACK, b"x");
     let arrival = arrival(Direction::Ingress);
     assert!(answers(&tables, &arrival, &data).onward.is_some());
     set_rows(&mut tables, INGRESS_ROW, EGRESS_ROW);
@@ -168,8 +168,8 @@ fn denied_packets_turn_no_connection_around() {
         let (from, to) = if is_clients { (1024, 50_051) } else { (50_051, 1024) };
         let of = [tcp(from, to, flags), data.to_vec()].concat();
         match way {
-            Direction::Ingress => frame(&ip(Family::V4, Who::Friend, Who::Pod, TCP, &of)),
-            Direction::Egress => sent(&ip(Family::V4, Who::Pod, Who::Friend, TCP, &of)),
+            Direction::Ingress => frame(&ip(IpVersion::V4, Who::Friend, Who::Pod, TCP, &of)),
+            Direction::Egress => sent(&ip(IpVersion::V4, Who::Pod, Who::Friend, TCP, &of)),
         }
     };
     // The pod as the server, and as the client: the direction of the client's packets is denied.

@@ -6,19 +6,19 @@ mod oracle;
 
 use netpold_ebpf::{
     host::HostMemory,
-    judge::{hook::Hook, proof::DEFAULT_BIT, reject},
+    judge::{hook::PacketHook, proof::DEFAULT_BIT, reject},
     layout::{
         ANY_UNCHECKED, EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, EP_STATION_SHIFT,
         Endpoint, REJECTION, STRANGER, Settings,
     },
 };
 use netpold_testkit::frames::{
-    ACK, FAMILIES, FIN, Family, RST, SCTP, SYN, TCP, UDP, Who, ether, frame, icmp, ip, ipv4, ipv6,
-    sctp, tcp, udp, vlan,
+    ACK, FAMILIES, FIN, IpVersion, RST, SCTP, SYN, TCP, UDP, Who, ether, frame, icmp, ip, ipv4,
+    ipv6, sctp, tcp, udp, vlan,
 };
 use netpold_testkit::node::NodeTables;
 use netpold_testkit::one_pod::{DENY_ROW, Direction, IFINDEX, UPLINK, with_rows};
-use netpold_testkit::reject::{Arrival, answer};
+use netpold_testkit::reject::{PacketArrival, answer};
 
 const PROOF: u32 = 1 << DEFAULT_BIT;
 /// Destination address of the test kit's frames.
@@ -49,10 +49,10 @@ fn friend() -> Endpoint {
     }
 }
 
-fn arrival(direction: Direction) -> Arrival {
+fn arrival(direction: Direction) -> PacketArrival {
     let ingress_ifindex = if direction == Direction::Egress { IFINDEX } else { UPLINK };
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex };
-    Arrival { direction, hook, mark: 0, tc_index: 0, routed: true }
+    let hook = PacketHook { ifindex: IFINDEX, ingress_ifindex };
+    PacketArrival { direction, hook, mark: 0, tc_index: 0, routed: true }
 }
 
 /// A frame from the pod has the pod's hardware address as source.
@@ -64,7 +64,7 @@ fn sent(packet: &[u8]) -> Vec<u8> {
 }
 
 /// The packet in its direction, and its frame: the pod and a stranger.
-fn denied(direction: Direction, family: Family, protocol: u8, data: &[u8]) -> Vec<u8> {
+fn denied(direction: Direction, family: IpVersion, protocol: u8, data: &[u8]) -> Vec<u8> {
     match direction {
         Direction::Ingress => frame(&ip(family, Who::Stranger, Who::Pod, protocol, data)),
         Direction::Egress => sent(&ip(family, Who::Pod, Who::Stranger, protocol, data)),
@@ -72,10 +72,10 @@ fn denied(direction: Direction, family: Family, protocol: u8, data: &[u8]) -> Ve
 }
 
 /// Sum of a message with its pseudo header; all ones if its checksum is right.
-fn sum(answer: &[u8], family: Family) -> u16 {
+fn sum(answer: &[u8], family: IpVersion) -> u16 {
     let (addresses, protocol, at) = match family {
-        Family::V4 => (&answer[26..34], answer[23], 34),
-        Family::V6 => (&answer[22..54], answer[20], 54),
+        IpVersion::V4 => (&answer[26..34], answer[23], 34),
+        IpVersion::V6 => (&answer[22..54], answer[20], 54),
     };
     let message = &answer[at..];
     let pseudo = [addresses, &[0, protocol], &(message.len() as u16).to_be_bytes()].concat();
@@ -111,20 +111,20 @@ fn answers_go_back_with_right_checksums() {
                 assert_eq!((&answer[..6], &answer[6..12]), (&frame[6..12], &frame[..6]));
                 assert_eq!(answer[12..14], frame[12..14]);
                 let (source, destination) = match family {
-                    Family::V4 => (26..30, 30..34),
-                    Family::V6 => (22..38, 38..54),
+                    IpVersion::V4 => (26..30, 30..34),
+                    IpVersion::V6 => (22..38, 38..54),
                 };
                 assert_eq!(answer[source.clone()], frame[destination.clone()]);
                 assert_eq!(answer[destination], frame[source]);
                 assert_eq!(sum(&answer, family), 0xffff, "{protocol} {family:?}");
-                if family == Family::V4 {
+                if family == IpVersion::V4 {
                     assert_eq!(add(&answer[14..34]), 0xffff);
                     assert_eq!(
                         usize::from(answer[17]) + usize::from(answer[16]) * 256 + 14,
                         answer.len()
                     );
                 }
-                let headers = if family == Family::V4 { 28 } else { 48 };
+                let headers = if family == IpVersion::V4 { 28 } else { 48 };
                 assert!(answer.len() <= frame.len() + headers, "no amplifier");
                 assert!(answer.len() <= 576, "{}", answer.len());
             }
@@ -136,7 +136,7 @@ fn answers_go_back_with_right_checksums() {
 fn segments_get_a_reset_that_their_sender_accepts() {
     let tables = tables();
     for direction in [Direction::Ingress, Direction::Egress] {
-        for (family, at) in [(Family::V4, 34), (Family::V6, 54)] {
+        for (family, at) in [(IpVersion::V4, 34), (IpVersion::V6, 54)] {
             for (flags, data, expected) in [
                 // Sequence number 1, acknowledgement number 2.
                 (SYN, 0, (0_u32, 2_u32, RST | ACK)),
@@ -164,7 +164,7 @@ fn segments_get_a_reset_that_their_sender_accepts() {
 #[test]
 fn errors_quote_the_packet() {
     let tables = tables();
-    for (family, at, kind) in [(Family::V4, 34, [3, 13]), (Family::V6, 54, [1, 1])] {
+    for (family, at, kind) in [(IpVersion::V4, 34, [3, 13]), (IpVersion::V6, 54, [1, 1])] {
         for length in [0, 1, 40, 400, 1200] {
             let frame = denied(Direction::Egress, family, UDP, &udp(1, 2, &vec![5; length]));
             let answer = answer(&tables, &arrival(Direction::Egress), &frame).expect("an error");
@@ -246,10 +246,10 @@ fn groups_and_special_addresses_get_no_answer() {
         frame[at..at + address.len()].copy_from_slice(address);
     };
     for address in [[224, 0, 0, 9], [255; 4], [0, 1, 2, 3], [127, 0, 0, 1], [240, 0, 0, 1]] {
-        let mut sent = denied(Direction::Egress, Family::V4, UDP, &udp(1, 2, &[]));
+        let mut sent = denied(Direction::Egress, IpVersion::V4, UDP, &udp(1, 2, &[]));
         to(&mut sent, 30, &address);
         assert_eq!(answer(&tables, &arrival(Direction::Egress), &sent), None, "to {address:?}");
-        let mut received = denied(Direction::Ingress, Family::V4, UDP, &udp(1, 2, &[]));
+        let mut received = denied(Direction::Ingress, IpVersion::V4, UDP, &udp(1, 2, &[]));
         to(&mut received, 26, &address);
         let none = answer(&tables, &arrival(Direction::Ingress), &received);
         assert_eq!(none, None, "from {address:?}");
@@ -260,12 +260,12 @@ fn groups_and_special_addresses_get_no_answer() {
         one
     };
     for first in [[0xff, 2], [0xfe, 0x80]] {
-        let mut sent = denied(Direction::Egress, Family::V6, UDP, &udp(1, 2, &[]));
+        let mut sent = denied(Direction::Egress, IpVersion::V6, UDP, &udp(1, 2, &[]));
         to(&mut sent, 38, &first);
         assert_eq!(answer(&tables, &arrival(Direction::Egress), &sent), None, "to {first:x?}");
     }
     for address in [[0; 16], loopback] {
-        let mut received = denied(Direction::Ingress, Family::V6, UDP, &udp(1, 2, &[]));
+        let mut received = denied(Direction::Ingress, IpVersion::V6, UDP, &udp(1, 2, &[]));
         to(&mut received, 22, &address);
         assert_eq!(answer(&tables, &arrival(Direction::Ingress), &received), None);
     }
@@ -276,12 +276,12 @@ fn groups_and_special_addresses_get_no_answer() {
 fn sources_without_proof_get_no_answer() {
     let mut tables = tables();
     tables.set_endpoint(friend());
-    let packet = |from| frame(&ip(Family::V4, from, Who::Pod, UDP, &udp(1, 2, &[])));
+    let packet = |from| frame(&ip(IpVersion::V4, from, Who::Pod, UDP, &udp(1, 2, &[])));
     let (pods, outside) = (packet(Who::Friend), packet(Who::Stranger));
     let base = arrival(Direction::Ingress);
     let by = |ingress_ifindex, mark, tc_index, routed| {
-        let hook = Hook { ingress_ifindex, ..base.hook };
-        Arrival { hook, mark, tc_index, routed, ..base }
+        let hook = PacketHook { ingress_ifindex, ..base.hook };
+        PacketArrival { hook, mark, tc_index, routed, ..base }
     };
     let witness = 16;
     for (arrival, frame, answered) in [
@@ -313,7 +313,7 @@ fn sources_without_proof_get_no_answer() {
     assert_eq!(answer(&tables, &by(UPLINK, PROOF, witness, true), &pods), None);
     tables.flows.settings.any_endpoint = 0;
     // In egress, an address that is not the pod's; without a source check too.
-    let forged = sent(&ip(Family::V4, Who::Friend, Who::Stranger, UDP, &udp(1, 2, &[])));
+    let forged = sent(&ip(IpVersion::V4, Who::Friend, Who::Stranger, UDP, &udp(1, 2, &[])));
     assert_eq!(answer(&tables, &arrival(Direction::Egress), &forged), None);
     tables.endpoint_mut(IFINDEX).flags &= !EP_CHECK_SOURCE;
     assert_eq!(answer(&tables, &arrival(Direction::Egress), &forged), None);
@@ -323,7 +323,7 @@ fn sources_without_proof_get_no_answer() {
 #[test]
 fn flooded_frames_get_no_answer() {
     let tables = tables();
-    let mut frame = denied(Direction::Ingress, Family::V4, UDP, &udp(1, 2, &[]));
+    let mut frame = denied(Direction::Ingress, IpVersion::V4, UDP, &udp(1, 2, &[]));
     assert!(answer(&tables, &arrival(Direction::Ingress), &frame).is_some());
     frame[5] ^= 1;
     assert_eq!(answer(&tables, &arrival(Direction::Ingress), &frame), None);
@@ -333,12 +333,12 @@ fn flooded_frames_get_no_answer() {
 fn without_the_flag_or_with_a_grant_there_is_no_answer() {
     let mut tables = tables();
     for direction in [Direction::Ingress, Direction::Egress] {
-        let frame = denied(direction, Family::V4, TCP, &tcp(4000, 81, SYN));
+        let frame = denied(direction, IpVersion::V4, TCP, &tcp(4000, 81, SYN));
         assert!(answer(&tables, &arrival(direction), &frame).is_some());
     }
     tables.endpoint_mut(IFINDEX).flags &= !EP_REJECT_EGRESS;
-    let sent = denied(Direction::Egress, Family::V4, TCP, &tcp(4000, 81, SYN));
-    let received = denied(Direction::Ingress, Family::V4, TCP, &tcp(4000, 81, SYN));
+    let sent = denied(Direction::Egress, IpVersion::V4, TCP, &tcp(4000, 81, SYN));
+    let received = denied(Direction::Ingress, IpVersion::V4, TCP, &tcp(4000, 81, SYN));
     assert_eq!(answer(&tables, &arrival(Direction::Egress), &sent), None);
     assert!(answer(&tables, &arrival(Direction::Ingress), &received).is_some());
     tables.endpoint_mut(IFINDEX).rows = 0;

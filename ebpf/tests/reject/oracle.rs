@@ -2,14 +2,14 @@
 
 use std::net::IpAddr;
 
-use netpold_ebpf::{judge::hook::Hook, layout::STRANGER, reason::Reason};
+use netpold_ebpf::{judge::hook::PacketHook, layout::STRANGER, reason::Reason};
 use netpold_testkit::frames::{
     ACK, FAMILIES, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, sctp, tcp, udp,
 };
 use netpold_testkit::one_pod::{Direction, IFINDEX, UPLINK};
-use netpold_testkit::oracle::Denied;
+use netpold_testkit::oracle::DeniedFrame;
 use netpold_testkit::random::Random;
-use netpold_testkit::reject::{Arrival, Sent, sent as answers};
+use netpold_testkit::reject::{PacketArrival, Sent, sent as answers};
 
 use super::{OTHER, PROOF, STATION, arrival, friend, sent, tables};
 
@@ -54,9 +54,9 @@ fn answers_are_to_packets_with_a_proved_source_as_the_oracle_reads_the_page() {
         let hook = if direction == Direction::Egress {
             own.hook
         } else {
-            Hook { ingress_ifindex: by, ..own.hook }
+            PacketHook { ingress_ifindex: by, ..own.hook }
         };
-        let arrival = Arrival { hook, mark, tc_index, routed, ..own };
+        let arrival = PacketArrival { hook, mark, tc_index, routed, ..own };
         if tables.judge(direction, hook, &frame).reason() != Reason::Policy || by == 0 {
             continue;
         }
@@ -66,7 +66,7 @@ fn answers_are_to_packets_with_a_proved_source_as_the_oracle_reads_the_page() {
         let is_local = by != UPLINK || is_of_friend || is_of_pod;
         // With the proof, an address of none of the pods is one that a pod of the node forged.
         let proved = if is_local { passed } else { routed && !passed };
-        let oracle = Denied { frame: &frame, direction, pod: &pod, station: STATION, proved };
+        let oracle = DeniedFrame { frame: &frame, direction, pod: &pod, station: STATION, proved };
         let expected = oracle.is_answered();
         let Sent { back, onward } = answers(&tables, &arrival, &frame);
         assert_eq!(back.is_some(), expected, "{direction:?} {arrival:?} {frame:02x?}");

@@ -3,7 +3,7 @@
 use netpold_ebpf::{
     judge::{
         connection::Course,
-        hook::Hook,
+        hook::PacketHook,
         post_nat,
         proof::{Exit, Origin},
     },
@@ -74,12 +74,12 @@ pub(crate) fn fragment(to: [u8; 4], part: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 pub(crate) fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
-    let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: POD_IFINDEX };
+    let hook = PacketHook { ifindex: POD_IFINDEX, ingress_ifindex: POD_IFINDEX };
     tables.judge(Direction::Egress, hook, frame).reason()
 }
 
 pub(crate) fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
-    let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
+    let hook = PacketHook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
     tables.judge(Direction::Ingress, hook, frame).reason()
 }
 

@@ -3,22 +3,24 @@
 use std::fmt::{Display, Formatter};
 
 use anyhow::Result;
-use netpold_testbed::{Cni, Manifests, Node, Pod, PodSpec, Protocol, link_nodes, namespace};
+use netpold_testbed::{
+    Cni, Manifests, PodSpec, ProbeProtocol, TestNode, TestPod, link_nodes, namespace,
+};
 
 /// A service on every pod, for probes to every pod. The letter heads its column.
 pub(crate) struct DemoService {
     pub(crate) letter: char,
-    pub(crate) protocol: Protocol,
+    pub(crate) protocol: ProbeProtocol,
     pub(crate) port: u16,
     pub(crate) what: &'static str,
 }
 
 pub(crate) const SERVICES: [DemoService; 5] = [
-    DemoService { letter: 'H', protocol: Protocol::Tcp, port: HTTP, what: "named http" },
-    DemoService { letter: 'M', protocol: Protocol::Tcp, port: 9105, what: "metrics" },
-    DemoService { letter: 'U', protocol: Protocol::Udp, port: 5300, what: "lookup" },
-    DemoService { letter: 'S', protocol: Protocol::Sctp, port: 3868, what: "signals" },
-    DemoService { letter: 'P', protocol: Protocol::Icmp, port: 0, what: "ping" },
+    DemoService { letter: 'H', protocol: ProbeProtocol::Tcp, port: HTTP, what: "named http" },
+    DemoService { letter: 'M', protocol: ProbeProtocol::Tcp, port: 9105, what: "metrics" },
+    DemoService { letter: 'U', protocol: ProbeProtocol::Udp, port: 5300, what: "lookup" },
+    DemoService { letter: 'S', protocol: ProbeProtocol::Sctp, port: 3868, what: "signals" },
+    DemoService { letter: 'P', protocol: ProbeProtocol::Icmp, port: 0, what: "ping" },
 ];
 pub(crate) const HTTP: u16 = 8080;
 
@@ -43,28 +45,28 @@ const PODS: [(&str, &str, usize); 6] = [
 
 /// Fields are in the order of teardown.
 pub(crate) struct DemoCluster {
-    pub(crate) pods: Vec<Pod>,
+    pub(crate) pods: Vec<TestPod>,
     /// Senders without manifests.
-    pub(crate) outside: Vec<Pod>,
-    pub(crate) nodes: Vec<Node>,
-    _world: Node,
+    pub(crate) outside: Vec<TestPod>,
+    pub(crate) nodes: Vec<TestNode>,
+    _world: TestNode,
 }
 
 impl DemoCluster {
     /// Makes namespaces, links, addresses and servers.
     pub(crate) fn build() -> Result<Self> {
         let nodes = vec![
-            Node::new("oak", Cni::Ptp, "10.244.1.0/24", "fd00:10:244:1::/64")?,
-            Node::new("elm", Cni::Bridge, "10.244.2.0/24", "fd00:10:244:2::/64")?,
+            TestNode::new("oak", Cni::Ptp, "10.244.1.0/24", "fd00:10:244:1::/64")?,
+            TestNode::new("elm", Cni::Bridge, "10.244.2.0/24", "fd00:10:244:2::/64")?,
         ];
-        let world = Node::new("world", Cni::Ptp, "203.0.113.0/24", "2001:db8:113::/64")?;
+        let world = TestNode::new("world", Cni::Ptp, "203.0.113.0/24", "2001:db8:113::/64")?;
         link_nodes(&nodes[0], &nodes[1])?;
         nodes.iter().try_for_each(|node| link_nodes(node, &world))?;
         let mut pods = Vec::new();
         for (namespace, name, node) in PODS {
             let spec = PodSpec::new(namespace, name).label("app", name);
-            let pod = nodes[node].add_pod(&spec.port("http", Protocol::Tcp, HTTP))?;
-            for service in SERVICES.iter().filter(|s| s.protocol != Protocol::Icmp) {
+            let pod = nodes[node].add_pod(&spec.port("http", ProbeProtocol::Tcp, HTTP))?;
+            for service in SERVICES.iter().filter(|s| s.protocol != ProbeProtocol::Icmp) {
                 pod.serve(service.protocol, service.port)?;
             }
             pods.push(pod);
@@ -88,7 +90,7 @@ impl DemoCluster {
     }
 
     /// A pod by namespace and name.
-    pub(crate) fn pod(&self, name: &str) -> Result<&Pod> {
+    pub(crate) fn pod(&self, name: &str) -> Result<&TestPod> {
         let found = self.pods.iter().chain(&self.outside).find(|pod| pod.name() == name);
         found.ok_or_else(|| anyhow::anyhow!("the demo has no pod {name}"))
     }

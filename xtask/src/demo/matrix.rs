@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use netpold_testbed::{Manifests, Pod, ProbeResult, ReachProbe, probe_all};
+use netpold_testbed::{Manifests, ProbeResult, ReachProbe, TestPod, probe_all};
 use owo_colors::OwoColorize;
 
 use super::cluster::{DemoCluster, DemoService, SERVICES};
@@ -23,8 +23,8 @@ const SPELLED_OUT: usize = 10;
 
 /// One probe and its right answer.
 struct ProbeCell<'a> {
-    from: &'a Pod,
-    to: &'a Pod,
+    from: &'a TestPod,
+    to: &'a TestPod,
     service: &'static DemoService,
     address: IpAddr,
     expected: bool,

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use netpold_testbed::{Agent, AgentOptions, Manifests, Node, without_twins};
+use netpold_testbed::{Agent, AgentOptions, Manifests, TestNode, without_twins};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -63,7 +63,7 @@ fn expected_duration(without_tools: bool, is_built: bool) -> Option<&'static str
 /// Starts an agent on each node and waits until all enforce.
 pub(crate) fn start_agents(
     binary: &Path,
-    nodes: &[Node],
+    nodes: &[TestNode],
     manifests: &Manifests,
 ) -> Result<Vec<Agent>> {
     let options = AgentOptions {
@@ -71,7 +71,7 @@ pub(crate) fn start_agents(
         manifests: manifests.directory().into(),
         arguments: Vec::new(),
     };
-    let start = |node: &Node| Agent::start(node, options.clone());
+    let start = |node: &TestNode| Agent::start(node, options.clone());
     let mut agents = nodes.iter().map(start).collect::<Result<Vec<_>>>()?;
     let everywhere = |status: &Value| {
         let endpoints = status["endpoints"].as_array();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netpold_testbed::{Agent, Flow, Manifests, Pod, Protocol};
+use netpold_testbed::{Agent, Manifests, ProbeProtocol, TestFlow, TestPod};
 use owo_colors::OwoColorize;
 
 use super::cluster::{DemoCluster, HTTP};
@@ -64,7 +64,7 @@ impl DemoStage<'_> {
         step::title("why was that dropped?");
         let (from, to) = (self.cluster.pod("outside/scanner")?, self.cluster.pod("shop/web")?);
         let (source, target) = (from.ip4().context("no IPv4")?, to.ip4().context("no IPv4")?);
-        let result = from.probe(Protocol::Tcp, target, HTTP, Duration::from_millis(300));
+        let result = from.probe(ProbeProtocol::Tcp, target, HTTP, Duration::from_millis(300));
         ensure!(result.dropped(), "outside/scanner to shop/web: {result}");
         step::note(&format!("outside/scanner ({source}) to shop/web, TCP {HTTP}: {result}"));
 
@@ -79,7 +79,7 @@ impl DemoStage<'_> {
             from: source.to_string(),
             to: to.name().into(),
             port: HTTP,
-            protocol: Protocol::Tcp.to_string(),
+            protocol: ProbeProtocol::Tcp.to_string(),
         };
         step::note(&format!("{}:", "netpold explain".bold()));
         anstream::println!(
@@ -90,13 +90,13 @@ impl DemoStage<'_> {
     }
 }
 
-fn open(from: &Pod, to: &Pod, port: u16) -> Result<Flow> {
+fn open(from: &TestPod, to: &TestPod, port: u16) -> Result<TestFlow> {
     let address = to.ip6().context("the demo's pods have IPv6")?;
-    from.open_flow(Protocol::Tcp, SocketAddr::new(address, port), TIMEOUT)
+    from.open_flow(ProbeProtocol::Tcp, SocketAddr::new(address, port), TIMEOUT)
 }
 
 /// Time of the last answer.
-fn wait_until_silent(flow: &mut Flow, start: Instant) -> Result<Duration> {
+fn wait_until_silent(flow: &mut TestFlow, start: Instant) -> Result<Duration> {
     let mut last = start.elapsed();
     while flow.ping(PATIENCE) {
         go_on()?;

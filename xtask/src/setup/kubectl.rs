@@ -4,7 +4,7 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use netpold_testbed::apiserver::{KUBECTL_CACHED, Kubectl};
+use netpold_testbed::apiserver::{KUBECTL_CACHED, KubectlBinary};
 
 use super::release::ReleaseFolder;
 use super::toolchain;
@@ -17,7 +17,7 @@ const SUITE: &str = "trixie";
 /// # Errors
 /// When no kubectl is available.
 pub(super) fn install() -> Result<()> {
-    if Kubectl::find().is_some_and(|kubectl| kubectl.renders()) {
+    if KubectlBinary::find().is_some_and(|kubectl| kubectl.renders()) {
         return Ok(());
     }
     ensure!(
@@ -34,7 +34,7 @@ pub(super) fn install() -> Result<()> {
         .and_then(|_| fs::rename(&new, folder.join("kubectl")))
         .with_context(|| format!("cannot put kubectl into {}", folder.display()))?;
     ensure!(
-        Kubectl::find().is_some_and(|kubectl| kubectl.renders()),
+        KubectlBinary::find().is_some_and(|kubectl| kubectl.renders()),
         "the kubectl of Debian {SUITE} does not run here; put one of 1.21 or later on the PATH"
     );
     Ok(())

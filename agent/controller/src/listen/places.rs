@@ -9,14 +9,14 @@ use tokio::task::AbortHandle;
 /// Source of a connection, by a property that the client cannot choose: its address; for link-local addresses (RFC 4291
 /// section 2.5.6, RFC 3927), of which a pod may use any number, the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Source {
+pub(crate) enum ConnectionSource {
     /// All link-local addresses behind the interface with this index; 0 for IPv4.
     LinkLocal(u32),
     /// Any other address.
     Address(IpAddr),
 }
 
-impl Source {
+impl ConnectionSource {
     pub(crate) fn of(peer: SocketAddr) -> Self {
         match peer {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => Self::LinkLocal(v6.scope_id()),
@@ -28,17 +28,17 @@ impl Source {
     }
 
     /// Group of sources that one client can choose from: all link-local ones, a /24, a /64.
-    fn network(self) -> Network {
+    fn network(self) -> SourceNetwork {
         match self {
-            Self::LinkLocal(_) => Network::LinkLocal,
-            Self::Address(IpAddr::V4(v4)) => Network::V4(v4.to_bits() >> 8),
-            Self::Address(IpAddr::V6(v6)) => Network::V6(v6.to_bits() >> 64),
+            Self::LinkLocal(_) => SourceNetwork::LinkLocal,
+            Self::Address(IpAddr::V4(v4)) => SourceNetwork::V4(v4.to_bits() >> 8),
+            Self::Address(IpAddr::V6(v6)) => SourceNetwork::V6(v6.to_bits() >> 64),
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Network {
+enum SourceNetwork {
     LinkLocal,
     V4(u32),
     V6(u128),
@@ -46,7 +46,7 @@ enum Network {
 
 /// Limits of concurrent connections.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ConnectionLimits {
     /// Limit for all sources together.
     pub(crate) total: usize,
     /// Limit for one source.
@@ -57,35 +57,35 @@ pub(crate) struct Limits {
 
 /// Connections that hold places, the oldest first. New connections are never refused: above a limit, the oldest
 /// connection of the source with the most connections, in the network with the most, is closed.
-pub(crate) struct Places {
-    limits: Limits,
-    held: VecDeque<Place>,
+pub(crate) struct ConnectionSlots {
+    limits: ConnectionLimits,
+    held: VecDeque<ConnectionSlot>,
 }
 
-struct Place {
-    source: Source,
+struct ConnectionSlot {
+    source: ConnectionSource,
     connection: AbortHandle,
 }
 
-impl Places {
-    pub(crate) const fn new(limits: Limits) -> Self {
+impl ConnectionSlots {
+    pub(crate) const fn new(limits: ConnectionLimits) -> Self {
         Self { limits, held: VecDeque::new() }
     }
 
     /// Gives a connection a place; above a limit another connection loses its place.
-    pub(crate) fn take(&mut self, source: Source, connection: AbortHandle) {
+    pub(crate) fn take(&mut self, source: ConnectionSource, connection: AbortHandle) {
         self.held.retain(|place| !place.connection.is_finished());
-        self.held.push_back(Place { source, connection });
-        let Limits { total, of_source, of_link_local } = self.limits;
-        let count = |test: &dyn Fn(Source) -> bool| {
+        self.held.push_back(ConnectionSlot { source, connection });
+        let ConnectionLimits { total, of_source, of_link_local } = self.limits;
+        let count = |test: &dyn Fn(ConnectionSource) -> bool| {
             self.held.iter().filter(|place| test(place.source)).count()
         };
         let crowd = if count(&|it| it == source) > of_source {
             Some(source)
-        } else if count(&|it| it.network() == Network::LinkLocal) > of_link_local {
-            self.most(|source| source, |it| it.network() == Network::LinkLocal)
+        } else if count(&|it| it.network() == SourceNetwork::LinkLocal) > of_link_local {
+            self.most(|source| source, |it| it.network() == SourceNetwork::LinkLocal)
         } else if self.held.len() > total {
-            let network = self.most(Source::network, |_| true);
+            let network = self.most(ConnectionSource::network, |_| true);
             self.most(|source| source, |it| Some(it.network()) == network)
         } else {
             None
@@ -100,8 +100,8 @@ impl Places {
     /// oldest place.
     fn most<K: Copy + Eq + Hash>(
         &self,
-        who: impl Fn(Source) -> K,
-        of: impl Fn(Source) -> bool,
+        who: impl Fn(ConnectionSource) -> K,
+        of: impl Fn(ConnectionSource) -> bool,
     ) -> Option<K> {
         let held = || self.held.iter().map(|place| place.source).filter(|it| of(*it)).map(&who);
         let mut counts: HashMap<K, usize> = HashMap::new();
@@ -119,22 +119,22 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { total: 64, of_source: 4, of_link_local: 8 };
+    const LIMITS: ConnectionLimits = ConnectionLimits { total: 64, of_source: 4, of_link_local: 8 };
 
     /// Listener with clients that connect and wait.
     struct Crowded {
-        places: Places,
+        places: ConnectionSlots,
         tasks: Vec<JoinHandle<()>>,
     }
 
     impl Crowded {
         fn new() -> Self {
-            Self { places: Places::new(LIMITS), tasks: Vec::new() }
+            Self { places: ConnectionSlots::new(LIMITS), tasks: Vec::new() }
         }
 
         /// Connects a client that waits; returns the number of its connection.
         fn connect(&mut self, peer: &str) -> usize {
-            let source = Source::of(peer.parse().unwrap());
+            let source = ConnectionSource::of(peer.parse().unwrap());
             let task = tokio::spawn(std::future::pending::<()>());
             self.places.take(source, task.abort_handle());
             self.tasks.push(task);
@@ -150,7 +150,7 @@ mod tests {
         }
 
         fn of(&self, peer: &str) -> usize {
-            let source = Source::of(peer.parse().unwrap());
+            let source = ConnectionSource::of(peer.parse().unwrap());
             self.places.held.iter().filter(|place| place.source == source).count()
         }
     }
@@ -196,14 +196,14 @@ mod tests {
 
     #[test]
     fn a_client_is_told_from_others_by_what_it_cannot_choose() {
-        let of = |peer: &str| Source::of(peer.parse().unwrap());
+        let of = |peer: &str| ConnectionSource::of(peer.parse().unwrap());
         assert_eq!(of("[fe80::1%7]:1"), of("[fe80::2%7]:2"));
         assert_ne!(of("[fe80::1%7]:1"), of("[fe80::1%8]:1"));
         assert_eq!(of("169.254.1.1:1"), of("169.254.1.2:1"));
         assert_eq!(of("[::ffff:10.0.0.1]:1"), of("10.0.0.1:1"));
         assert_ne!(of("[fd00::1]:1"), of("[fd00::2]:1"));
         let mapped = Ipv4Addr::new(169, 254, 1, 1).to_ipv6_mapped();
-        assert_eq!(Source::of((mapped, 1).into()), of("169.254.1.1:1"));
-        assert_eq!(of("[::1]:1"), Source::Address(Ipv6Addr::LOCALHOST.into()));
+        assert_eq!(ConnectionSource::of((mapped, 1).into()), of("169.254.1.1:1"));
+        assert_eq!(of("[::1]:1"), ConnectionSource::Address(Ipv6Addr::LOCALHOST.into()));
     }
 }

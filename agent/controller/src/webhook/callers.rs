@@ -7,27 +7,32 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use tokio::net::TcpStream;
 
-use crate::listen::{Admission, AdmitConnection, Limits, Places};
+use crate::listen::{Admission, AdmitConnection, ConnectionLimits, ConnectionSlots};
 use crate::pod_addresses::PodAddresses;
 
 /// Limits of connections from addresses of no pod. An API server sends up to 200 mutating requests at a time by default
 /// (`--max-mutating-requests-inflight`), and a cluster has a few API servers. A connection uses at most 100 kB.
-const SERVERS: Limits = Limits { total: 512, of_source: 256, of_link_local: 8 };
+const SERVERS: ConnectionLimits = ConnectionLimits { total: 512, of_source: 256, of_link_local: 8 };
 /// Limits of connections from pods. An API server's connection can come from a pod, for example konnectivity's agent.
-const PODS: Limits = Limits { total: 64, of_source: 16, of_link_local: 8 };
+const PODS: ConnectionLimits = ConnectionLimits { total: 64, of_source: 16, of_link_local: 8 };
 
 /// Admission of connections to the webhook.
 pub(super) struct Callers {
     /// Permitted client addresses; empty: all.
     allowed: Vec<IpNet>,
     pods: Arc<PodAddresses>,
-    of_servers: Places,
-    of_pods: Places,
+    of_servers: ConnectionSlots,
+    of_pods: ConnectionSlots,
 }
 
 impl Callers {
     pub(super) const fn new(allowed: Vec<IpNet>, pods: Arc<PodAddresses>) -> Self {
-        Self { allowed, pods, of_servers: Places::new(SERVERS), of_pods: Places::new(PODS) }
+        Self {
+            allowed,
+            pods,
+            of_servers: ConnectionSlots::new(SERVERS),
+            of_pods: ConnectionSlots::new(PODS),
+        }
     }
 }
 

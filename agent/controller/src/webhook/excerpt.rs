@@ -10,13 +10,13 @@ const NAME_MAX: usize = 64;
 
 /// Part of a value that the excerpt keeps.
 #[derive(Debug)]
-pub(super) enum Part {
+pub(super) enum ExcerptPart {
     /// A string, a number, `true`, `false` or `null`.
     Scalar,
     /// These fields of an object.
-    Fields(&'static [(&'static str, Part)]),
+    Fields(&'static [(&'static str, ExcerptPart)]),
     /// This part of each item of an array.
-    Items(&'static Part),
+    Items(&'static ExcerptPart),
 }
 
 /// Reason for the absence of an excerpt.
@@ -38,21 +38,21 @@ pub(super) enum ExcerptError {
 pub(super) struct Excerpt {
     kept: Vec<u8>,
     /// Enclosing objects and arrays that are kept.
-    around: Vec<Around>,
-    state: State,
+    around: Vec<EnclosingValue>,
+    state: ParserState,
 }
 
 #[derive(Debug)]
-enum Around {
-    Object { fields: &'static [(&'static str, Part)], is_empty: bool },
-    Array { item: &'static Part },
+enum EnclosingValue {
+    Object { fields: &'static [(&'static str, ExcerptPart)], is_empty: bool },
+    Array { item: &'static ExcerptPart },
 }
 
 #[derive(Debug)]
-enum State {
+enum ParserState {
     /// Before a value; `part` is the kept part. With `may_end`, an empty array may end instead.
     Value {
-        part: Option<&'static Part>,
+        part: Option<&'static ExcerptPart>,
         may_end: bool,
     },
     /// Before a field's name. With `may_end`, an empty object may end instead.
@@ -87,8 +87,8 @@ enum State {
 }
 
 impl Excerpt {
-    pub(super) const fn new(part: &'static Part) -> Self {
-        let state = State::Value { part: Some(part), may_end: false };
+    pub(super) const fn new(part: &'static ExcerptPart) -> Self {
+        let state = ParserState::Value { part: Some(part), may_end: false };
         Self { kept: Vec::new(), around: Vec::new(), state }
     }
 
@@ -106,15 +106,16 @@ impl Excerpt {
     /// Returns the excerpt of a complete document.
     pub(super) fn finish(self) -> Result<Vec<u8>, ExcerptError> {
         // A number at the top level has no terminator.
-        let is_scalar = matches!(self.state, State::InScalar { .. }) && self.around.is_empty();
-        let is_whole = is_scalar || matches!(self.state, State::End);
+        let is_scalar =
+            matches!(self.state, ParserState::InScalar { .. }) && self.around.is_empty();
+        let is_whole = is_scalar || matches!(self.state, ParserState::End);
         if is_whole { Ok(self.kept) } else { Err(ExcerptError::Malformed) }
     }
 
     fn push_byte(&mut self, byte: u8) -> Result<(), ExcerptError> {
         let is_space = matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
         match &mut self.state {
-            State::Value { part, may_end } => {
+            ParserState::Value { part, may_end } => {
                 let (part, may_end) = (*part, *may_end);
                 match byte {
                     _ if is_space => {}
@@ -122,24 +123,25 @@ impl Excerpt {
                     b'{' | b'[' => self.begin(byte, part),
                     b'"' => {
                         self.keep(part.is_some(), byte);
-                        self.state = State::InText { is_kept: part.is_some(), is_escaped: false };
+                        self.state =
+                            ParserState::InText { is_kept: part.is_some(), is_escaped: false };
                     }
                     b'-' | b'0'..=b'9' | b'a'..=b'z' => {
                         self.keep(part.is_some(), byte);
-                        self.state = State::InScalar { is_kept: part.is_some() };
+                        self.state = ParserState::InScalar { is_kept: part.is_some() };
                     }
                     _ => return Err(ExcerptError::Malformed),
                 }
             }
-            State::Name { may_end } => match byte {
+            ParserState::Name { may_end } => match byte {
                 _ if is_space => {}
-                b'"' => self.state = State::InName { name: Vec::new(), is_escaped: false },
+                b'"' => self.state = ParserState::InName { name: Vec::new(), is_escaped: false },
                 b'}' if *may_end => return self.end(byte),
                 _ => return Err(ExcerptError::Malformed),
             },
-            State::InName { name, is_escaped } => {
+            ParserState::InName { name, is_escaped } => {
                 if byte == b'"' && !*is_escaped {
-                    self.state = State::Colon { name: std::mem::take(name) };
+                    self.state = ParserState::Colon { name: std::mem::take(name) };
                 } else {
                     *is_escaped = byte == b'\\' && !*is_escaped;
                     if name.len() <= NAME_MAX {
@@ -147,16 +149,16 @@ impl Excerpt {
                     }
                 }
             }
-            State::Colon { name } => match byte {
+            ParserState::Colon { name } => match byte {
                 _ if is_space => {}
                 b':' => {
                     let name = std::mem::take(name);
                     let part = self.field(&name);
-                    self.state = State::Value { part, may_end: false };
+                    self.state = ParserState::Value { part, may_end: false };
                 }
                 _ => return Err(ExcerptError::Malformed),
             },
-            State::InText { is_kept, is_escaped } => {
+            ParserState::InText { is_kept, is_escaped } => {
                 let ends = byte == b'"' && !*is_escaped;
                 *is_escaped = byte == b'\\' && !*is_escaped;
                 let is_kept = *is_kept;
@@ -165,7 +167,7 @@ impl Excerpt {
                     self.ends();
                 }
             }
-            State::InScalar { is_kept } => {
+            ParserState::InScalar { is_kept } => {
                 if is_space || matches!(byte, b',' | b']' | b'}') {
                     self.ends();
                     return if is_space { Ok(()) } else { self.push_byte(byte) };
@@ -173,7 +175,7 @@ impl Excerpt {
                 let is_kept = *is_kept;
                 self.keep(is_kept, byte);
             }
-            State::LeftOut { depth, in_text, is_escaped } => {
+            ParserState::LeftOut { depth, in_text, is_escaped } => {
                 if *in_text {
                     *in_text = byte != b'"' || *is_escaped;
                     *is_escaped = byte == b'\\' && !*is_escaped;
@@ -189,18 +191,20 @@ impl Excerpt {
                     self.ends();
                 }
             }
-            State::Behind => match (byte, self.around.last()) {
+            ParserState::Behind => match (byte, self.around.last()) {
                 _ if is_space => {}
-                (b',', Some(Around::Object { .. })) => self.state = State::Name { may_end: false },
-                (b',', Some(Around::Array { item })) => {
-                    self.state = State::Value { part: Some(item), may_end: false };
+                (b',', Some(EnclosingValue::Object { .. })) => {
+                    self.state = ParserState::Name { may_end: false }
+                }
+                (b',', Some(EnclosingValue::Array { item })) => {
+                    self.state = ParserState::Value { part: Some(item), may_end: false };
                     self.kept.push(byte);
                 }
                 (b'}' | b']', Some(_)) => return self.end(byte),
                 _ => return Err(ExcerptError::Malformed),
             },
-            State::End if is_space => {}
-            State::End => return Err(ExcerptError::Malformed),
+            ParserState::End if is_space => {}
+            ParserState::End => return Err(ExcerptError::Malformed),
         }
         Ok(())
     }
@@ -212,8 +216,10 @@ impl Excerpt {
     }
 
     /// Begins the field of this name in the enclosing object, and returns its kept part.
-    fn field(&mut self, name: &[u8]) -> Option<&'static Part> {
-        let Some(Around::Object { fields, is_empty }) = self.around.last_mut() else { return None };
+    fn field(&mut self, name: &[u8]) -> Option<&'static ExcerptPart> {
+        let Some(EnclosingValue::Object { fields, is_empty }) = self.around.last_mut() else {
+            return None;
+        };
         let (name, part) = fields.iter().find(|(field, _)| field.as_bytes() == name)?;
         if !std::mem::take(is_empty) {
             self.kept.push(b',');
@@ -223,19 +229,21 @@ impl Excerpt {
     }
 
     /// Begins an object or array.
-    fn begin(&mut self, bracket: u8, part: Option<&'static Part>) {
+    fn begin(&mut self, bracket: u8, part: Option<&'static ExcerptPart>) {
         let (around, state) = match (bracket, part) {
-            (b'{', Some(Part::Fields(fields))) => {
-                (Around::Object { fields, is_empty: true }, State::Name { may_end: true })
-            }
-            (b'[', Some(Part::Items(item))) => {
-                (Around::Array { item }, State::Value { part: Some(item), may_end: true })
-            }
+            (b'{', Some(ExcerptPart::Fields(fields))) => (
+                EnclosingValue::Object { fields, is_empty: true },
+                ParserState::Name { may_end: true },
+            ),
+            (b'[', Some(ExcerptPart::Items(item))) => (
+                EnclosingValue::Array { item },
+                ParserState::Value { part: Some(item), may_end: true },
+            ),
             (_, part) => {
                 if part.is_some() {
                     self.kept.extend(if bracket == b'{' { b"{}" } else { b"[]" });
                 }
-                self.state = State::LeftOut { depth: 1, in_text: false, is_escaped: false };
+                self.state = ParserState::LeftOut { depth: 1, in_text: false, is_escaped: false };
                 return;
             }
         };
@@ -247,7 +255,8 @@ impl Excerpt {
     /// Ends the enclosing object or array.
     fn end(&mut self, bracket: u8) -> Result<(), ExcerptError> {
         match (self.around.pop(), bracket) {
-            (Some(Around::Object { .. }), b'}') | (Some(Around::Array { .. }), b']') => {}
+            (Some(EnclosingValue::Object { .. }), b'}')
+            | (Some(EnclosingValue::Array { .. }), b']') => {}
             _ => return Err(ExcerptError::Malformed),
         }
         self.kept.push(bracket);
@@ -257,7 +266,7 @@ impl Excerpt {
 
     /// Ends a value.
     fn ends(&mut self) {
-        self.state = if self.around.is_empty() { State::End } else { State::Behind };
+        self.state = if self.around.is_empty() { ParserState::End } else { ParserState::Behind };
     }
 }
 
@@ -268,10 +277,16 @@ mod tests {
 
     use super::*;
 
-    static PART: Part = Part::Fields(&[
-        ("a", Part::Scalar),
-        ("b", Part::Fields(&[("a", Part::Scalar), ("c/d", Part::Items(&Part::Scalar))])),
-        ("c", Part::Items(&Part::Fields(&[("a", Part::Scalar)]))),
+    static PART: ExcerptPart = ExcerptPart::Fields(&[
+        ("a", ExcerptPart::Scalar),
+        (
+            "b",
+            ExcerptPart::Fields(&[
+                ("a", ExcerptPart::Scalar),
+                ("c/d", ExcerptPart::Items(&ExcerptPart::Scalar)),
+            ]),
+        ),
+        ("c", ExcerptPart::Items(&ExcerptPart::Fields(&[("a", ExcerptPart::Scalar)]))),
     ]);
 
     fn excerpt(text: &[u8], piece: usize) -> Result<Vec<u8>, ExcerptError> {
@@ -281,15 +296,15 @@ mod tests {
     }
 
     /// Computes the excerpt of a parsed document.
-    fn part_of(value: &Value, part: &Part) -> Value {
+    fn part_of(value: &Value, part: &ExcerptPart) -> Value {
         match (value, part) {
-            (Value::Object(all), Part::Fields(fields)) => {
+            (Value::Object(all), ExcerptPart::Fields(fields)) => {
                 let fields = fields.iter().filter_map(|(name, part)| {
                     Some(((*name).to_owned(), part_of(all.get(*name)?, part)))
                 });
                 Value::Object(fields.collect())
             }
-            (Value::Array(items), Part::Items(item)) => {
+            (Value::Array(items), ExcerptPart::Items(item)) => {
                 items.iter().map(|it| part_of(it, item)).collect()
             }
             (Value::Object(_), _) => json!({}),

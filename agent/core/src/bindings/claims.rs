@@ -10,7 +10,7 @@ use crate::bindings::veth::{
     Binding, CniResult, HeldVeth, Proof, as_judged, mirrored_uid, with_second_addresses,
 };
 use crate::cluster::{Cluster, precedence};
-use crate::model::{Bound, Owner, Pod, Standing};
+use crate::model::{Bound, InterfaceOwner, Pod, Standing};
 
 /// A pod to which a veth may be bound.
 #[derive(Clone, Debug)]
@@ -83,15 +83,15 @@ pub(super) struct VethClaims {
 
 impl VethClaims {
     /// Owner of a veth.
-    pub(super) fn owner(&self, held: &HeldVeth, cluster: &Cluster) -> Owner {
+    pub(super) fn owner(&self, held: &HeldVeth, cluster: &Cluster) -> InterfaceOwner {
         match &held.binding {
             Some(Binding { bound, .. }) => {
                 let station = held.station.filter(|_| !bound.second);
-                Owner::Pod(Bound { station, ..bound.clone() })
+                InterfaceOwner::Pod(Bound { station, ..bound.clone() })
             }
-            None if held.lost || self.rival(held, cluster).is_some() => Owner::Denied,
-            None if self.intruded(held).is_some() => Owner::Denied,
-            None => Owner::Unbound,
+            None if held.lost || self.rival(held, cluster).is_some() => InterfaceOwner::Denied,
+            None if self.intruded(held).is_some() => InterfaceOwner::Denied,
+            None => InterfaceOwner::Unbound,
         }
     }
 

@@ -105,8 +105,8 @@ impl World {
 
     fn bound(&self, index: u32) -> Option<Bound> {
         match &self.compiler.cluster().interfaces().get(&index)?.owner {
-            Owner::Pod(bound) => Some(bound.clone()),
-            Owner::Unbound | Owner::Denied => None,
+            InterfaceOwner::Pod(bound) => Some(bound.clone()),
+            InterfaceOwner::Unbound | InterfaceOwner::Denied => None,
         }
     }
 
@@ -121,7 +121,7 @@ impl World {
     }
 
     fn is_denied(&self, index: u32) -> bool {
-        self.compiler.cluster().interfaces()[&index].owner == Owner::Denied
+        self.compiler.cluster().interfaces()[&index].owner == InterfaceOwner::Denied
     }
 
     fn problems(&self) -> Vec<BindingProblem> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::model::{Interface, Owner};
+use crate::model::{Interface, InterfaceOwner};
 
 /// All interfaces.
 #[derive(Debug, Default)]
@@ -27,8 +27,8 @@ impl Interfaces {
     /// Indexes of the pods' interfaces on secondary networks.
     pub(crate) fn second(&self) -> impl Iterator<Item = u32> {
         let is_second = |interface: &Interface| match &interface.owner {
-            Owner::Pod(bound) => bound.second,
-            Owner::Unbound | Owner::Denied => false,
+            InterfaceOwner::Pod(bound) => bound.second,
+            InterfaceOwner::Unbound | InterfaceOwner::Denied => false,
         };
         self.by_index.iter().filter(move |(_, it)| is_second(it)).map(|(index, _)| *index)
     }
@@ -62,9 +62,11 @@ impl Interfaces {
 /// Returns the addresses of pods on which an interface's endpoint depends.
 fn addresses_behind(interface: &Interface) -> impl Iterator<Item = IpAddr> {
     let (own, second) = match &interface.owner {
-        Owner::Pod(bound) => (&bound.pod.addresses[..], Some(&bound.pod).filter(|_| bound.second)),
-        Owner::Unbound => (&interface.addresses[..], None),
-        Owner::Denied => (&[][..], None),
+        InterfaceOwner::Pod(bound) => {
+            (&bound.pod.addresses[..], Some(&bound.pod).filter(|_| bound.second))
+        }
+        InterfaceOwner::Unbound => (&interface.addresses[..], None),
+        InterfaceOwner::Denied => (&[][..], None),
     };
     own.iter().copied().chain(second.into_iter().flat_map(|pod| pod.second_addresses()))
 }

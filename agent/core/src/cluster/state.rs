@@ -18,8 +18,8 @@ use crate::cluster::policies::Policies;
 use crate::cluster::second::ClaimRefusal;
 use crate::cluster::services::Services;
 use crate::model::{
-    ClusterPolicy, Denial, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node,
-    Owner, Pod, Policy, Service,
+    ClusterPolicy, Denial, Direction, EndpointSlice, Interface, InterfaceOwner, Key, Labels,
+    Namespace, Node, Pod, Policy, Service,
 };
 
 /// All objects of the cluster, as seen from one node.
@@ -271,8 +271,10 @@ impl Cluster {
         let pod = self.pod_behind(interface);
         let of_pod = || pod.map(|pod| pod.addresses.clone()).unwrap_or_default();
         match (&interface.owner, pod) {
-            (Owner::Pod(bound), Some(pod)) if bound.second => self.second_at(pod),
-            (Owner::Pod(_) | Owner::Unbound | Owner::Denied, _) => of_pod(),
+            (InterfaceOwner::Pod(bound), Some(pod)) if bound.second => self.second_at(pod),
+            (InterfaceOwner::Pod(_) | InterfaceOwner::Unbound | InterfaceOwner::Denied, _) => {
+                of_pod()
+            }
         }
     }
 
@@ -363,9 +365,9 @@ impl Cluster {
     #[must_use]
     pub fn pod_behind<'a>(&'a self, interface: &'a Interface) -> Option<&'a Arc<Pod>> {
         match &interface.owner {
-            Owner::Pod(bound) => Some(&bound.pod),
-            Owner::Denied => None,
-            Owner::Unbound => {
+            InterfaceOwner::Pod(bound) => Some(&bound.pod),
+            InterfaceOwner::Denied => None,
+            InterfaceOwner::Unbound => {
                 let owners = interface.addresses.iter().filter_map(|a| self.first_owner(*a));
                 owners.into_iter().find(|pod| pod.node == self.node_name())
             }

@@ -7,7 +7,7 @@ use crate::compile::consumption;
 use crate::compile::image::Image;
 use crate::compile::rules::{Late, Rules};
 use crate::compile::sets::Sets;
-use crate::compile::tables::{DesiredTables, Tables};
+use crate::compile::tables::{DesiredTables, TableSet};
 use crate::compile::update::Update;
 use crate::model::{Direction, Key};
 use crate::ops::{Capacity, Fill, Op, Table};
@@ -34,13 +34,13 @@ pub enum CompileError {
 pub(super) struct Compiled {
     pub(super) sets: Sets,
     pub(super) rules: Rules,
-    pub(super) tables: Tables,
+    pub(super) tables: TableSet,
 }
 
 impl Compiled {
     /// Empty sets, rules and tables.
     pub(super) fn new(options: &Options) -> Self {
-        Self { sets: Sets::new(), rules: Rules::default(), tables: Tables::new(options) }
+        Self { sets: Sets::new(), rules: Rules::default(), tables: TableSet::new(options) }
     }
 
     /// Drops all contents. Endpoints keep their numbers, and closed combinations stay closed.

@@ -18,9 +18,9 @@ use crate::compile::rules::{Closing, Rules};
 use crate::compile::sets::Sets;
 use crate::compile::sets::block_groups::PolicyId;
 use crate::compile::sets::set::{Membership, OWN_NODE, SetId, is_group};
-use crate::compile::tables::Tables;
+use crate::compile::tables::TableSet;
 use crate::ops::Table;
-use crate::prefix::{Family, Prefix};
+use crate::prefix::{IpFamily, Prefix};
 
 /// Element of a table, or an entry for which the table needs elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +38,7 @@ type Combinations<'a> = BTreeMap<Combination, Vec<&'a Arc<DirectionPolicy>>>;
 
 /// Chooses combinations to close until `excess` elements of a table are free, or all that use it.
 pub(super) fn choose(
-    (rules, sets, tables): (&Rules, &Sets, &Tables),
+    (rules, sets, tables): (&Rules, &Sets, &TableSet),
     table: Table,
     excess: usize,
 ) -> Closing {
@@ -61,7 +61,7 @@ fn is_closable(combination: &Combination) -> bool {
 /// The elements of a table that each combination uses.
 fn elements(
     all: &Combinations<'_>,
-    tables: &Tables,
+    tables: &TableSet,
     table: Table,
 ) -> BTreeMap<Combination, HashSet<Element>> {
     let mut rows: HashMap<&Arc<DirectionPolicy>, Vec<u32>> = HashMap::new();
@@ -113,11 +113,11 @@ fn elements(
 /// below the upper 24 bits.
 fn entries(prefix: Prefix, table: Table) -> impl Iterator<Item = Element> {
     let block = |len: u8| {
-        let is_below = prefix.family == Family::V4 && prefix.len > len;
+        let is_below = prefix.family == IpFamily::V4 && prefix.len > len;
         is_below.then(|| prefix.truncate(len))
     };
     let whole =
-        |is_host| (prefix.family == Family::V6 && prefix.is_host() == is_host).then_some(prefix);
+        |is_host| (prefix.family == IpFamily::V6 && prefix.is_host() == is_host).then_some(prefix);
     let prefixes = match table {
         Table::TrieBlocks => [block(16), block(24)],
         Table::Hosts6 => [whole(true), None],

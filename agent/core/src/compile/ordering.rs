@@ -14,7 +14,7 @@ use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId, ROW_NOT_ISOLATED, untransl
 
 use crate::compile::sets::classes::Classes;
 use crate::compile::tables::addresses::{AddressTables, Move};
-use crate::compile::tables::rows::{RowPair, Rows};
+use crate::compile::tables::rows::{RowPair, RowTable};
 use crate::ops::Op;
 
 /// When an address flips from one class to another.
@@ -34,7 +34,7 @@ pub(crate) struct Plan {
 
 /// Decides whether moves between two classes may come before or after the flip of rows.
 struct OrderingCheck<'a> {
-    rows: &'a Rows,
+    rows: &'a RowTable,
     words: &'a BTreeSet<(RowPair, RowPair)>,
 }
 
@@ -77,7 +77,7 @@ impl Plan {
     pub(crate) fn new(
         mut moves: Vec<Move>,
         words: &BTreeSet<(RowPair, RowPair)>,
-        rows: &Rows,
+        rows: &RowTable,
         classes: &mut Classes,
     ) -> (Self, Vec<(ClassId, ClassId, ClassId)>) {
         let check = OrderingCheck { rows, words };

@@ -25,7 +25,7 @@ use classes::Classes;
 use members::PeerSets;
 use partition::{AddressPartition, Settled};
 use service_targets::ServiceTargets;
-use services::{Services, Settling};
+use services::{ServiceSets, Settling};
 use set::{HairpinService, NameId, PeerSet, ServiceTarget, SetId, is_group, is_targets};
 
 /// Sets and classes of addresses, as of the last update.
@@ -34,7 +34,7 @@ pub(crate) struct Sets {
     pub(crate) peers: PeerSets,
     pub(crate) groups: BlockGroups,
     pub(crate) targets: ServiceTargets,
-    services: Services,
+    services: ServiceSets,
     pub(crate) partition: AddressPartition,
     pub(crate) classes: Classes,
 }
@@ -53,7 +53,7 @@ impl Sets {
             peers: PeerSets::default(),
             groups: BlockGroups::default(),
             targets: ServiceTargets::default(),
-            services: Services::default(),
+            services: ServiceSets::default(),
             partition: AddressPartition::new(),
             classes: Classes::new(),
         }

@@ -24,7 +24,7 @@ pub struct StateSnapshot {
 
 /// An object, serialized like the `Change` that sets it.
 #[derive(Serialize)]
-enum Object<'a> {
+enum SnapshotObject<'a> {
     Namespace(&'a Namespace),
     Node(&'a Node),
     Pod(&'a Pod),
@@ -36,14 +36,15 @@ enum Object<'a> {
 
 impl Serialize for StateSnapshot {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let objects = self.namespaces.iter().map(Object::Namespace);
-        let objects = objects.chain(self.nodes.iter().map(Object::Node));
-        let objects = objects.chain(self.pods.iter().map(|pod| Object::Pod(pod)));
-        let objects = objects.chain(self.policies.iter().map(|policy| Object::Policy(policy)));
+        let objects = self.namespaces.iter().map(SnapshotObject::Namespace);
+        let objects = objects.chain(self.nodes.iter().map(SnapshotObject::Node));
+        let objects = objects.chain(self.pods.iter().map(|pod| SnapshotObject::Pod(pod)));
+        let objects =
+            objects.chain(self.policies.iter().map(|policy| SnapshotObject::Policy(policy)));
         let of_cluster = self.cluster_policies.iter();
-        let objects = objects.chain(of_cluster.map(|policy| Object::ClusterPolicy(policy)));
-        let objects = objects.chain(self.services.iter().map(|it| Object::Service(it)));
-        let objects = objects.chain(self.slices.iter().map(|it| Object::EndpointSlice(it)));
+        let objects = objects.chain(of_cluster.map(|policy| SnapshotObject::ClusterPolicy(policy)));
+        let objects = objects.chain(self.services.iter().map(|it| SnapshotObject::Service(it)));
+        let objects = objects.chain(self.slices.iter().map(|it| SnapshotObject::EndpointSlice(it)));
         serializer.collect_seq(objects)
     }
 }

@@ -23,31 +23,31 @@ use crate::compile::slots::SlotAllocator;
 use crate::ops::{Capacity, Fill, Table};
 use crate::options::Options;
 use crate::ports::tries::Tries;
-use crate::prefix::{Family, Prefix};
+use crate::prefix::{IpFamily, Prefix};
 use addresses::AddressTables;
 use element::{Cursor, DesiredElement};
 use endpoints::Endpoints;
 use names::Names;
 use port_sets::PortSetTable;
-use rows::Rows;
+use rows::RowTable;
 
 /// All tables.
 #[derive(Debug)]
-pub(crate) struct Tables {
+pub(crate) struct TableSet {
     pub(crate) addresses: AddressTables,
     pub(crate) port_sets: PortSetTable,
-    pub(crate) rows: Rows,
+    pub(crate) rows: RowTable,
     pub(crate) endpoints: Endpoints,
     pub(crate) names: Names,
 }
 
-impl Tables {
+impl TableSet {
     /// Empty tables.
     pub(crate) fn new(options: &Options) -> Self {
         Self {
             addresses: AddressTables::new(),
             port_sets: PortSetTable::new(),
-            rows: Rows::new(),
+            rows: RowTable::new(),
             endpoints: Endpoints::new(options),
             names: Names::new(),
         }
@@ -57,7 +57,7 @@ impl Tables {
     pub(crate) fn forget(&mut self) {
         self.addresses = AddressTables::new();
         self.port_sets = PortSetTable::new();
-        self.rows = Rows::new();
+        self.rows = RowTable::new();
         self.endpoints.forget();
         self.names = Names::new();
     }
@@ -105,7 +105,7 @@ const ROOT_CHUNK: u32 = 256;
 /// Desired contents of all elements, to compare with the installed ones, or for lookups like those of the packet path.
 #[derive(Clone, Copy, Debug)]
 pub struct DesiredTables<'a> {
-    pub(crate) tables: &'a Tables,
+    pub(crate) tables: &'a TableSet,
     pub(crate) tries: &'a Tries,
 }
 
@@ -227,7 +227,7 @@ impl DesiredTables<'_> {
     }
 
     fn visit_v6(&self, range: std::ops::Range<u32>, visit: &mut dyn FnMut(DesiredElement<'_>)) {
-        let all = self.tables.addresses.entries(Family::V6);
+        let all = self.tables.addresses.entries(IpFamily::V6);
         for (prefix, class) in all.skip(range.start as usize).take(range.len()) {
             visit(if prefix.is_host() {
                 DesiredElement::Host6(prefix.v6(), class)

@@ -11,7 +11,7 @@ use crate::compile::rules::Rules;
 use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::sets::set::Membership;
 use crate::compile::sets::{Sets, Usage};
-use crate::compile::tables::Tables;
+use crate::compile::tables::TableSet;
 use crate::compile::tables::endpoints::Live;
 use crate::compile::tables::resolvers::resolvers;
 use crate::compile::tables::rows::RowPair;
@@ -36,7 +36,7 @@ pub(super) struct Update<'a> {
     pub(super) options: &'a Options,
     pub(super) sets: &'a mut Sets,
     pub(super) rules: &'a mut Rules,
-    pub(super) tables: &'a mut Tables,
+    pub(super) tables: &'a mut TableSet,
 }
 
 impl Update<'_> {

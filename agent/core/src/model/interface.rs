@@ -14,16 +14,16 @@ pub struct Interface {
     pub index: u32,
     /// Number that distinguishes a reused index from the former interface.
     pub incarnation: u64,
-    /// Addresses behind the interface, sorted; used if the owner is [`Owner::Unbound`].
+    /// Addresses behind the interface, sorted; used if the owner is [`InterfaceOwner::Unbound`].
     pub addresses: Vec<IpAddr>,
     /// Owner of the interface.
     #[serde(skip)]
-    pub owner: Owner,
+    pub owner: InterfaceOwner,
 }
 
 /// Owner of an interface, see [`crate::bindings`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Owner {
+pub enum InterfaceOwner {
     /// The local pod with one of the interface's addresses, if any.
     #[default]
     Unbound,

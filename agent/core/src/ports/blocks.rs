@@ -81,7 +81,7 @@ impl BlockMap {
 }
 
 /// Event at a prefix: block `.1` applies to the prefix or, if `.2`, an exception of the block does.
-type Event = (Prefix, u32, bool);
+type BlockEvent = (Prefix, u32, bool);
 
 /// A prefix that contains the position of the sweep.
 struct Open {
@@ -92,7 +92,7 @@ struct Open {
 }
 
 struct Sweep {
-    events: Vec<Event>,
+    events: Vec<BlockEvent>,
     /// By block: index of its distinct grant.
     grant_of: Vec<u32>,
     grants: Vec<AllowedPorts>,
@@ -350,8 +350,8 @@ mod tests {
     #[test]
     fn work_is_about_linear_in_the_rules() {
         // Ports far apart share less of their tries: n log² n.
-        type Shape = (&'static str, u64, fn(u32) -> u16);
-        let shapes: [Shape; 2] =
+        type BlockShape = (&'static str, u64, fn(u32) -> u16);
+        let shapes: [BlockShape; 2] =
             [("in order", 23, |n| n as u16), ("scattered", 26, |n| (n as u16).reverse_bits())];
         for (shape, tenths, port) in shapes {
             let figures: Vec<u64> = [1000, 2000, 4000, 8000].map(|n| work(n, port)).to_vec();

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use netpold_testkit::coverage::Coverage;
-use netpold_testkit::generate::{Choices, Cluster, PacketSource};
+use netpold_testkit::generate::{Choices, GeneratedCluster, PacketSource};
 use netpold_testkit::harness::{Disagreement, Subject, compare, shrunk};
 
 /// Number of clusters; each is judged in two states.
@@ -18,7 +18,7 @@ const PACKETS: usize = 590;
 /// Judges a seed's packets in both states of its cluster.
 fn try_seed(seed: u64, coverage: &mut Coverage) -> Result<(), Disagreement> {
     let mut choices = Choices::from_seed(seed);
-    let before = Cluster::generate(&mut choices);
+    let before = GeneratedCluster::generate(&mut choices);
     let after = before.mutate(&mut choices);
     let mut subject = Subject::new();
     for (number, state) in [&before, &after].into_iter().enumerate() {

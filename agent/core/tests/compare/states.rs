@@ -4,7 +4,7 @@ use netpold_core::compile::Image;
 use netpold_core::model::{
     Change, Namespace, Peer, Pod, PortMatch, PortRule, Protocol, Rule, Selector,
 };
-use netpold_testkit::generate::{Choices, Cluster, NODE};
+use netpold_testkit::generate::{Choices, GeneratedCluster, NODE};
 use netpold_testkit::objects::{self, block, labels, named, select};
 use netpold_testkit::world::World;
 
@@ -149,7 +149,8 @@ fn states() -> Vec<(String, Vec<Change>)> {
             ]),
         ),
     ];
-    let generated = (0..300).map(|seed| (format!("seed {seed}"), Cluster::from_seed(seed).objects));
+    let generated =
+        (0..300).map(|seed| (format!("seed {seed}"), GeneratedCluster::from_seed(seed).objects));
     let named = named.into_iter().map(|(name, state)| (name.to_owned(), state));
     named.chain(generated).collect()
 }
@@ -164,8 +165,8 @@ fn expanded(state: &[Change]) -> Vec<(&'static str, Vec<Vec<Change>>)> {
     let away = state.iter().step_by(2).map(Change::gone).collect();
     let back = state.iter().step_by(2).cloned().collect();
     let there_and_back = state.iter().flat_map(|c| [c.gone(), c.clone()]).collect();
-    let other = Cluster::from_seed(4711);
-    let detour = other.changes_to(&Cluster { objects: state.to_vec() });
+    let other = GeneratedCluster::from_seed(4711);
+    let detour = other.changes_to(&GeneratedCluster { objects: state.to_vec() });
     vec![
         ("reversed", vec![reversed.clone()]),
         ("one by one", one_by_one(state)),
@@ -219,7 +220,7 @@ fn an_update_without_changes_writes_nothing() {
 fn mutated_clusters_have_the_image_of_fresh_ones() {
     for seed in 0..300 {
         let mut choices = Choices::from_seed(seed);
-        let before = Cluster::generate(&mut choices);
+        let before = GeneratedCluster::generate(&mut choices);
         let after = before.mutate(&mut choices);
         let path = [before.objects.clone(), before.changes_to(&after)];
         assert!(image(&path) == image(&[after.objects]), "seed {seed}");

@@ -11,7 +11,7 @@ use netpold_testkit::flows::HZ;
 use netpold_testkit::frames::{ipv4_between, ipv6_between, segment};
 use netpold_testkit::names::{Record, answer, query, wire};
 use netpold_testkit::objects::{block, ip, tcp};
-use netpold_testkit::streams::{Connection, Packet, framed};
+use netpold_testkit::streams::{DirectedPacket, DnsConnection, framed};
 
 use super::connections::{EVIL, PORT, around, connection, evil, good, question, questions};
 use super::net::{API, BACKEND, DNS, DNS6, FOUND, Net, accept, domain, found, pointer};
@@ -19,7 +19,7 @@ use super::net::{API, BACKEND, DNS, DNS6, FOUND, Net, accept, domain, found, poi
 /// Packets before an answer, and whether the answer counts behind them.
 #[test]
 fn forged_and_malformed_streams_open_nothing() {
-    type Attack = fn(&Net, &Connection);
+    type Attack = fn(&Net, &DnsConnection);
     let attacks: [(&str, Attack); 17] = [
         ("a segment from before the first byte", |net, it| {
             assert!(
@@ -32,29 +32,29 @@ fn forged_and_malformed_streams_open_nothing() {
             assert!(net.passes(&it.syn_ack()));
         }),
         ("a SYN-ACK with another number, as of another SYN cookie", |net, it| {
-            let other = Connection { server: it.server.wrapping_add(1), ..*it };
+            let other = DnsConnection { server: it.server.wrapping_add(1), ..*it };
             assert!(net.passes(&other.syn_ack()));
         }),
         ("a SYN-ACK of another SYN", |net, it| {
-            let other = Connection { client: it.client.wrapping_add(1), ..*it };
+            let other = DnsConnection { client: it.client.wrapping_add(1), ..*it };
             assert!(net.passes(&other.syn_ack()));
         }),
         ("a SYN-ACK with data", |net, it| {
             assert!(net.passes(&it.received(TCP_SYN | TCP_ACK, 0, &[1])));
         }),
         ("a SYN-ACK of the backend", |net, it| {
-            let backend = Connection { resolver: ip(BACKEND), ..*it };
+            let backend = DnsConnection { resolver: ip(BACKEND), ..*it };
             assert!(net.passes(&backend.syn()) && net.passes(&it.syn_ack()));
         }),
         ("a SYN-ACK from another port of the Service", |net, it| {
-            let other = Connection { remote_port: 5353, ..*it };
+            let other = DnsConnection { remote_port: 5353, ..*it };
             assert!(net.passes(&other.syn()) && net.passes(&other.syn_ack()));
         }),
         ("a SYN to the backend", |net, it| {
-            assert!(net.passes(&Connection { resolver: ip(BACKEND), ..*it }.syn()));
+            assert!(net.passes(&DnsConnection { resolver: ip(BACKEND), ..*it }.syn()));
         }),
         ("another SYN", |net, it| {
-            assert!(net.passes(&Connection { client: 9, ..*it }.syn()));
+            assert!(net.passes(&DnsConnection { client: 9, ..*it }.syn()));
         }),
         ("the same SYN behind the first byte", |net, it| {
             assert!(net.passes(&it.answers(0, &[0])) && net.passes(&it.syn()));
@@ -86,7 +86,7 @@ fn forged_and_malformed_streams_open_nothing() {
         }
         assert!(!net.connects(FOUND), "{what}");
         // Not at once: packets of the former connection may be on their way.
-        let next = Connection { client: 77, server: 88, ..connection };
+        let next = DnsConnection { client: 77, server: 88, ..connection };
         net.open(&next);
         assert!(net.passes(&next.asks(0, &questions())) && net.passes(&next.answers(0, &good())));
         assert!(!net.connects(FOUND), "{what}: too early");
@@ -110,14 +110,14 @@ fn no_second_connection_goes_on_in_the_first_ones_place() {
     assert_eq!(second[first.len()..][..evil().len()], evil());
     let segments = [&second[..first.len()], &second[first.len()..]];
     // The pod hides its reset in the first fragment, and behind a header.
-    let reset = |it: &Connection| {
+    let reset = |it: &DnsConnection| {
         segment((PORT, 53), TCP_RST | TCP_ACK, (it.client + 1, it.server + 1), &[0; 8])
     };
-    let v4 = Connection { server: 1, ..connection() };
-    let v6 = Connection { own: ip("fd00::1"), resolver: ip(DNS6), ..v4 };
+    let v4 = DnsConnection { server: 1, ..connection() };
+    let v6 = DnsConnection { own: ip("fd00::1"), resolver: ip(DNS6), ..v4 };
     let addresses6 = ["fd00::1", DNS6].map(|at| at.parse::<std::net::Ipv6Addr>().unwrap().octets());
-    let to = |remote: &str, remote_port| Connection { resolver: ip(remote), remote_port, ..v4 };
-    let hidden: [(&str, Connection, Packet); 13] = [
+    let to = |remote: &str, remote_port| DnsConnection { resolver: ip(remote), remote_port, ..v4 };
+    let hidden: [(&str, DnsConnection, DirectedPacket); 13] = [
         ("a reset", v4, v4.reset()),
         ("a reset to the backend", v4, to(BACKEND, 53).reset()),
         ("an end of the pod", v4, v4.sent(TCP_FIN | TCP_ACK, 1, &[])),
@@ -126,7 +126,11 @@ fn no_second_connection_goes_on_in_the_first_ones_place() {
         (
             "an acknowledgement of an end that was lost",
             v4,
-            Connection { server: v4.server + first.len() as u32 + 1, ..v4 }.sent(TCP_ACK, 1, &[]),
+            DnsConnection { server: v4.server + first.len() as u32 + 1, ..v4 }.sent(
+                TCP_ACK,
+                1,
+                &[],
+            ),
         ),
         ("another question", v4, v4.asks(0, &[0])),
         ("an end behind a gap", v4, v4.fin(first.len() + 9)),
@@ -187,7 +191,7 @@ fn an_end_that_meets_a_held_entry_counts() {
         it.syn_ack(),
         it.reset(),
         it.sent(TCP_FIN | TCP_ACK, 1, &[]),
-        Connection { server: it.server.wrapping_add(1), ..it }.sent(TCP_ACK, 1, &[]),
+        DnsConnection { server: it.server.wrapping_add(1), ..it }.sent(TCP_ACK, 1, &[]),
     ] {
         let net = Net::of_api();
         let _ = net.asked();
@@ -239,14 +243,15 @@ fn a_strangers_packets_end_nothing() {
     let connection = net.asked();
     for (server, remote_port) in [(1 << 30, 53), (connection.server.wrapping_add(WINDOW * 2), 443)]
     {
-        let stranger = Connection { resolver: ip("192.0.2.9"), server, remote_port, ..connection };
+        let stranger =
+            DnsConnection { resolver: ip("192.0.2.9"), server, remote_port, ..connection };
         for flags in [TCP_SYN, TCP_SYN | TCP_ACK, TCP_FIN | TCP_ACK, TCP_RST, TCP_ACK] {
             let (direction, packet) = stranger.received(flags, 1, &[0]);
             net.judge(1, direction, &packet);
         }
     }
     // A frame to another pod that a bridge floods.
-    let other = Connection { own: ip("10.9.9.9"), ..connection };
+    let other = DnsConnection { own: ip("10.9.9.9"), ..connection };
     for flags in [TCP_FIN | TCP_ACK, TCP_RST, TCP_ACK] {
         let (direction, packet) = other.received(flags, 1, &[0]);
         net.judge(1, direction, &packet);
@@ -257,7 +262,7 @@ fn a_strangers_packets_end_nothing() {
 /// Two CPUs may write an entry each when the pod sends two SYNs at once.
 #[test]
 fn two_entries_of_one_connection_are_not_read() {
-    for packet in [Connection::syn, |it: &Connection| it.answers(0, &good())] {
+    for packet in [DnsConnection::syn, |it: &DnsConnection| it.answers(0, &good())] {
         let net = Net::of_api();
         let connection = net.asked();
         let buckets = || (0..STREAM_BUCKETS).map(|at| net.flows.stream_bucket(at).unwrap());
@@ -315,12 +320,12 @@ fn a_flood_of_connections_displaces_only_the_own_ones() {
     let connection = net.asked();
     for port in 1024..9_000_u16 {
         let numbers = (port.into(), 7);
-        let other = Connection::new(ip("10.0.0.2"), ip(DNS), port, numbers);
+        let other = DnsConnection::new(ip("10.0.0.2"), ip(DNS), port, numbers);
         assert!(net.at(2, other.syn()));
     }
     assert!(net.entries() > 500, "{}", net.entries());
     assert!(net.passes(&connection.answers(0, &good())) && net.connects(FOUND));
-    let next = Connection { port: PORT + 1, ..connection };
+    let next = DnsConnection { port: PORT + 1, ..connection };
     net.open(&next);
     assert!(net.passes(&next.asks(0, &questions())));
     assert!(net.passes(&next.answers(0, &evil())) && net.connects(EVIL), "there is room for it");
@@ -330,8 +335,8 @@ fn a_flood_of_connections_displaces_only_the_own_ones() {
 fn a_port_that_is_no_resolvers_has_no_entry() {
     let net = Net::new(vec![accept(vec![domain(API)], Some(vec![tcp(443)]))]);
     for other in [
-        Connection { remote_port: 853, ..connection() },
-        Connection { resolver: ip(BACKEND), remote_port: 5353, ..connection() },
+        DnsConnection { remote_port: 853, ..connection() },
+        DnsConnection { resolver: ip(BACKEND), remote_port: 5353, ..connection() },
     ] {
         net.open(&other);
     }
@@ -351,7 +356,7 @@ fn another_pods_packets_count_for_its_own_connections_alone() {
         net.judge(2, direction, &packet);
     }
     assert_eq!(net.streams(), 1, "nothing ended, nothing begun");
-    let theirs = Connection { own: ip("10.0.0.2"), ..mine };
+    let theirs = DnsConnection { own: ip("10.0.0.2"), ..mine };
     for packet in theirs.handshake() {
         assert!(net.at(2, packet));
     }
@@ -387,7 +392,7 @@ fn an_answer_counts_once_for_a_question_of_its_connection() {
     net.open(&it);
     assert!(net.passes(&it.answers(0, &evil())) && !net.connects(EVIL), "not asked");
     let net = Net::of_api();
-    let (asked, other) = (net.asked(), Connection { port: PORT + 1, ..connection() });
+    let (asked, other) = (net.asked(), DnsConnection { port: PORT + 1, ..connection() });
     net.open(&other);
     assert!(net.passes(&other.answers(0, &evil())) && !net.connects(EVIL), "asked elsewhere");
     net.flows.later(11 * HZ);
@@ -401,7 +406,7 @@ fn a_server_that_is_no_resolver_opens_nothing() {
     let rules =
         vec![accept(vec![domain(API)], None), accept(vec![block("192.0.2.0/28", &[])], None)];
     let net = Net::new(rules);
-    let stranger = Connection { resolver: ip("192.0.2.9"), ..connection() };
+    let stranger = DnsConnection { resolver: ip("192.0.2.9"), ..connection() };
     net.open(&stranger);
     assert!(net.passes(&stranger.asks(0, &questions())));
     assert!(net.passes(&stranger.answers(0, &evil())));
@@ -410,7 +415,7 @@ fn a_server_that_is_no_resolver_opens_nothing() {
     // The resolver's connection, with the stranger's bytes at its place.
     net.flows.later(60 * HZ);
     let it = net.asked();
-    let same = Connection { resolver: ip("192.0.2.9"), ..it };
+    let same = DnsConnection { resolver: ip("192.0.2.9"), ..it };
     assert!(net.passes(&same.answers(0, &evil())));
     assert!(!net.connects(EVIL));
     assert!(net.passes(&it.answers(0, &good())) && net.connects(FOUND));
@@ -439,7 +444,7 @@ fn a_half_open_connection_is_not_read() {
 fn only_the_number_of_the_syn_ack_is_acknowledged() {
     let it = connection();
     for shift in [-3, -2, -1, 1, 2, 3, 1 << 24, -(1 << 24)] {
-        let cookie = Connection { server: it.server.wrapping_add_signed(shift), ..it };
+        let cookie = DnsConnection { server: it.server.wrapping_add_signed(shift), ..it };
         let (first, answers) = (cookie.sent(TCP_ACK, 1, &[]), cookie.answers(0, &[]));
         for is_early in [false, true] {
             let net = Net::of_api();
@@ -465,9 +470,9 @@ fn only_the_number_of_the_syn_ack_is_acknowledged() {
 #[test]
 fn a_packet_without_an_entry_casts_doubt_on_the_next_one() {
     for packet in [
-        |it: &Connection| it.sent(TCP_ACK, 1, &[]),
-        |it: &Connection| it.asks(0, &[0]),
-        Connection::reset,
+        |it: &DnsConnection| it.sent(TCP_ACK, 1, &[]),
+        |it: &DnsConnection| it.asks(0, &[0]),
+        DnsConnection::reset,
     ] {
         for (seconds, counts) in [(0, false), (29, false), (45, true)] {
             let net = Net::of_api();
@@ -488,7 +493,7 @@ fn a_displaced_entry_leaves_a_doubt() {
     let it = connection();
     assert!(net.passes(&it.syn()));
     for port in 1024..9_000_u16 {
-        assert!(net.passes(&Connection { port, ..it }.syn()));
+        assert!(net.passes(&DnsConnection { port, ..it }.syn()));
     }
     let it = net.asked();
     assert!(net.passes(&it.answers(0, &good())) && !net.connects(FOUND));

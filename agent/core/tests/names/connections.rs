@@ -8,7 +8,7 @@ use netpold_ebpf::packet::protocol::{TCP, TCP_SYN};
 use netpold_testkit::frames::tcp as tcp_header;
 use netpold_testkit::names::{Record, answer, query, wire};
 use netpold_testkit::objects::ip;
-use netpold_testkit::streams::{Connection, Packet, framed};
+use netpold_testkit::streams::{DirectedPacket, DnsConnection, framed};
 
 use super::net::{API, DNS, Net, found, pointer};
 
@@ -18,25 +18,25 @@ pub(crate) const EVIL: &str = "192.0.2.66";
 
 impl Net {
     /// Whether a packet passes at pod a/p. Panics if policy drops the packet.
-    pub(crate) fn passes(&self, (direction, packet): &Packet) -> bool {
+    pub(crate) fn passes(&self, (direction, packet): &DirectedPacket) -> bool {
         self.at(1, (*direction, packet.clone()))
     }
 
     /// Like [`Net::passes`], at the pod of any interface.
-    pub(crate) fn at(&self, ifindex: u32, (direction, packet): Packet) -> bool {
+    pub(crate) fn at(&self, ifindex: u32, (direction, packet): DirectedPacket) -> bool {
         let (reason, passes) = self.judge(ifindex, direction, &packet);
         assert!(!reason.is_drop(), "{reason:?} of {packet:02x?}");
         passes
     }
 
-    pub(crate) fn open(&self, connection: &Connection) {
+    pub(crate) fn open(&self, connection: &DnsConnection) {
         for packet in connection.handshake() {
             assert!(self.passes(&packet));
         }
     }
 
     /// Opens a connection and sends both [`questions`].
-    pub(crate) fn asked(&self) -> Connection {
+    pub(crate) fn asked(&self) -> DnsConnection {
         let connection = connection();
         self.open(&connection);
         assert!(self.passes(&connection.asks(0, &questions())));
@@ -80,8 +80,8 @@ impl Net {
     }
 }
 
-pub(crate) fn connection() -> Connection {
-    Connection::new(ip("10.0.0.1"), ip(DNS), PORT, (0x1234_5678, 0xffff_ff00))
+pub(crate) fn connection() -> DnsConnection {
+    DnsConnection::new(ip("10.0.0.1"), ip(DNS), PORT, (0x1234_5678, 0xffff_ff00))
 }
 
 pub(crate) fn question() -> Vec<u8> {

@@ -8,7 +8,7 @@ use netpold_ebpf::packet::protocol::{TCP_ACK, TCP_PSH};
 use netpold_ebpf::tables::Tables as _;
 use netpold_testkit::flows::HZ;
 use netpold_testkit::node::NodeTables;
-use netpold_testkit::streams::Connection;
+use netpold_testkit::streams::DnsConnection;
 
 use super::connections::{PORT, connection, good, questions};
 use super::net::{FOUND, Net};
@@ -130,7 +130,7 @@ fn a_packet_that_those_behind_read_twice_is_the_same_one() {
         assert!(it.handshake().iter().all(|packet| net.passes(packet)));
         assert!(net.passes(&it.asks(0, &questions())));
         net.flows.settings.watch = SHARES_NAMES;
-        let again = Connection { server: it.server.wrapping_add(further), ..it };
+        let again = DnsConnection { server: it.server.wrapping_add(further), ..it };
         assert!(net.passes(&again.sent(flags, 1, &questions())));
         assert!(net.passes(&it.answers(0, &good())));
         assert_eq!(net.connects(FOUND), is_same, "{case}");

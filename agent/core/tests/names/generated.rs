@@ -8,7 +8,7 @@ use netpold_testkit::names::{answer, query, wire};
 use netpold_testkit::objects::ip;
 use netpold_testkit::oracle::Oracle;
 use netpold_testkit::random::Random;
-use netpold_testkit::streams::{Connection, Packet, framed};
+use netpold_testkit::streams::{DirectedPacket, DnsConnection, framed};
 
 use super::lookups::{NAMES, agrees, random_records, random_rules};
 use super::net::{BACKEND, DNS, DNS6, Net, cluster, only};
@@ -44,7 +44,7 @@ const EVENTS: [Event; 7] = [
 
 /// A connection with questions and their answers.
 struct Conversation {
-    it: Connection,
+    it: DnsConnection,
     ifindex: u32,
     /// Bytes of the resolver.
     bytes: Vec<u8>,
@@ -59,7 +59,7 @@ impl Conversation {
         let family = if resolver.contains(':') { "fd00::" } else { "10.0.0." };
         let numbers = (random.below(1 << 32) as u32, random.below(1 << 32) as u32);
         let own = ip(&format!("{family}{ifindex}"));
-        let it = Connection::new(own, ip(resolver), port, numbers);
+        let it = DnsConnection::new(own, ip(resolver), port, numbers);
         it.handshake().into_iter().for_each(|packet| assert!(net.at(ifindex, packet)));
         let mut conversation = Self { it, ifindex, bytes: Vec::new(), answers: Vec::new() };
         let (mut asked, mut pending, mut is_known) = (0, Vec::new(), true);
@@ -122,7 +122,7 @@ impl Conversation {
     /// Whether the reading goes on behind an event in front of the byte at a place.
     fn disturb(&self, net: &Net, random: &mut Random, event: Event, at: usize) -> bool {
         let (it, bytes) = (&self.it, &self.bytes);
-        let passes = |packet: Packet| assert!(net.at(self.ifindex, packet));
+        let passes = |packet: DirectedPacket| assert!(net.at(self.ifindex, packet));
         match event {
             Event::Repetition => {
                 let from = random.below(at + 1);
@@ -131,7 +131,7 @@ impl Conversation {
             }
             Event::Foreign => {
                 let stranger = ["203.0.113.9", "2001:db8::9"][usize::from(it.own.is_ipv6())];
-                let stranger = Connection { resolver: ip(stranger), ..*it };
+                let stranger = DnsConnection { resolver: ip(stranger), ..*it };
                 for flags in [TCP_ACK, TCP_RST, TCP_SYN | TCP_ACK] {
                     let (direction, packet) = stranger.received(flags, 1, &bytes[at..]);
                     let _ = net.judge(self.ifindex, direction, &packet);
@@ -157,12 +157,12 @@ impl Conversation {
                 false
             }
             Event::SynAck => {
-                let other = Connection { server: it.server.wrapping_add(1 + at as u32), ..*it };
+                let other = DnsConnection { server: it.server.wrapping_add(1 + at as u32), ..*it };
                 passes(other.syn_ack());
                 false
             }
             Event::Forged => {
-                let backend = Connection { resolver: ip(BACKEND), own: ip("10.0.0.1"), ..*it };
+                let backend = DnsConnection { resolver: ip(BACKEND), own: ip("10.0.0.1"), ..*it };
                 let is_v4 =
                     it.own.is_ipv4() && self.ifindex == 1 && it.resolver != backend.resolver;
                 let packets = [

@@ -3,11 +3,11 @@
 use netpold_core::model::{
     Action, Change, ClusterRule, Direction, DomainName, Peer, PortRule, Selector, Tier,
 };
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::names::doubt::is_port_doubted;
 use netpold_ebpf::packet::protocol::{TCP, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
-use netpold_testkit::flows::FlowTables;
+use netpold_testkit::flows::MemoryFlowTables;
 use netpold_testkit::frames::{frame, ip_between, tcp as tcp_header, udp};
 use netpold_testkit::names::{Record, answer, query, wire};
 use netpold_testkit::node::NodeTables;
@@ -70,13 +70,13 @@ pub(crate) fn cluster() -> Vec<Change> {
 /// A node with one ClusterNetworkPolicy, see [`only`].
 pub(crate) struct Net {
     pub(crate) world: World,
-    pub(crate) flows: FlowTables,
+    pub(crate) flows: MemoryFlowTables,
 }
 
 impl Net {
     pub(crate) fn new(rules: Vec<ClusterRule>) -> Self {
         let world = World::new(cluster().into_iter().chain([only(rules)]));
-        Self { world, flows: FlowTables::new(64) }
+        Self { world, flows: MemoryFlowTables::new(64) }
     }
 
     /// A node with a rule that allows [`API`] at TCP 443.
@@ -112,7 +112,7 @@ impl Net {
         packet: &[u8],
     ) -> (Reason, bool) {
         let came_from = if direction == Direction::Egress { ifindex } else { UPLINK };
-        let hook = Hook { ifindex, ingress_ifindex: came_from };
+        let hook = PacketHook { ifindex, ingress_ifindex: came_from };
         let tables = NodeTables { policy: &self.world.tables, flows: &self.flows };
         tables.judge_by_names(direction, hook, &frame(packet))
     }

@@ -8,7 +8,7 @@ use netpold_testkit::flows::HZ;
 use netpold_testkit::names::{Record, answer, query, wire};
 use netpold_testkit::objects::ip;
 use netpold_testkit::random::Random;
-use netpold_testkit::streams::{Connection, framed, transmit, transmit_in_order};
+use netpold_testkit::streams::{DnsConnection, framed, transmit, transmit_in_order};
 
 use super::connections::{EVIL, PORT, around, connection, evil, good, question, questions};
 use super::net::{API, DNS, DNS6, FOUND, Net, pointer};
@@ -17,7 +17,7 @@ use super::net::{API, DNS, DNS6, FOUND, Net, pointer};
 fn an_answer_over_tcp_opens_its_address() {
     for (own, resolver) in [("10.0.0.1", DNS), ("fd00::1", DNS6)] {
         let net = Net::of_api();
-        let connection = Connection::new(ip(own), ip(resolver), PORT, (1, u32::MAX));
+        let connection = DnsConnection::new(ip(own), ip(resolver), PORT, (1, u32::MAX));
         net.open(&connection);
         assert!(!net.connects(FOUND), "not resolved yet");
         assert!(net.passes(&connection.asks(0, &questions())));
@@ -204,7 +204,7 @@ fn generated_streams_open_what_their_answers_have() {
         let random = &mut Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let net = Net::of_api();
         let server = (random.below(1 << 32)) as u32;
-        let connection = Connection { server, port: PORT + seed as u16, ..connection() };
+        let connection = DnsConnection { server, port: PORT + seed as u16, ..connection() };
         net.open(&connection);
         let is_disturbed = seed % 2 == 0;
         let (mut bytes, mut questions, mut true_ones) = (Vec::new(), Vec::new(), Vec::new());

@@ -4,7 +4,7 @@
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Action, Change, Direction, Tier};
 use netpold_core::options::Options;
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::judge::post_nat;
 use netpold_ebpf::judge::proof::{Anew, Exit, Origin, UNKNOWN_INTERFACE};
 use netpold_ebpf::packet::parse;
@@ -15,7 +15,7 @@ use netpold_testkit::frames::{frame, ip_between, udp};
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::node::NodeTables;
 use netpold_testkit::objects::{self, NODE, block, cluster_policy, cluster_rule, ip};
-use netpold_testkit::streams::{Connection, Packet};
+use netpold_testkit::streams::{DirectedPacket, DnsConnection};
 use netpold_testkit::world::World;
 
 use super::connections::{PORT, connection, good, question, questions};
@@ -28,9 +28,9 @@ const ALIAS: [&str; 2] = ["10.96.0.77", "fd96::77"];
 const BACKEND6: &str = "fd00:5::5";
 
 /// A connection of pod a/p in each family.
-fn families() -> [Connection; 2] {
+fn families() -> [DnsConnection; 2] {
     let v4 = connection();
-    [v4, Connection { own: ip("fd00::1"), resolver: ip(DNS6), ..v4 }]
+    [v4, DnsConnection { own: ip("fd00::1"), resolver: ip(DNS6), ..v4 }]
 }
 
 impl Net {
@@ -46,7 +46,7 @@ impl Net {
     }
 
     /// Whether an answer counts in this connection.
-    fn counts(&self, it: &Connection) -> bool {
+    fn counts(&self, it: &DnsConnection) -> bool {
         assert!(self.passes(&it.answers(0, &good())));
         let counts = self.connects(FOUND);
         self.flows.later(400 * HZ);
@@ -54,7 +54,7 @@ impl Net {
     }
 
     /// Opens a connection and asks a question in it.
-    fn asks_in(&self, it: &Connection) {
+    fn asks_in(&self, it: &DnsConnection) {
         self.open(it);
         assert!(self.passes(&it.asks(0, &questions())));
     }
@@ -65,7 +65,7 @@ impl Net {
 #[test]
 fn a_packet_around_the_hook_ends_all_readings_of_its_pod() {
     for it in families() {
-        let other = Connection { port: 9, ..it };
+        let other = DnsConnection { port: 9, ..it };
         let datagram = ip_between(it.own, it.resolver, UDP, &udp(9, 53, &question()));
         for (packet, anew) in [
             (it.reset().1, Anew::No),
@@ -82,7 +82,7 @@ fn a_packet_around_the_hook_ends_all_readings_of_its_pod() {
             for (seconds, counts) in [(29, false), (45, true)] {
                 assert!(!net.leaves(&packet, anew).is_drop());
                 net.flows.later(seconds * HZ);
-                let next = Connection { port: PORT + seconds as u16, ..it };
+                let next = DnsConnection { port: PORT + seconds as u16, ..it };
                 net.asks_in(&next);
                 assert_eq!(net.counts(&next), counts, "{seconds} s behind {packet:02x?}");
             }
@@ -91,7 +91,7 @@ fn a_packet_around_the_hook_ends_all_readings_of_its_pod() {
         let net = Net::of_api();
         let tables = NodeTables { policy: &net.world.tables, flows: &net.flows };
         let exit = Exit { ifindex: UPLINK, ingress_ifindex: 2, ..Exit::default() };
-        let theirs = Connection { own: ip("10.0.0.2"), resolver: ip(BACKEND), ..it };
+        let theirs = DnsConnection { own: ip("10.0.0.2"), resolver: ip(BACKEND), ..it };
         let bytes = &*frame(&theirs.syn().1);
         net.asks_in(&it);
         let origin = Origin::of(&tables, &exit);
@@ -108,9 +108,9 @@ fn a_resolver_on_the_node_is_not_read_over_tcp() {
         for node in [0, UNKNOWN_INTERFACE] {
             let net = Net::of_api();
             let tables = NodeTables { policy: &net.world.tables, flows: &net.flows };
-            let arrives = |(direction, packet): Packet| {
+            let arrives = |(direction, packet): DirectedPacket| {
                 assert_eq!(direction, Direction::Ingress);
-                let hook = Hook { ifindex: 1, ingress_ifindex: node };
+                let hook = PacketHook { ifindex: 1, ingress_ifindex: node };
                 let (reason, passes) = tables.judge_by_names(direction, hook, &frame(&packet));
                 assert!(passes, "{reason:?}");
             };
@@ -170,7 +170,7 @@ fn a_segment_to_another_address_of_the_resolver_ends_the_reading() {
             if it.own.is_ipv4() != ip(to).is_ipv4() {
                 continue;
             }
-            let other = Connection { resolver: ip(to), remote_port, ..it };
+            let other = DnsConnection { resolver: ip(to), remote_port, ..it };
             for packet in [
                 other.syn(),
                 other.sent(TCP_ACK, 1, &[]),
@@ -202,7 +202,7 @@ fn a_segment_to_another_address_of_the_resolver_ends_the_reading() {
         }
         // Another address that the node does not translate is no resolver's.
         let net = Net::of_api();
-        let other = Connection { resolver: ip(BACKEND), remote_port: 443, ..connection() };
+        let other = DnsConnection { resolver: ip(BACKEND), remote_port: 443, ..connection() };
         net.asks_in(&it);
         assert!(net.passes(&other.syn()) && net.counts(&it));
     }
@@ -258,8 +258,12 @@ fn other_connections_of_the_port_do_not_matter() {
             accept(vec![domain(API)], None),
             accept(vec![block("192.0.2.9/32", &[])], None),
         ]);
-        let other =
-            Connection { own: ip("10.0.0.1"), resolver: ip("192.0.2.9"), remote_port: 443, ..it };
+        let other = DnsConnection {
+            own: ip("10.0.0.1"),
+            resolver: ip("192.0.2.9"),
+            remote_port: 443,
+            ..it
+        };
         assert!(net.passes(&other.syn()) && net.passes(&other.received(TCP_SYN | TCP_ACK, 0, &[])));
         net.asks_in(&it);
         assert!(net.passes(&other.fin(0)) && net.passes(&other.reset()) && net.counts(&it));

@@ -2,7 +2,7 @@
 
 use aya::Pod;
 use netpold_ebpf::flow::control::Control;
-use netpold_ebpf::flow::key::{Key, choices, hash, key6_words, words4};
+use netpold_ebpf::flow::key::{FlowTableKey, choices, hash, key6_words, words4};
 use netpold_ebpf::layout::CT_WAYS;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -49,7 +49,11 @@ impl Sweeper {
 }
 
 /// Returns the ways of a flow's buckets.
-fn buckets<K: Key, B: Pod>(table: &MappedArray<B>, _: K, numbers: [u32; 2]) -> Vec<&[AtomicU64]> {
+fn buckets<K: FlowTableKey, B: Pod>(
+    table: &MappedArray<B>,
+    _: K,
+    numbers: [u32; 2],
+) -> Vec<&[AtomicU64]> {
     let words = table.words().unwrap_or_default();
     let size = CT_WAYS * K::STRIDE;
     let bucket = |number: u32| words.get(number as usize * size..(number as usize + 1) * size);
@@ -57,13 +61,13 @@ fn buckets<K: Key, B: Pod>(table: &MappedArray<B>, _: K, numbers: [u32; 2]) -> V
 }
 
 /// Returns whether a way holds the flow, and the control word of the way.
-fn has<K: Key>(key: &K, way: &[AtomicU64]) -> (bool, Control) {
+fn has<K: FlowTableKey>(key: &K, way: &[AtomicU64]) -> (bool, Control) {
     let control = Control(way[0].load(Ordering::Acquire));
     let same = (0..K::WORDS).all(|at| way[1 + at].load(Ordering::Acquire) == key.word(at));
     (control.is_valid() && same, control)
 }
 
-fn place<K: Key>(key: K, ways: &[&[AtomicU64]]) -> BucketState {
+fn place<K: FlowTableKey>(key: K, ways: &[&[AtomicU64]]) -> BucketState {
     let found: Vec<(bool, Control)> = ways.iter().map(|way| has(&key, way)).collect();
     match () {
         () if found.iter().any(|(has, _)| *has) => BucketState::Taken,
@@ -72,7 +76,7 @@ fn place<K: Key>(key: K, ways: &[&[AtomicU64]]) -> BucketState {
     }
 }
 
-fn remove<K: Key>(key: K, ways: &[&[AtomicU64]]) {
+fn remove<K: FlowTableKey>(key: K, ways: &[&[AtomicU64]]) {
     for way in ways {
         let (has, control) = has(&key, way);
         if has {

@@ -2,7 +2,7 @@
 
 use aya::Pod;
 use netpold_ebpf::flow::control::Control;
-use netpold_ebpf::flow::key::{Key, choices, hash, key6_words, words4};
+use netpold_ebpf::flow::key::{FlowTableKey, choices, hash, key6_words, words4};
 use netpold_ebpf::flow::relocate::{make_place, shift};
 use netpold_ebpf::flow::table::{Flow, Full};
 use netpold_ebpf::host::HostMemory;
@@ -49,7 +49,7 @@ impl Sweeper {
         }
     }
 
-    fn import_in<K: Key, B: Pod>(
+    fn import_in<K: FlowTableKey, B: Pod>(
         &self,
         table: &MappedArray<B>,
         mask: u32,

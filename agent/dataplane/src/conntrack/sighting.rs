@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use netpold_ebpf::flow::cached_verdict::CachedVerdict;
 use netpold_ebpf::flow::control::Control;
-use netpold_ebpf::flow::key::Key;
+use netpold_ebpf::flow::key::FlowTableKey;
 use netpold_ebpf::layout::{Ct4Key, Ct6Key};
 
 use super::key::FlowKey;
@@ -28,7 +28,7 @@ pub struct Sighting<'t> {
 
 /// Endpoint, remote address, ports and protocol of a flow of either family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowTuple {
+pub struct EndpointFlow {
     /// Number of the endpoint.
     pub endpoint: u32,
     /// Address of the other side.
@@ -61,9 +61,9 @@ impl<'t> Sighting<'t> {
 
     /// Returns the flow's tuple; `None` if the way is being written.
     #[must_use]
-    pub fn tuple(&self) -> Option<FlowTuple> {
+    pub fn tuple(&self) -> Option<EndpointFlow> {
         let key = match self.words.len() {
-            <[u64; 2] as Key>::STRIDE => {
+            <[u64; 2] as FlowTableKey>::STRIDE => {
                 // SAFETY: the words have the memory layout of the key, and every value of them is a valid key.
                 FlowKey::V4(unsafe { std::mem::transmute::<[u64; 2], Ct4Key>(self.key()) })
             }
@@ -83,8 +83,8 @@ impl<'t> Sighting<'t> {
     #[must_use]
     pub fn cached_verdict(&self) -> CachedVerdict {
         let key = match self.words.len() {
-            <[u64; 2] as Key>::STRIDE => <[u64; 2] as Key>::WORDS,
-            _ => <[u64; 4] as Key>::WORDS,
+            <[u64; 2] as FlowTableKey>::STRIDE => <[u64; 2] as FlowTableKey>::WORDS,
+            _ => <[u64; 4] as FlowTableKey>::WORDS,
         };
         CachedVerdict(self.words[1 + key].load(Ordering::Relaxed))
     }
@@ -94,7 +94,7 @@ impl<'t> Sighting<'t> {
     }
 }
 
-impl From<FlowKey> for FlowTuple {
+impl From<FlowKey> for EndpointFlow {
     fn from(key: FlowKey) -> Self {
         match key {
             FlowKey::V4(Ct4Key { endpoint, remote, local_port, remote_port, protocol }) => Self {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use aya::Pod;
 use aya::maps::MapData;
 use netpold_ebpf::flow::control::Control;
-use netpold_ebpf::flow::key::Key;
+use netpold_ebpf::flow::key::FlowTableKey;
 use netpold_ebpf::flow::sweep::{displaced, renew, sweep};
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
@@ -121,7 +121,7 @@ impl Sweeper {
         [occupancy::<[u64; 2], _>(&self.four), occupancy::<[u64; 4], _>(&self.six)]
     }
 
-    fn census<K: Key, B: Pod>(
+    fn census<K: FlowTableKey, B: Pod>(
         &self,
         table: &MappedArray<B>,
         (now, first): (u32, u32),
@@ -164,7 +164,7 @@ impl Sweeper {
         census
     }
 
-    fn tidy<K: Key>(
+    fn tidy<K: FlowTableKey>(
         &self,
         bucket: &[AtomicU64],
         now: u32,
@@ -194,7 +194,7 @@ impl Sweeper {
     }
 }
 
-fn occupancy<K: Key, B: Pod>(table: &MappedArray<B>) -> Occupancy {
+fn occupancy<K: FlowTableKey, B: Pod>(table: &MappedArray<B>) -> Occupancy {
     let words = table.words().unwrap_or_default();
     let buckets = words.len() / (CT_WAYS * K::STRIDE);
     let part = &words[..buckets.div_ceil(LOOKED_AT) * CT_WAYS * K::STRIDE];
@@ -202,11 +202,11 @@ fn occupancy<K: Key, B: Pod>(table: &MappedArray<B>) -> Occupancy {
 }
 
 /// Returns the control words of all ways in these buckets.
-fn controls<K: Key>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
+fn controls<K: FlowTableKey>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
     bucket.iter().step_by(K::STRIDE).map(|word| Control(word.load(Ordering::Relaxed)))
 }
 
 /// Returns the control words of the ways in these buckets that are not free.
-fn occupied<K: Key>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
+fn occupied<K: FlowTableKey>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
     controls::<K>(bucket).filter(|control| !control.is_vacant())
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use aya::Pod;
 use netpold_ebpf::flow::control::Control;
-use netpold_ebpf::flow::key::Key;
+use netpold_ebpf::flow::key::FlowTableKey;
 use netpold_ebpf::host::HostMemory;
 
 use super::sighting::Sighting;
@@ -29,7 +29,7 @@ impl Sweeper {
     }
 
     /// Walks one family's table, with ways numbered from `first` on; returns the number after its last way.
-    fn walk_table<K: Key, B: Pod>(
+    fn walk_table<K: FlowTableKey, B: Pod>(
         &self,
         table: &MappedArray<B>,
         now: u32,

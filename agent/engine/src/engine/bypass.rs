@@ -45,7 +45,7 @@ struct Past {
 
 /// Attributes and counters of one side of a veth.
 #[derive(Clone, Copy, Debug, Default)]
-struct Side {
+struct VethSide {
     peer: u32,
     namespace: Option<i32>,
     received: u64,
@@ -140,16 +140,20 @@ fn past(
     same.then(|| (peer, received.saturating_sub(host.sent)))
 }
 
-fn side(requests: &mut NetlinkConnection, index: u32, namespace: Option<i32>) -> io::Result<Side> {
+fn side(
+    requests: &mut NetlinkConnection,
+    index: u32,
+    namespace: Option<i32>,
+) -> io::Result<VethSide> {
     let mut message = LinkMessage::default();
     message.header.index = index;
     message.attributes.extend(namespace.map(LinkAttribute::IfNetnsId));
-    let mut side = Side::default();
+    let mut side = VethSide::default();
     requests.request(RouteNetlinkMessage::GetLink(message), 0, |answer| read(answer, &mut side))?;
     Ok(side)
 }
 
-fn read(answer: MessageBody<'_>, side: &mut Side) {
+fn read(answer: MessageBody<'_>, side: &mut VethSide) {
     for (kind, value) in answer.attributes(LINK_HEADER) {
         match kind {
             IFLA_LINK => side.peer = word(value).unwrap_or(0),

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use netpold_core::explain::Explainer;
 use netpold_core::model::Key;
 use netpold_core::turns::in_turns;
-use netpold_kube::cluster::{Denial, Denials};
+use netpold_kube::cluster::{DenialReport, Denials};
 
 use super::interfaces::pod_of;
 use super::report::explain;
@@ -52,7 +52,7 @@ pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<DropLogLine>>) -> Den
         let times = if times == 1 { String::new() } else { format!(" ({times} times)") };
         let direction = dropped.direction;
         let text = format!("Denied {direction}: {dropped}{times}: {why}");
-        Some(Denial { pod, uid, key: dropped.key(), text })
+        Some(DenialReport { pod, uid, key: dropped.key(), text })
     });
     Denials { all: explained.collect(), nodes: cluster.node_count() }
 }

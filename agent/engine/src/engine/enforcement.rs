@@ -6,7 +6,7 @@ use std::sync::Arc;
 use netpold_api::status::Revision;
 use netpold_core::cluster::is_subject;
 use netpold_core::compile::{Compiler, EndpointInfo};
-use netpold_core::model::{Enforcement as Enforced, Key, Pod, PolicyVersion};
+use netpold_core::model::{Enforcement, Key, Pod, PolicyVersion};
 
 use super::reconciler::Reconciler;
 use super::steps::Engine;
@@ -19,7 +19,7 @@ const LISTED: usize = 2000;
 
 /// The enforced state of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Enforcement {
+pub struct EnforcementState {
     /// Revision of the policy set.
     pub revision: Revision,
     /// Reason why the source's current state is not in force, or unknown. The former state stays in force.
@@ -62,7 +62,7 @@ pub struct PolicyEnforcement {
     pub problems: Vec<String>,
 }
 
-impl Enforcement {
+impl EnforcementState {
     /// Collects the enforced state of an engine.
     #[must_use]
     pub fn of(engine: &Engine) -> Self {
@@ -150,7 +150,7 @@ fn policies<'p>(
             version: version.clone(),
             pods: selected.len(),
             not_judged: selected.iter().filter(|pod| is_open(pod)).count(),
-            on_trial: enforcement == Enforced::Audit,
+            on_trial: enforcement == Enforcement::Audit,
             is_late: selected.iter().any(|pod| late.contains(&pod.key.namespace)),
             closed: None,
             problems: problems.to_vec(),

@@ -14,7 +14,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 #[derive(Debug, Default)]
 pub(super) struct Health {
     /// Failure of the last update.
-    failure: Option<Failure>,
+    failure: Option<UpdateFailure>,
     /// Reason why the engine writes nothing at all.
     pub(super) held: Option<String>,
     /// Reasons of missing programs, by interface index; 0 stands for failures to leave interfaces without a role.
@@ -36,7 +36,7 @@ pub(super) struct Health {
 }
 
 #[derive(Debug)]
-struct Failure {
+struct UpdateFailure {
     reason: String,
     pause: Duration,
     retry_at: Instant,
@@ -67,7 +67,7 @@ impl Health {
         let pause = self.failure.as_ref().map_or(RETRY.0, |f| (f.pause * 2).min(RETRY.1));
         let reason = error.to_string();
         tracing::error!(%reason, retry_in = ?pause, "update not enforced; the previous state stays in force");
-        self.failure = Some(Failure { reason, pause, retry_at: Instant::now() + pause });
+        self.failure = Some(UpdateFailure { reason, pause, retry_at: Instant::now() + pause });
     }
 
     /// Returns why the last update is not in force.

@@ -75,7 +75,7 @@ const GONE_MAX: usize = 1024;
 
 /// A veth with its other side in another namespace.
 #[derive(Debug)]
-struct Veth {
+struct TrackedVeth {
     name: String,
     /// Number of the veth that has this index; a new number shows that the index was reused.
     incarnation: u64,
@@ -93,7 +93,7 @@ struct Veth {
 /// any result. On a node with pods this takes little time, and then veths without a pod (of a container engine beside
 /// Kubernetes) no longer wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Results {
+enum CniResults {
     /// No directory, or pods come without results.
     None,
     /// A directory, but no result yet.
@@ -105,12 +105,12 @@ enum Results {
 /// The node's interfaces as discovery reports them.
 #[derive(Debug)]
 pub(super) struct NodeInterfaces {
-    veths: BTreeMap<u32, Veth>,
+    veths: BTreeMap<u32, TrackedVeth>,
     /// Names of the latest gone veths.
     gone: BTreeMap<u32, String>,
     /// Veths that are not new: those of the first listing, or those judged by an earlier agent's programs.
     familiar: Familiar,
-    results: Results,
+    results: CniResults,
     /// All other interfaces.
     devices: BTreeMap<u32, Device>,
     /// Bridge of each interface that is a bridge port.
@@ -141,7 +141,7 @@ impl NodeInterfaces {
             veths,
             gone: BTreeMap::new(),
             familiar: Familiar::All,
-            results: Results::None,
+            results: CniResults::None,
             devices,
             ports,
             judged: NodeDevices::Auto,
@@ -165,13 +165,13 @@ impl NodeInterfaces {
 
     /// Records that CNI results exist: new veths wait for theirs.
     pub(super) fn has_results(&mut self) {
-        self.results = Results::Kept;
+        self.results = CniResults::Kept;
     }
 
     /// Records that a directory for CNI results exists.
     pub(super) fn expect_results(&mut self) {
-        if self.results == Results::None {
-            self.results = Results::Expected;
+        if self.results == CniResults::None {
+            self.results = CniResults::Expected;
         }
     }
 
@@ -186,14 +186,12 @@ impl NodeInterfaces {
             Familiar::Only(familiar) => !familiar.contains(&index),
         };
         // With other options, a veth without a pod has no program, so a restarted agent would always take it for new.
-        let held = is_new && self.results != Results::None && self.judged == NodeDevices::Auto;
+        let held = is_new && self.results != CniResults::None && self.judged == NodeDevices::Auto;
         let (name, incarnation, since) = (veth.name.clone(), veth.incarnation, now);
-        self.veths.entry(index).and_modify(|it| it.name.clone_from(&veth.name)).or_insert(Veth {
-            name,
-            incarnation,
-            since,
-            held,
-        });
+        self.veths
+            .entry(index)
+            .and_modify(|it| it.name.clone_from(&veth.name))
+            .or_insert(TrackedVeth { name, incarnation, since, held });
         self.roles = None;
     }
 
@@ -330,9 +328,9 @@ impl NodeInterfaces {
             .collect();
         self.look_for_results(compiler, now);
         let held = self.veths.iter().filter(|(index, _)| !pods.contains_key(index));
-        let held = held.filter(|(_, veth)| veth.held && self.results != Results::None);
+        let held = held.filter(|(_, veth)| veth.held && self.results != CniResults::None);
         let awaits = LazyCell::new(|| restored || awaits_interface(compiler));
-        let until = |veth: &Veth| match now.saturating_duration_since(veth.since) {
+        let until = |veth: &TrackedVeth| match now.saturating_duration_since(veth.since) {
             age if age < HOLD => Some(veth.since + HOLD),
             // The end of the wait changes no endpoint, so the roles are assigned again every HOLD.
             age if age < HOLD_MAX && *awaits => Some(now + HOLD),
@@ -375,9 +373,9 @@ impl NodeInterfaces {
         let is_old =
             |index: u32| self.veths.get(&index).is_some_and(|veth| veth.since + HOLD <= now);
         let mut pods = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
-        if self.results == Results::Expected && pods.any(|pod| is_old(pod.ifindex)) {
+        if self.results == CniResults::Expected && pods.any(|pod| is_old(pod.ifindex)) {
             tracing::info!("pods start without CNI results: new interfaces do not wait for them");
-            self.results = Results::None;
+            self.results = CniResults::None;
         }
     }
 

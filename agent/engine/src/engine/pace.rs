@@ -36,36 +36,38 @@ pub(super) struct Pace {
     /// Time until which each namespace is in debt.
     owed: BTreeMap<String, Instant>,
     /// Latest waiting change of each object.
-    waiting: BTreeMap<Object, Change>,
+    waiting: BTreeMap<PacedObject, Change>,
     /// Changes that the other thread is compiling.
-    taken: BTreeMap<Object, Change>,
+    taken: BTreeMap<PacedObject, Change>,
 }
 
-type Object = (Key, Kind);
+type PacedObject = (Key, PacedKind);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum PacedKind {
     Service,
     Slice,
 }
 
 /// Returns the object of a change, and the larger of its weights before and after it; `None`: the change never waits.
-fn weigh(change: &Change, cluster: &Cluster) -> Option<(Object, u64)> {
+fn weigh(change: &Change, cluster: &Cluster) -> Option<(PacedObject, u64)> {
     let ports = |key: &Key| cluster.services().get(key).map_or(0, |service| service.ports.len());
     let of_slice = |slice: &EndpointSlice| {
         let service = Key::new(slice.key.namespace.clone(), slice.service.clone());
-        ((slice.key.clone(), Kind::Slice), PER_PORT * ports(&service) as u64)
+        ((slice.key.clone(), PacedKind::Slice), PER_PORT * ports(&service) as u64)
     };
     Some(match change {
         Change::Service(service) => {
             let ports = service.ports.len().max(ports(&service.key));
-            ((service.key.clone(), Kind::Service), PER_PORT * ports as u64)
+            ((service.key.clone(), PacedKind::Service), PER_PORT * ports as u64)
         }
-        Change::ServiceGone(key) => ((key.clone(), Kind::Service), PER_PORT * ports(key) as u64),
+        Change::ServiceGone(key) => {
+            ((key.clone(), PacedKind::Service), PER_PORT * ports(key) as u64)
+        }
         Change::EndpointSlice(slice) => of_slice(slice),
         Change::EndpointSliceGone(key) => match cluster.slices().get(key) {
             Some(slice) => of_slice(slice),
-            None => ((key.clone(), Kind::Slice), 0),
+            None => ((key.clone(), PacedKind::Slice), 0),
         },
         Change::Namespace(_)
         | Change::NamespaceGone(_)

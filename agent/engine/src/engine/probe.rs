@@ -7,7 +7,7 @@ use netpold_api::probe::{EndVerdict, NodeAnswer, SourceVerdict};
 use netpold_core::cluster::Cluster;
 use netpold_core::compile::EndpointInfo;
 use netpold_core::explain::{Explainer, Explanation};
-use netpold_core::model::{Direction, Key, Owner};
+use netpold_core::model::{Direction, InterfaceOwner, Key};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 use netpold_dataplane::Shown;
 use netpold_dataplane::conntrack::FlowKey;
@@ -29,7 +29,7 @@ const ELSEWHERE: u32 = 1;
 
 /// A packet at a pod's interface.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Asked {
+struct ProbedPacket {
     pod: Key,
     direction: Direction,
     local: IpAddr,
@@ -47,9 +47,9 @@ impl Engine {
         let cluster = compiler.cluster();
         let explainer = Explainer::new(cluster).with_resolved(&resolved);
         let explanation = explainer.explain(probe);
-        let local = LocalEndpoints::new(cluster, compiler.endpoints());
+        let local = EndpointsByPod::new(cluster, compiler.endpoints());
         let all = asked(cluster, &local, probe, &explanation);
-        let all: Vec<(Asked, &EndpointInfo)> =
+        let all: Vec<(ProbedPacket, &EndpointInfo)> =
             all.into_iter().filter_map(|at| local.at(&at).map(|endpoint| (at, endpoint))).collect();
         let settings = dataplane.active().settings();
         let tables = settings.map(|settings| CompiledTables::new(compiler.desired(), settings));
@@ -114,7 +114,7 @@ impl Engine {
 }
 
 /// The node's endpoints by pod, with the addresses at each interface: a pod has an endpoint for each network.
-struct LocalEndpoints<'c> {
+struct EndpointsByPod<'c> {
     cluster: &'c Cluster,
     by_pod: BTreeMap<Key, Vec<LocalEndpoint>>,
 }
@@ -126,14 +126,14 @@ struct LocalEndpoint {
     is_second: bool,
 }
 
-impl<'c> LocalEndpoints<'c> {
+impl<'c> EndpointsByPod<'c> {
     fn new(cluster: &'c Cluster, endpoints: impl Iterator<Item = EndpointInfo>) -> Self {
         let mut by_pod: BTreeMap<Key, Vec<LocalEndpoint>> = BTreeMap::new();
         for info in endpoints.filter(|endpoint| !endpoint.waiting) {
             let interface = cluster.interfaces().get(&info.ifindex);
             let addresses = interface.map(|it| cluster.addresses_at(it)).unwrap_or_default();
-            let is_second =
-                interface.is_some_and(|it| matches!(&it.owner, Owner::Pod(bound) if bound.second));
+            let is_second = interface
+                .is_some_and(|it| matches!(&it.owner, InterfaceOwner::Pod(bound) if bound.second));
             let endpoint = LocalEndpoint { info, addresses, is_second };
             by_pod.entry(endpoint.info.pod.clone()).or_default().push(endpoint);
         }
@@ -146,7 +146,7 @@ impl<'c> LocalEndpoints<'c> {
 
     /// Returns the endpoint with the address of a packet's local side; addresses of the pod's status are at the first
     /// interface. `None`: no program judges packets of this address.
-    fn at(&self, at: &Asked) -> Option<&EndpointInfo> {
+    fn at(&self, at: &ProbedPacket) -> Option<&EndpointInfo> {
         let of_pod = self.of(&at.pod);
         let known = of_pod.iter().find(|endpoint| endpoint.addresses.contains(&at.local));
         let is_first = !self.is_second(at);
@@ -155,7 +155,7 @@ impl<'c> LocalEndpoints<'c> {
     }
 
     /// Returns whether the local address of a packet is not of the pod's status.
-    fn is_second(&self, at: &Asked) -> bool {
+    fn is_second(&self, at: &ProbedPacket) -> bool {
         let pod = self.cluster.pods().get(&at.pod);
         pod.is_some_and(|pod| !pod.addresses.contains(&at.local))
     }
@@ -164,10 +164,10 @@ impl<'c> LocalEndpoints<'c> {
 /// Returns both directions at every pod on the path.
 fn asked(
     cluster: &Cluster,
-    local: &LocalEndpoints<'_>,
+    local: &EndpointsByPod<'_>,
     probe: &Probe,
     explanation: &Explanation,
-) -> BTreeSet<Asked> {
+) -> BTreeSet<ProbedPacket> {
     let mut asked = BTreeSet::new();
     let side = |party| side(cluster, local, party);
     let (from, to) = (side(&probe.from), side(&probe.to));
@@ -176,7 +176,7 @@ fn asked(
         // Packets from the node reach the pod always: no policy denies them.
         let by_node = sender.is_none() && cluster.is_own_node(*source);
         let mut receives = |pod: &Key, local: IpAddr, port| {
-            let at = Asked {
+            let at = ProbedPacket {
                 pod: pod.clone(),
                 direction: Direction::Ingress,
                 local,
@@ -202,7 +202,7 @@ fn asked(
         }
         for (receiver, destination) in to.iter().filter(|(_, to)| same_family(to)) {
             if let Some(pod) = sender.as_ref().filter(|_| sender != receiver) {
-                asked.insert(Asked {
+                asked.insert(ProbedPacket {
                     pod: pod.clone(),
                     direction: Direction::Egress,
                     local: *source,
@@ -220,7 +220,7 @@ fn asked(
 /// networks, and those at its interfaces on this node.
 fn side(
     cluster: &Cluster,
-    local: &LocalEndpoints<'_>,
+    local: &EndpointsByPod<'_>,
     party: &Party,
 ) -> Vec<(Option<Key>, IpAddr)> {
     match party {
@@ -243,7 +243,7 @@ fn side(
     }
 }
 
-fn packet(at: &Asked, protocol: IpProtocol) -> ProbePacket {
+fn packet(at: &ProbedPacket, protocol: IpProtocol) -> ProbePacket {
     let (from, to) = match at.direction {
         Direction::Ingress => (at.remote, at.local),
         Direction::Egress => (at.local, at.remote),
@@ -252,7 +252,7 @@ fn packet(at: &Asked, protocol: IpProtocol) -> ProbePacket {
 }
 
 /// Returns the flow that a packet may begin.
-fn flow(endpoint: u32, at: &Asked, packet: &ProbePacket) -> FlowKey {
+fn flow(endpoint: u32, at: &ProbedPacket, packet: &ProbePacket) -> FlowKey {
     let (source, destination) = packet.ports();
     let (local_port, remote_port) = match at.direction {
         Direction::Ingress => (destination, source),

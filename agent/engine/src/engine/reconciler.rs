@@ -18,7 +18,7 @@ use netpold_dataplane::role::Role;
 use super::error::EngineError;
 use super::pace::Pace;
 use super::room::install;
-use super::succession::{Succession, Written, thread_time};
+use super::succession::{Succession, WrittenUpdate, thread_time};
 use crate::metrics::Instruments;
 
 /// The compiler, the dataplane and the state between them.
@@ -32,7 +32,7 @@ pub(super) struct Reconciler {
     pub(super) installed: bool,
     /// Whether the last good state is enforced where the source has not reported yet.
     pub(super) restored: bool,
-    pub(super) in_force: InForce,
+    pub(super) in_force: EndpointsInForce,
     /// Compilation of large objects on another thread.
     pub(super) succession: Succession,
     /// Position of the comparison with the kernel's tables.
@@ -42,7 +42,7 @@ pub(super) struct Reconciler {
 
 /// The endpoints of the tables in force.
 #[derive(Debug)]
-pub(super) struct InForce {
+pub(super) struct EndpointsInForce {
     /// Endpoint numbers, by interface index.
     endpoints: BTreeMap<u32, u32>,
     /// Whether each endpoint is isolated, by endpoint number.
@@ -65,7 +65,7 @@ impl Reconciler {
             revision: Revision { desired: 0, enforced: 0 },
             installed: false,
             restored: false,
-            in_force: InForce { endpoints, isolated, version: None, seeds: true },
+            in_force: EndpointsInForce { endpoints, isolated, version: None, seeds: true },
             succession: Succession::default(),
             cursor: Cursor::default(),
             instruments: Instruments::default(),
@@ -100,7 +100,7 @@ impl Reconciler {
         let is_first = !self.installed;
         let begin = thread_time();
         self.compiler.defer(Some(self.pace.held(Instant::now())));
-        let Written { operations, shares } = self.write()?;
+        let WrittenUpdate { operations, shares } = self.write()?;
         let took = thread_time().saturating_sub(begin);
         // At the start no update waits.
         if !is_first {
@@ -110,7 +110,7 @@ impl Reconciler {
     }
 
     /// Writes the update.
-    fn write(&mut self) -> Result<Written, EngineError> {
+    fn write(&mut self) -> Result<WrittenUpdate, EngineError> {
         if !self.installed {
             return self.new_generation(None);
         }
@@ -125,7 +125,7 @@ impl Reconciler {
                 self.instruments.applying(|| self.dataplane.active_mut().write(&ops))?;
                 self.installed = true;
                 self.in_force.note(&self.compiler);
-                Ok(Written { operations: ops.len(), shares: self.compiler.take_compiled() })
+                Ok(WrittenUpdate { operations: ops.len(), shares: self.compiler.take_compiled() })
             }
             Err(error) => {
                 tracing::info!(%error, "update needs larger tables: creating a new generation");
@@ -140,7 +140,7 @@ impl Reconciler {
     pub(super) fn new_generation(
         &mut self,
         refused: Option<CompileError>,
-    ) -> Result<Written, EngineError> {
+    ) -> Result<WrittenUpdate, EngineError> {
         self.installed = false;
         let (capacity, full) = (self.capacity, self.compiler.full_tables());
         let ops = self.instruments.compiling(|| install(&mut self.compiler, capacity, &full));
@@ -155,7 +155,7 @@ impl Reconciler {
         self.import_conntrack();
         self.installed = true;
         self.in_force.note(&self.compiler);
-        Ok(Written { operations: ops.len(), shares })
+        Ok(WrittenUpdate { operations: ops.len(), shares })
     }
 
     /// After a boot, closes the pods that the last good state isolates until its programs are loaded: pods would
@@ -291,7 +291,7 @@ impl Reconciler {
     }
 }
 
-impl InForce {
+impl EndpointsInForce {
     /// Returns the endpoints that the current update begins to isolate.
     fn newly_isolated(&self, compiler: &Compiler) -> Vec<EndpointInfo> {
         if !self.seeds || self.version == Some(compiler.endpoints_version()) {

@@ -36,7 +36,7 @@ pub(super) struct Succession {
 
 /// A compiler at work on another thread.
 pub(super) struct Job {
-    pub(super) thread: JoinHandle<Result<Made, EngineError>>,
+    pub(super) thread: JoinHandle<Result<BuiltSuccessor, EngineError>>,
     /// Objects that changed since the job received its input.
     pub(super) changed: BTreeSet<ObjectKey>,
     /// Namespaces with large policies or Services in this job.
@@ -46,14 +46,14 @@ pub(super) struct Job {
 
 /// A compiler that has to catch up with changes, on its own thread again.
 pub(super) struct Behind {
-    pub(super) made: Made,
+    pub(super) made: BuiltSuccessor,
     pub(super) changed: BTreeSet<ObjectKey>,
     pub(super) clients: BTreeSet<String>,
     pub(super) rounds: u32,
 }
 
 /// A compiler with the generation that holds its output.
-pub(super) struct Made {
+pub(super) struct BuiltSuccessor {
     pub(super) compiler: Compiler,
     pub(super) generation: Generation,
     /// Processor time used.
@@ -81,7 +81,7 @@ pub(super) struct Workshop {
 }
 
 impl Order {
-    pub(super) fn make(self) -> Result<Made, EngineError> {
+    pub(super) fn make(self) -> Result<BuiltSuccessor, EngineError> {
         let Self { mut compiler, news, changes, workshop } = self;
         let begin = thread_time();
         compiler.follow(news);
@@ -94,7 +94,7 @@ impl Order {
 
 impl Workshop {
     /// Compiles everything into a new generation.
-    pub(super) fn make(self, mut compiler: Compiler) -> Result<Made, EngineError> {
+    pub(super) fn make(self, mut compiler: Compiler) -> Result<BuiltSuccessor, EngineError> {
         let Self { capacity, full, recipe, instruments } = &self;
         let ops = instruments.compiling(|| install(&mut compiler, *capacity, full))?;
         let generation = recipe.make(&compiler.capacity(), &ops)?;
@@ -103,11 +103,11 @@ impl Workshop {
         // No packet is judged by this generation yet.
         compiler.grace_passed();
         compiler.defer(Some(BTreeSet::new()));
-        Ok(Made { compiler, generation, took: Duration::ZERO, workshop: self })
+        Ok(BuiltSuccessor { compiler, generation, took: Duration::ZERO, workshop: self })
     }
 }
 
-impl Made {
+impl BuiltSuccessor {
     /// Takes over the changes since the last call; returns the number of operations.
     pub(super) fn catch_up(&mut self, news: News) -> Result<usize, EngineError> {
         self.compiler.follow(news);
@@ -170,7 +170,7 @@ impl Succession {
 }
 
 /// A written update.
-pub(super) struct Written {
+pub(super) struct WrittenUpdate {
     pub(super) operations: usize,
     /// Namespaces to charge, and their shares.
     pub(super) shares: BTreeMap<String, u64>,

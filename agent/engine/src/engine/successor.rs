@@ -22,7 +22,7 @@ use netpold_core::compile::CompileError;
 use super::error::EngineError;
 use super::reconciler::Reconciler;
 use super::room::roomy;
-use super::succession::{Behind, Job, Made, Order, Workshop, Written};
+use super::succession::{Behind, BuiltSuccessor, Job, Order, Workshop, WrittenUpdate};
 
 /// Interval at which the engine checks whether the other thread has finished.
 const POLL: Duration = Duration::from_millis(20);
@@ -104,7 +104,7 @@ impl Reconciler {
         &mut self,
         clients: BTreeSet<String>,
         rounds: u32,
-        work: impl FnOnce() -> Result<Made, EngineError> + Send + 'static,
+        work: impl FnOnce() -> Result<BuiltSuccessor, EngineError> + Send + 'static,
     ) {
         let work = move || {
             yield_to_others();
@@ -126,7 +126,7 @@ impl Reconciler {
     }
 
     /// Replaces compiler and generation by the successor's, if these are ready.
-    pub(super) fn succeed(&mut self) -> Result<Option<Written>, EngineError> {
+    pub(super) fn succeed(&mut self) -> Result<Option<WrittenUpdate>, EngineError> {
         let Some(job) = self.succession.job.take_if(|job| job.thread.is_finished()) else {
             return Ok(None);
         };
@@ -173,8 +173,12 @@ impl Reconciler {
     }
 
     /// Puts the successor's compiler and generation into force.
-    fn replace(&mut self, made: Made, operations: usize) -> Result<Written, EngineError> {
-        let Made { compiler, generation, .. } = made;
+    fn replace(
+        &mut self,
+        made: BuiltSuccessor,
+        operations: usize,
+    ) -> Result<WrittenUpdate, EngineError> {
+        let BuiltSuccessor { compiler, generation, .. } = made;
         self.installed = false;
         let generation = self.instruments.applying(|| self.dataplane.replace(generation))?;
         let former = std::mem::replace(&mut self.compiler, compiler);
@@ -184,14 +188,18 @@ impl Reconciler {
         self.import_conntrack();
         self.installed = true;
         self.in_force.note(&self.compiler);
-        Ok(Written { operations, shares: self.compiler.take_compiled() })
+        Ok(WrittenUpdate { operations, shares: self.compiler.take_compiled() })
     }
 
     /// Takes the successor's compiler without its generation, which is too full for the latest changes, and compiles
     /// everything. Those who filled it pay for this compilation, and the large policies do not wait any longer.
-    fn take_over(&mut self, made: Made, error: CompileError) -> Result<Written, EngineError> {
+    fn take_over(
+        &mut self,
+        made: BuiltSuccessor,
+        error: CompileError,
+    ) -> Result<WrittenUpdate, EngineError> {
         tracing::info!(%error, "a table is too full for the latest changes: creating a new generation");
-        let Made { compiler, generation, .. } = made;
+        let BuiltSuccessor { compiler, generation, .. } = made;
         // Two generations in memory are enough.
         drop(generation);
         drop_elsewhere(std::mem::replace(&mut self.compiler, compiler));

@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use netpold_api::events::AUDIT;
 use netpold_core::model::Direction;
 use netpold_core::probe::IpProtocol;
-use netpold_dataplane::conntrack::FlowTuple;
+use netpold_dataplane::conntrack::EndpointFlow;
 use netpold_ebpf::layout::DropEvent;
 use netpold_ebpf::reason::Reason;
 use netpold_kube::cluster::DropKey;
@@ -72,7 +72,11 @@ impl Dropped {
     }
 
     /// Creates the record of a flow that audited policies would deny.
-    pub(crate) fn audited(tuple: &FlowTuple, direction: Direction, local: Option<IpAddr>) -> Self {
+    pub(crate) fn audited(
+        tuple: &EndpointFlow,
+        direction: Direction,
+        local: Option<IpAddr>,
+    ) -> Self {
         // The identifier of an echo does not make a different flow for the reader.
         let has_ports = IpProtocol(tuple.protocol).has_ports();
         let [local_port, remote_port] =

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 use netpold_api::events::{LostEvents, TrafficVerdict};
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
-use netpold_dataplane::conntrack::FlowTuple;
+use netpold_dataplane::conntrack::EndpointFlow;
 use netpold_ebpf::reason::Reason;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
@@ -30,7 +30,7 @@ pub struct JournalEvent {
 
 impl JournalEvent {
     /// Creates the event of a new flow, which passed for a reason.
-    pub(crate) fn flow(tuple: &FlowTuple, direction: Direction, reason: Reason) -> Self {
+    pub(crate) fn flow(tuple: &EndpointFlow, direction: Direction, reason: Reason) -> Self {
         let packet =
             Dropped { reason: reason.as_str(), ..Dropped::audited(tuple, direction, None) };
         Self { outcome: TrafficVerdict::Allow, packet }
@@ -229,7 +229,7 @@ mod tests {
     fn flow(endpoint: u32) -> JournalEvent {
         let remote = [10, 0, 0, 9].into();
         let (local_port, remote_port, protocol) = (80, 4000, 6);
-        let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
+        let tuple = EndpointFlow { endpoint, remote, local_port, remote_port, protocol };
         JournalEvent::flow(&tuple, Direction::Ingress, Reason::Allowed)
     }
 

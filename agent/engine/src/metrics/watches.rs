@@ -60,9 +60,9 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct Source(SourceStatus);
+    struct StatusSource(SourceStatus);
 
-    impl Collector for Source {
+    impl Collector for StatusSource {
         fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
             write(&self.0, &mut MetricWriter::new(encoder))
         }
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn each_kind_has_its_samples() {
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Source(status())));
+        registry.register_collector(Box::new(StatusSource(status())));
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         for line in [

@@ -8,7 +8,7 @@ use netpold_api::observe::{ObserveLine, ObservedEvent};
 use netpold_api::samples::{NODE, event};
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
-use netpold_dataplane::conntrack::FlowTuple;
+use netpold_dataplane::conntrack::EndpointFlow;
 use netpold_ebpf::reason::Reason;
 use tokio::sync::mpsc::Receiver;
 
@@ -28,7 +28,7 @@ fn observer() -> (Arc<ObserveServer>, Arc<Journal>) {
 fn flow(endpoint: u32) -> JournalEvent {
     let remote = [10, 0, 0, 2].into();
     let (local_port, remote_port, protocol) = (5432, 4000, 6);
-    let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
+    let tuple = EndpointFlow { endpoint, remote, local_port, remote_port, protocol };
     JournalEvent::flow(&tuple, Direction::Ingress, Reason::Allowed)
 }
 

@@ -11,14 +11,14 @@ use netpold_ebpf::flow::control::Timeouts;
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::judge::decide::decide;
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::layout::{
     CT_WAYS, ClassId, Ct6Way, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, PortWord,
     Settings,
 };
 use netpold_ebpf::tables::Tables;
 use netpold_ebpf::tables::policy::PolicyTables;
-use netpold_ebpf::verdict::Verdict;
+use netpold_ebpf::verdict::PacketVerdict;
 
 /// Words of a conntrack bucket of the larger family.
 const BUCKET: usize = CT_WAYS * size_of::<Ct6Way>() / 8;
@@ -47,9 +47,15 @@ impl<'a> CompiledTables<'a> {
         Self { policy, settings, bucket: [const { AtomicU64::new(0) }; BUCKET] }
     }
 
-    /// Judges a frame at an interface; `came_by` is [`Hook::ingress_ifindex`].
-    pub fn judge(&self, direction: Direction, ifindex: u32, came_by: u32, frame: &[u8]) -> Verdict {
-        let hook = Hook { ifindex, ingress_ifindex: came_by };
+    /// Judges a frame at an interface; `came_by` is [`PacketHook::ingress_ifindex`].
+    pub fn judge(
+        &self,
+        direction: Direction,
+        ifindex: u32,
+        came_by: u32,
+        frame: &[u8],
+    ) -> PacketVerdict {
+        let hook = PacketHook { ifindex, ingress_ifindex: came_by };
         match direction {
             Direction::Ingress => decide::<Ingress, _, _>(&frame, self, hook),
             Direction::Egress => decide::<Egress, _, _>(&frame, self, hook),

@@ -102,12 +102,12 @@ mod tests {
     use netpold_api::status::Revision;
 
     use super::*;
-    use crate::engine::Enforcement;
+    use crate::engine::EnforcementState;
 
     fn state(in_sync: bool, behind: Option<&str>, enforced: u64) -> AgentState {
         let revision = Revision { desired: enforced, enforced };
         let behind = behind.map(str::to_owned);
-        let enforcement = Enforcement { revision, behind, ..Enforcement::default() };
+        let enforcement = EnforcementState { revision, behind, ..EnforcementState::default() };
         AgentState { enforcement, problems: Vec::new(), in_sync }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::engine::Enforcement;
+use crate::engine::EnforcementState;
 
 /// Default readiness gate and condition of a pod.
 pub const READINESS_GATE: &str = "netpold.io/network-ready";
@@ -29,7 +29,7 @@ pub(super) const TICK: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentState {
     /// Enforced state.
-    pub enforcement: Enforcement,
+    pub enforcement: EnforcementState,
     /// Problems on the node, in sentences.
     pub problems: Vec<String>,
     /// Whether every object is known.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netpold_core::explain::PodFlow;
 use netpold_core::model::{Direction, Pod};
 use netpold_core::probe::IpProtocol;
-use netpold_dataplane::conntrack::FlowTuple;
+use netpold_dataplane::conntrack::EndpointFlow;
 use netpold_ebpf::packet::protocol::{TCP, UDP, is_to_server};
 
 use crate::events::Dropped;
@@ -105,14 +105,14 @@ impl RuleCache {
     }
 }
 
-pub(super) fn kind(tuple: &FlowTuple, direction: Direction) -> AllowedFlowKey {
+pub(super) fn kind(tuple: &EndpointFlow, direction: Direction) -> AllowedFlowKey {
     (tuple.endpoint, direction, tuple.remote, tuple.protocol, port(tuple, direction))
 }
 
 /// Returns whether the ports show that packets of a direction are a server's answers. A UDP server's answer without a
 /// known request (the entry has ended, or never existed) begins a flow in the table.
-pub(super) fn answers(tuple: &FlowTuple, direction: Direction) -> bool {
-    let FlowTuple { local_port, remote_port, .. } = *tuple;
+pub(super) fn answers(tuple: &EndpointFlow, direction: Direction) -> bool {
+    let EndpointFlow { local_port, remote_port, .. } = *tuple;
     let (source, destination) = match direction {
         Direction::Ingress => (remote_port, local_port),
         Direction::Egress => (local_port, remote_port),
@@ -121,14 +121,18 @@ pub(super) fn answers(tuple: &FlowTuple, direction: Direction) -> bool {
 }
 
 /// Returns the destination port.
-pub(super) fn port(tuple: &FlowTuple, direction: Direction) -> u16 {
+pub(super) fn port(tuple: &EndpointFlow, direction: Direction) -> u16 {
     match direction {
         Direction::Ingress => tuple.local_port,
         Direction::Egress => tuple.remote_port,
     }
 }
 
-pub(super) fn pod_flow<'p>(pod: &'p Pod, tuple: &FlowTuple, direction: Direction) -> PodFlow<'p> {
+pub(super) fn pod_flow<'p>(
+    pod: &'p Pod,
+    tuple: &EndpointFlow,
+    direction: Direction,
+) -> PodFlow<'p> {
     let protocol = IpProtocol(tuple.protocol);
     let port = if protocol.has_ports() { port(tuple, direction) } else { 0 };
     PodFlow { pod, direction, remote: tuple.remote, protocol, port }
@@ -136,7 +140,7 @@ pub(super) fn pod_flow<'p>(pod: &'p Pod, tuple: &FlowTuple, direction: Direction
 
 /// Returns the flow of a dropped packet; `None` if the packet could not be parsed or was not dropped by policy.
 pub(super) fn denied_flow<'p>(pod: &'p Pod, dropped: &Dropped) -> Option<PodFlow<'p>> {
-    let tuple = FlowTuple {
+    let tuple = EndpointFlow {
         endpoint: dropped.endpoint,
         remote: dropped.remote?,
         local_port: dropped.local_port,

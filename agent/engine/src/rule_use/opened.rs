@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use netpold_core::model::Direction;
-use netpold_dataplane::conntrack::FlowTuple;
+use netpold_dataplane::conntrack::EndpointFlow;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 use netpold_ebpf::reason::Reason;
 
@@ -40,7 +40,7 @@ impl Default for OpenedFlows {
 impl OpenedFlows {
     /// Adds a flow; its flags in the table show the initiator. `reason`: why it passed, unless the node began it, which
     /// no policy can deny.
-    pub(super) fn met(&mut self, tuple: &FlowTuple, flags: u16, reason: Reason) {
+    pub(super) fn met(&mut self, tuple: &EndpointFlow, flags: u16, reason: Reason) {
         let began = [(Direction::Ingress, CT_INGRESS), (Direction::Egress, CT_EGRESS)];
         for (direction, _) in began.into_iter().filter(|(_, flag)| flags & flag != 0) {
             let by_node = direction == Direction::Ingress && flags & CT_NODE != 0;
@@ -102,7 +102,7 @@ mod tests {
         for number in flows {
             let remote = Ipv4Addr::from(number).into();
             let (local_port, remote_port, protocol) = (80, 4000, 6);
-            let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
+            let tuple = EndpointFlow { endpoint, remote, local_port, remote_port, protocol };
             opened.met(&tuple, CT_INGRESS, Reason::Allowed);
         }
     }

@@ -7,7 +7,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::compile::Compiler;
 use netpold_core::explain::Allowing;
 use netpold_core::model::Direction;
-use netpold_dataplane::conntrack::{FlowTuple, Sighting};
+use netpold_dataplane::conntrack::{EndpointFlow, Sighting};
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 use netpold_ebpf::packet::protocol::UDP;
 use netpold_ebpf::reason::Reason;
@@ -246,7 +246,7 @@ impl<'u> Round<'u> {
     /// Records the flow; returns the number of its record, 0 if it has none.
     fn record(
         &mut self,
-        tuple: &FlowTuple,
+        tuple: &EndpointFlow,
         direction: Direction,
         met: FlowSighting,
         cost: &mut usize,
@@ -269,14 +269,14 @@ impl<'u> Round<'u> {
     }
 
     /// Returns whether audited policies would deny a flow.
-    fn audit(&mut self, tuple: &FlowTuple, direction: Direction, cost: &mut usize) -> bool {
+    fn audit(&mut self, tuple: &EndpointFlow, direction: Direction, cost: &mut usize) -> bool {
         let RuleUse { pods, trials, resolved, .. } = &mut *self.of;
         let Some(pod) = pods.of(tuple.endpoint) else { return false };
         let flow = pod_flow(pod, tuple, direction);
         trials.meet((self.cluster, resolved), tuple, flow, kind(tuple, direction), cost)
     }
 
-    fn group(&mut self, tuple: &FlowTuple, direction: Direction, cost: &mut usize) -> u32 {
+    fn group(&mut self, tuple: &EndpointFlow, direction: Direction, cost: &mut usize) -> u32 {
         let kind = kind(tuple, direction);
         if let Some(group) = self.of.cache.by_flow.get(&kind) {
             return *group;

@@ -2,7 +2,9 @@ use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use aya::maps::MapData;
-use netpold_core::model::{Action, Direction, Interface, Key, Owner, Pod, Policy, Rule, Tier};
+use netpold_core::model::{
+    Action, Direction, Interface, InterfaceOwner, Key, Pod, Policy, Rule, Tier,
+};
 use netpold_core::options::Options;
 use netpold_dataplane::bpf::test_objects;
 use netpold_dataplane::conntrack::{FlowKey, Sweeper, TrackedFlow};
@@ -37,7 +39,7 @@ impl World {
             index: 5,
             incarnation: 1,
             addresses: server.addresses.clone(),
-            owner: Owner::Unbound,
+            owner: InterfaceOwner::Unbound,
         };
         compiler.ingest(Change::Pod(server));
         compiler.ingest(Change::Interface(interface));

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, PodFlow, ResolvedNames};
 use netpold_core::model::{Direction, Key};
-use netpold_dataplane::conntrack::FlowTuple;
+use netpold_dataplane::conntrack::EndpointFlow;
 
 use super::flows::AllowedFlowKey;
 use crate::events::Dropped;
@@ -67,7 +67,7 @@ impl Trials {
     pub(super) fn meet(
         &mut self,
         (cluster, resolved): (&Cluster, &ResolvedNames),
-        tuple: &FlowTuple,
+        tuple: &EndpointFlow,
         flow: PodFlow<'_>,
         kind: AllowedFlowKey,
         cost: &mut usize,

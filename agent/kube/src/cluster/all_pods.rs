@@ -4,7 +4,7 @@ use netpold_api::source::KindStatus;
 use netpold_core::model::Change;
 use tokio::task::JoinHandle;
 
-use super::hub::{Problems, Update};
+use super::hub::{KindUpdate, Problems};
 use crate::gathered::Gathered;
 
 /// Starts a follower of all pods with this number.
@@ -47,7 +47,7 @@ impl AllPods {
     }
 
     /// Takes in an update; returns its changes, unless they wait.
-    pub(super) fn take(&mut self, update: Update) -> Vec<Change> {
+    pub(super) fn take(&mut self, update: KindUpdate) -> Vec<Change> {
         self.status = update.status;
         if let Some(problems) = update.problems {
             self.problems = problems;

@@ -15,7 +15,7 @@ use kube::runtime::watcher;
 use tokio::time::timeout;
 
 use super::failure::Failure;
-use super::split::{Part, Raw, Splitter};
+use super::split::{Raw, ResponsePart, Splitter};
 use crate::convert::{self, ObjectIdentity, Read};
 
 /// Most bytes taken in at once if they are already available.
@@ -26,14 +26,14 @@ const MEDIA_TYPE: HeaderValue =
     HeaderValue::from_static("application/json;drop=metadata.managedFields");
 
 /// A streamed answer.
-pub(super) struct Answer {
+pub(super) struct ResponseStream {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     splitter: Splitter,
     /// Longest time without data before the answer counts as silent.
     patience: Duration,
 }
 
-impl Answer {
+impl ResponseStream {
     /// Sends the request; returns when the answer begins.
     pub(super) async fn to(
         client: &Client,
@@ -50,7 +50,10 @@ impl Answer {
 
     /// Waits for the next parts, and passes them to `out` together with the ones already available. Returns false at
     /// the end of the answer.
-    pub(super) async fn parts(&mut self, mut out: impl FnMut(Part<'_>)) -> Result<bool, Failure> {
+    pub(super) async fn parts(
+        &mut self,
+        mut out: impl FnMut(ResponsePart<'_>),
+    ) -> Result<bool, Failure> {
         let mut taken = 0;
         while taken < AT_ONCE {
             let chunk = if taken == 0 {
@@ -64,8 +67,8 @@ impl Answer {
                 Ok([]) => return Ok(taken > 0),
                 Ok(chunk) => chunk,
                 Err(error) => match ended(&error) {
-                    Some(Ended::Early) => return Ok(taken > 0),
-                    Some(Ended::Silent) => return Err(Failure::Silent(self.patience)),
+                    Some(BodyEnd::Early) => return Ok(taken > 0),
+                    Some(BodyEnd::Silent) => return Err(Failure::Silent(self.patience)),
                     None => return Err(Failure::of_body(&error)),
                 },
             };
@@ -86,7 +89,7 @@ impl Answer {
 
 /// Kind of end that an I/O error of a body stands for.
 #[derive(Debug, PartialEq, Eq)]
-enum Ended {
+enum BodyEnd {
     /// Truncated body: a server or proxy that shuts down may close a watch without the end that HTTP requires.
     Early,
     /// Read timeout of the client.
@@ -98,20 +101,20 @@ enum Ended {
 pub fn is_quiet(error: &watcher::Error) -> bool {
     matches!(
         error,
-        watcher::Error::WatchFailed(kube::Error::ReadEvents(error)) if ended(error) == Some(Ended::Silent)
+        watcher::Error::WatchFailed(kube::Error::ReadEvents(error)) if ended(error) == Some(BodyEnd::Silent)
     )
 }
 
 /// Returns the kind of end that an error, or one of its causes, stands for.
-fn ended(error: &io::Error) -> Option<Ended> {
+fn ended(error: &io::Error) -> Option<BodyEnd> {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
         let io = error.downcast_ref::<io::Error>();
         match io.map(io::Error::kind) {
-            Some(io::ErrorKind::UnexpectedEof) => return Some(Ended::Early),
-            Some(io::ErrorKind::TimedOut) => return Some(Ended::Silent),
+            Some(io::ErrorKind::UnexpectedEof) => return Some(BodyEnd::Early),
+            Some(io::ErrorKind::TimedOut) => return Some(BodyEnd::Silent),
             _ if error.to_string().contains("unexpected EOF during chunk") => {
-                return Some(Ended::Early);
+                return Some(BodyEnd::Early);
             }
             _ => {}
         }
@@ -126,7 +129,7 @@ fn ended(error: &io::Error) -> Option<Ended> {
 
 /// An event of a watch.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum WatchEvent {
     /// The object exists in this version.
     Object(Box<Read>),
     /// The object was deleted.
@@ -143,51 +146,53 @@ pub(super) struct Events {
     kind: Option<Vec<u8>>,
     /// An object that arrived before its event's type.
     early: Option<(Vec<u8>, bool)>,
-    event: Option<Event>,
+    event: Option<WatchEvent>,
 }
 
 impl Events {
     /// Takes a part; returns the event that it completes.
-    pub(super) fn part(&mut self, of: convert::Kind, part: Part<'_>) -> Option<Event> {
+    pub(super) fn part(&mut self, of: convert::Kind, part: ResponsePart<'_>) -> Option<WatchEvent> {
         match (part, self.kind.as_deref()) {
-            (Part::Field(b"type", raw), _) => self.kind = Some(raw.text.to_vec()),
-            (Part::Field(b"object", raw), Some(kind)) => self.event = Some(event(of, kind, raw)),
-            (Part::Field(b"object", raw), None) => {
+            (ResponsePart::Field(b"type", raw), _) => self.kind = Some(raw.text.to_vec()),
+            (ResponsePart::Field(b"object", raw), Some(kind)) => {
+                self.event = Some(event(of, kind, raw));
+            }
+            (ResponsePart::Field(b"object", raw), None) => {
                 self.early = Some((raw.text.to_vec(), raw.whole));
             }
-            (Part::End, kind) => {
+            (ResponsePart::End, kind) => {
                 let early = kind.zip(self.early.as_ref());
                 let early =
                     early.map(|(kind, (text, whole))| event(of, kind, Raw { text, whole: *whole }));
                 let nothing = || {
                     let reason = "an event has no type or no object".to_owned();
-                    Event::Failed(Failure::Undecodable(reason))
+                    WatchEvent::Failed(Failure::Undecodable(reason))
                 };
                 let complete = self.event.take().or(early).unwrap_or_else(nothing);
                 *self = Self::default();
                 return Some(complete);
             }
-            (Part::Field(..) | Part::Item(_) | Part::Items, _) => {}
+            (ResponsePart::Field(..) | ResponsePart::Item(_) | ResponsePart::Items, _) => {}
         }
         None
     }
 }
 
-fn event(of: convert::Kind, kind: &[u8], object: Raw<'_>) -> Event {
+fn event(of: convert::Kind, kind: &[u8], object: Raw<'_>) -> WatchEvent {
     let undecodable = |error: &dyn ToString| {
-        Event::Failed(Failure::Undecodable(format!("an event: {}", error.to_string())))
+        WatchEvent::Failed(Failure::Undecodable(format!("an event: {}", error.to_string())))
     };
     match kind {
         b"\"ADDED\"" | b"\"MODIFIED\"" => {
-            Event::Object(Box::new(convert::read(of, object.text, object.whole)))
+            WatchEvent::Object(Box::new(convert::read(of, object.text, object.whole)))
         }
-        b"\"DELETED\"" => Event::Gone(ObjectIdentity::of(object.text)),
+        b"\"DELETED\"" => WatchEvent::Gone(ObjectIdentity::of(object.text)),
         b"\"BOOKMARK\"" => match serde_json::from_slice::<Bookmark>(object.text) {
-            Ok(Bookmark { metadata, .. }) => Event::Bookmark(metadata.resource_version),
+            Ok(Bookmark { metadata, .. }) => WatchEvent::Bookmark(metadata.resource_version),
             Err(error) => undecodable(&error),
         },
         b"\"ERROR\"" => match serde_json::from_slice::<Status>(object.text) {
-            Ok(status) => Event::Failed(Failure::of_status(&status)),
+            Ok(status) => WatchEvent::Failed(Failure::of_status(&status)),
             Err(error) => undecodable(&error),
         },
         other => undecodable(&format!("of type {}", other.escape_ascii())),

@@ -33,7 +33,7 @@ pub type DropKey = (u32, Direction, &'static str, Option<IpAddr>, Option<u8>, u1
 
 /// A denial to report to a pod's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Denial {
+pub struct DenialReport {
     /// Key of the pod.
     pub pod: Key,
     /// Value of `metadata.uid` of the pod.
@@ -48,7 +48,7 @@ pub struct Denial {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Denials {
     /// Denials of as many pods as possible.
-    pub all: Vec<Denial>,
+    pub all: Vec<DenialReport>,
     /// Number of the cluster's nodes, with an agent each that writes Events.
     pub nodes: usize,
 }
@@ -91,7 +91,7 @@ fn pace(nodes: usize) -> Duration {
     PACE.max(PACE_OF_NODES * u32::try_from(nodes).unwrap_or(u32::MAX))
 }
 
-fn regarding(denial: &Denial) -> ObjectReference {
+fn regarding(denial: &DenialReport) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".into()),
         kind: Some("Pod".into()),
@@ -115,7 +115,7 @@ struct OfPod {
 
 impl Told {
     /// Returns the note of an Event to write for a denial now; `None` for no Event.
-    fn note(&mut self, denial: &Denial, now: Instant) -> Option<String> {
+    fn note(&mut self, denial: &DenialReport, now: Instant) -> Option<String> {
         let is_recent = |at: &Instant| now.saturating_duration_since(*at) < PERIOD;
         self.0.retain(|_, pod| {
             pod.events.retain(|(_, at)| is_recent(at));
@@ -142,9 +142,9 @@ impl Told {
 mod tests {
     use super::*;
 
-    fn denial(pod: &str, port: u16) -> Denial {
+    fn denial(pod: &str, port: u16) -> DenialReport {
         let key = (1, Direction::Ingress, "policy", None, Some(6), port);
-        Denial { pod: Key::new("x", pod), uid: pod.into(), key, text: format!("port {port}") }
+        DenialReport { pod: Key::new("x", pod), uid: pod.into(), key, text: format!("port {port}") }
     }
 
     #[test]

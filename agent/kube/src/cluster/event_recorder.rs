@@ -108,7 +108,7 @@ struct Writer {
 struct Agenda {
     node: String,
     /// Reported state of each policy, by UID, and of the node, by [`OF_NODE`] and the reason.
-    subjects: HashMap<String, Subject>,
+    subjects: HashMap<String, EventSubject>,
     /// Namespace of the policy that had an Event last.
     served: String,
     /// Number of attempts in a row that failed as in an outage.
@@ -117,7 +117,7 @@ struct Agenda {
 
 /// Reported state of an object.
 #[derive(Default)]
-struct Subject {
+struct EventSubject {
     /// Last note, and the time at which it was written.
     reported: Option<(String, Instant)>,
     /// Number of refusals in a row.
@@ -125,7 +125,7 @@ struct Subject {
     rests_until: Option<Instant>,
 }
 
-impl Subject {
+impl EventSubject {
     fn is_due(&self, note: &str, now: Instant) -> bool {
         let due = self.reported.as_ref().is_none_or(|(reported, at)| {
             let pause = if reported == note { REPEAT } else { PAUSE };
@@ -142,7 +142,7 @@ impl Subject {
 }
 
 /// An Event to write.
-struct Due {
+struct DueEvent {
     subject: String,
     reason: &'static str,
     note: String,
@@ -168,8 +168,8 @@ impl Writer {
     }
 
     /// Writes an Event; returns the pause before the next attempt, in addition to the pace.
-    async fn write(&mut self, due: Due) -> Duration {
-        let Due { reason, note, regarding, .. } = &due;
+    async fn write(&mut self, due: DueEvent) -> Duration {
+        let DueEvent { reason, note, regarding, .. } = &due;
         let action = (*reason, "Enforce");
         let written =
             publish(&self.connection, &self.instance, action, note, regarding.clone()).await;
@@ -184,7 +184,7 @@ impl Agenda {
 
     /// Returns the Event that is due: the node's first, then the namespaces' in turns, starting after the namespace
     /// that had the last Event. One at a time: another policy may be corrected in the meantime.
-    fn next(&mut self, all: &Unsupported, of_node: &OfNode, now: Instant) -> Option<Due> {
+    fn next(&mut self, all: &Unsupported, of_node: &OfNode, now: Instant) -> Option<DueEvent> {
         let known: HashSet<&str> = all.values().map(|(uid, _)| uid.as_str()).collect();
         self.subjects
             .retain(|subject, _| subject.starts_with(OF_NODE) || known.contains(subject.as_str()));
@@ -198,7 +198,7 @@ impl Agenda {
             let reported =
                 self.subjects.get(&subject).and_then(|it| Some(it.reported.as_ref()?.0.clone()));
             if !problems.is_empty() && is_due(&subject, reported.as_deref().unwrap_or(&note)) {
-                return Some(Due { subject, reason, note, regarding: self.own_node() });
+                return Some(DueEvent { subject, reason, note, regarding: self.own_node() });
             }
         }
         let notes =
@@ -211,7 +211,7 @@ impl Agenda {
         let turns =
             in_turns(due, |(policy, ..)| (&*policy.namespace <= served, &*policy.namespace));
         let (policy, uid, note) = turns.into_iter().next()?;
-        let due = Due {
+        let due = DueEvent {
             subject: uid.clone(),
             reason: "PolicyNotHonoured",
             note,
@@ -222,14 +222,14 @@ impl Agenda {
     }
 
     /// Records the outcome of a write; returns the pause before the next attempt, in addition to the pace.
-    fn take(&mut self, due: Due, written: Result<(), EventError>, now: Instant) -> Duration {
-        let Due { subject, reason, note, regarding } = due;
+    fn take(&mut self, due: DueEvent, written: Result<(), EventError>, now: Instant) -> Duration {
+        let DueEvent { subject, reason, note, regarding } = due;
         let name = regarding.name.unwrap_or_default();
         let it = self.subjects.entry(subject).or_default();
         let Err(error) = written else {
             debug!(name, reason, note, "Event written");
             self.unanswered = 0;
-            *it = Subject { reported: Some((note, now)), ..Subject::default() };
+            *it = EventSubject { reported: Some((note, now)), ..EventSubject::default() };
             return Duration::ZERO;
         };
         // One namespace's Events may time out; as namespaces take turns, only timeouts in a row count as an outage.

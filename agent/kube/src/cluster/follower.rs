@@ -20,12 +20,12 @@ use netpold_api::source::KindStatus;
 use netpold_core::model::Change;
 use tokio::sync::{mpsc, watch};
 
-use super::answer::{Answer, Event, Events};
+use super::answer::{Events, ResponseStream, WatchEvent};
 use super::availability::{Availability, Meaning};
 use super::connection::Connection;
 use super::failure::Failure;
-use super::hub::Update;
-use super::kind::{Absence, Kind, kind_name};
+use super::hub::KindUpdate;
+use super::kind::{Absence, WatchedKind, kind_name};
 use super::list;
 use super::outage::{Following, Member};
 use super::store::Store;
@@ -40,7 +40,7 @@ const WATCH_SECONDS: u32 = 145;
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Progress of following a kind.
-enum State {
+enum FollowState {
     /// The next request is a list.
     List,
     /// A list is complete; the watch continues from this version.
@@ -76,26 +76,26 @@ async fn until_widened(widened: Option<watch::Receiver<bool>>) {
 pub(super) struct Follower<K> {
     connection: Arc<Connection>,
     outage: Member,
-    updates: mpsc::Sender<Update>,
+    updates: mpsc::Sender<KindUpdate>,
     number: usize,
     /// Narrower field selector, until all objects are needed.
     narrow: Option<Narrow>,
     /// Whether the last complete list had no narrower selector.
     is_whole: bool,
     store: Store<K>,
-    state: State,
+    state: FollowState,
     backoff: DefaultBackoff,
     availability: Availability,
     /// Silence after which the last watch was given up.
     quiet: Option<Duration>,
 }
 
-impl<K: Kind> Follower<K> {
+impl<K: WatchedKind> Follower<K> {
     /// Creates a follower; `number` is the kind's index among all followed kinds.
     pub(super) fn new(
         connection: Arc<Connection>,
         outage: Member,
-        updates: mpsc::Sender<Update>,
+        updates: mpsc::Sender<KindUpdate>,
         number: usize,
         narrow: Option<Narrow>,
     ) -> Self {
@@ -107,7 +107,7 @@ impl<K: Kind> Follower<K> {
             narrow,
             is_whole: false,
             store: Store::new(),
-            state: State::List,
+            state: FollowState::List,
             backoff: DefaultBackoff::default(),
             availability: Availability::new(kind_name::<K>(), K::ABSENCE),
             quiet: None,
@@ -124,8 +124,8 @@ impl<K: Kind> Follower<K> {
         while !self.updates.is_closed() {
             self.widen();
             let (verb, outcome) = match &self.state {
-                State::List => ("list", self.list().await),
-                State::Watch(version) => ("watch", self.watch(version.clone()).await),
+                FollowState::List => ("list", self.list().await),
+                FollowState::Watch(version) => ("watch", self.watch(version.clone()).await),
             };
             if let Err(failure) = outcome {
                 let failure = self.confirmed(failure).await;
@@ -138,7 +138,7 @@ impl<K: Kind> Follower<K> {
     fn widen(&mut self) {
         if self.is_widened() {
             self.narrow = None;
-            self.state = State::List;
+            self.state = FollowState::List;
         }
     }
 
@@ -193,7 +193,7 @@ impl<K: Kind> Follower<K> {
         let request = Request::new(K::url_path(&(), None)).watch(&self.watch_params(), &version);
         let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
         let (quiet, patience) = (self.quiet.take(), self.connection.timeout());
-        let answer = Answer::to(&self.connection.client(), request, patience).await;
+        let answer = ResponseStream::to(&self.connection.client(), request, patience).await;
         let answer = answer.map_err(|failure| match quiet {
             Some(quiet) if failure.is_no_answer() => Failure::Silent(quiet),
             _ => failure,
@@ -213,7 +213,7 @@ impl<K: Kind> Follower<K> {
     /// etcd reports no progress. A connection to a dead peer, or one that a proxy has forgotten, looks the same, and
     /// TCP keepalive would detect only the former. The watch is therefore requested again from its last version, over
     /// HTTP/1.1 on another connection: a live server answers at once, and only a server that does not is reported.
-    async fn follow(&mut self, mut answer: Answer) -> Result<(), Failure> {
+    async fn follow(&mut self, mut answer: ResponseStream) -> Result<(), Failure> {
         let mut events = Events::default();
         loop {
             match self.take(&mut answer, &mut events).await {
@@ -231,7 +231,11 @@ impl<K: Kind> Follower<K> {
     }
 
     /// Takes in the next events; returns whether there may be more.
-    async fn take(&mut self, answer: &mut Answer, events: &mut Events) -> Result<bool, Failure> {
+    async fn take(
+        &mut self,
+        answer: &mut ResponseStream,
+        events: &mut Events,
+    ) -> Result<bool, Failure> {
         let widened = until_widened(self.narrow.as_ref().map(|narrow| narrow.widened.clone()));
         let (mut at, mut changes, mut outcome) = (None, Vec::new(), Ok(()));
         let more = answer.parts(|part| {
@@ -257,15 +261,15 @@ impl<K: Kind> Follower<K> {
     }
 
     /// Takes in an event, and its version for the next watch.
-    fn event(&mut self, event: Event) -> Result<Option<Change>, Failure> {
+    fn event(&mut self, event: WatchEvent) -> Result<Option<Change>, Failure> {
         let (change, version) = match event {
-            Event::Object(read) => (self.store.update(&read), read.identity.version),
-            Event::Gone(identity) => (self.store.remove(&identity), identity.version),
-            Event::Bookmark(version) => (None, Some(version)),
-            Event::Failed(failure) => return Err(failure),
+            WatchEvent::Object(read) => (self.store.update(&read), read.identity.version),
+            WatchEvent::Gone(identity) => (self.store.remove(&identity), identity.version),
+            WatchEvent::Bookmark(version) => (None, Some(version)),
+            WatchEvent::Failed(failure) => return Err(failure),
         };
         if let Some(version) = version.filter(|version| !version.is_empty()) {
-            self.state = State::Watch(version);
+            self.state = FollowState::Watch(version);
         }
         Ok(change)
     }
@@ -288,7 +292,7 @@ impl<K: Kind> Follower<K> {
 
     /// Completes the list of that version; returns the changes that were held, including removals.
     fn complete(&mut self, version: String) -> Vec<Change> {
-        self.state = State::Watch(version);
+        self.state = FollowState::Watch(version);
         self.is_whole = self.narrow.is_none();
         self.availability.status.in_sync = true;
         self.store.complete()
@@ -327,7 +331,7 @@ impl<K: Kind> Follower<K> {
             Meaning::AllGone => self.store.none(),
         };
         if failure.calls_for_list() {
-            self.state = State::List;
+            self.state = FollowState::List;
         }
         self.say(changes, Instant::now()).await;
         let absent = K::ABSENCE != Absence::Wrong && matches!(failure, Failure::NotServed);
@@ -347,7 +351,7 @@ impl<K: Kind> Follower<K> {
         let status = &mut self.availability.status;
         status.objects = self.store.len();
         status.undecoded = self.store.undecoded();
-        let update = Update {
+        let update = KindUpdate {
             kind: self.number,
             changes,
             at,
@@ -356,8 +360,8 @@ impl<K: Kind> Follower<K> {
             is_whole: self.is_whole,
             problems: self.store.problems(),
             version: match &self.state {
-                State::Watch(version) => version.parse().unwrap_or_default(),
-                State::List => 0,
+                FollowState::Watch(version) => version.parse().unwrap_or_default(),
+                FollowState::List => 0,
             },
         };
         // If the receiver is closed, the loop ends as well.

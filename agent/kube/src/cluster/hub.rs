@@ -18,7 +18,7 @@ const GATHER: Duration = Duration::from_millis(1);
 
 /// Update of a kind.
 #[derive(Debug)]
-pub(super) struct Update {
+pub(super) struct KindUpdate {
     /// Index of the kind.
     pub(super) kind: usize,
     /// Changes of objects.
@@ -48,11 +48,11 @@ pub(super) struct Problems {
 
 /// Merges updates of all kinds.
 pub(super) struct Hub {
-    updates: mpsc::Receiver<Update>,
+    updates: mpsc::Receiver<KindUpdate>,
     batches: mpsc::Sender<Batch>,
     status: watch::Sender<SourceStatus>,
     origin: String,
-    kinds: Vec<Known>,
+    kinds: Vec<ReportedKind>,
     in_sync: bool,
     /// Decides whether all nodes are followed; absent if that is settled.
     nodes: Option<NodeScope>,
@@ -83,7 +83,7 @@ pub(super) struct NodeScope {
 }
 
 /// Last reported state of a kind.
-struct Known {
+struct ReportedKind {
     status: KindStatus,
     synced: bool,
     is_whole: bool,
@@ -95,12 +95,12 @@ impl Hub {
         origin: String,
         kinds: Vec<KindStatus>,
         nodes: Option<NodeScope>,
-        updates: mpsc::Receiver<Update>,
+        updates: mpsc::Receiver<KindUpdate>,
         batches: mpsc::Sender<Batch>,
     ) -> (Self, watch::Receiver<SourceStatus>) {
         let kinds = kinds
             .into_iter()
-            .map(|status| Known {
+            .map(|status| ReportedKind {
                 status,
                 synced: false,
                 is_whole: false,
@@ -161,7 +161,7 @@ impl Hub {
         }
     }
 
-    fn take(&mut self, update: Update, gathered: &mut Gathered) {
+    fn take(&mut self, update: KindUpdate, gathered: &mut Gathered) {
         if let Some(nodes) = &mut self.nodes {
             update.changes.iter().for_each(|change| nodes.node_use.take(change));
         }

@@ -41,7 +41,7 @@ impl Absence {
 }
 
 /// A kind that is watched.
-pub(super) trait Kind: Resource<DynamicType = ()> + Send + Sync + 'static {
+pub(super) trait WatchedKind: Resource<DynamicType = ()> + Send + Sync + 'static {
     /// Conversion of this kind.
     const KIND: convert::Kind;
     /// Meaning of a server that does not serve the kind.
@@ -56,7 +56,7 @@ pub(super) trait Kind: Resource<DynamicType = ()> + Send + Sync + 'static {
     fn gone(key: Key) -> Change;
 }
 
-impl Kind for Namespace {
+impl WatchedKind for Namespace {
     const KIND: convert::Kind = convert::Kind::Namespace;
 
     fn gone(key: Key) -> Change {
@@ -64,7 +64,7 @@ impl Kind for Namespace {
     }
 }
 
-impl Kind for Node {
+impl WatchedKind for Node {
     const KIND: convert::Kind = convert::Kind::Node;
 
     fn gone(key: Key) -> Change {
@@ -72,7 +72,7 @@ impl Kind for Node {
     }
 }
 
-impl Kind for Pod {
+impl WatchedKind for Pod {
     const KIND: convert::Kind = convert::Kind::Pod;
     /// Finished pods do not matter, and a cluster of jobs may have many of them. This watch reports a pod that finishes
     /// as deleted.
@@ -83,7 +83,7 @@ impl Kind for Pod {
     }
 }
 
-impl Kind for Service {
+impl WatchedKind for Service {
     const KIND: convert::Kind = convert::Kind::Service;
     const ABSENCE: Absence = Absence::Unusual;
 
@@ -92,7 +92,7 @@ impl Kind for Service {
     }
 }
 
-impl Kind for EndpointSlice {
+impl WatchedKind for EndpointSlice {
     const KIND: convert::Kind = convert::Kind::EndpointSlice;
     const ABSENCE: Absence = Absence::Unusual;
     /// Same selector as kube-proxy's: a headless Service has no address of its own, and Services of another proxy are
@@ -105,7 +105,7 @@ impl Kind for EndpointSlice {
     }
 }
 
-impl Kind for NetworkPolicy {
+impl WatchedKind for NetworkPolicy {
     const KIND: convert::Kind = convert::Kind::NetworkPolicy;
 
     fn gone(key: Key) -> Change {
@@ -148,7 +148,7 @@ impl Resource for ClusterNetworkPolicy {
     }
 }
 
-impl Kind for ClusterNetworkPolicy {
+impl WatchedKind for ClusterNetworkPolicy {
     const KIND: convert::Kind = convert::Kind::ClusterNetworkPolicy;
     const ABSENCE: Absence = Absence::Usual;
 

@@ -11,11 +11,11 @@ use kube::api::ListParams;
 use kube::core::{Request, Resource};
 use netpold_core::model::Change;
 
-use super::answer::Answer;
+use super::answer::ResponseStream;
 use super::connection::{Access, ConnectError, Connection};
 use super::failure::Failure;
-use super::kind::{Absence, ClusterNetworkPolicy, Kind, kind_name};
-use super::split::Part;
+use super::kind::{Absence, ClusterNetworkPolicy, WatchedKind, kind_name};
+use super::split::ResponsePart;
 use super::store::Store;
 use crate::convert::{self, Read};
 
@@ -110,7 +110,7 @@ impl Lister {
         }
     }
 
-    async fn all<K: Kind>(&self, namespace: Option<&str>) -> Result<Listed, Failure> {
+    async fn all<K: WatchedKind>(&self, namespace: Option<&str>) -> Result<Listed, Failure> {
         let mut attempts = 1;
         loop {
             match self.pages::<K>(namespace).await {
@@ -121,7 +121,7 @@ impl Lister {
         }
     }
 
-    async fn pages<K: Kind>(&self, namespace: Option<&str>) -> Result<Listed, Failure> {
+    async fn pages<K: WatchedKind>(&self, namespace: Option<&str>) -> Result<Listed, Failure> {
         let (client, timeout) = (self.client(), self.connection.timeout());
         let (mut store, mut objects) = (Store::<K>::new(), Vec::new());
         let mut params = params::<K>(K::FIELDS);
@@ -138,7 +138,7 @@ impl Lister {
 
     /// Returns an empty list if a failure shows that an optional kind is not served. A kind that the user may not list
     /// may not exist at all: every user may read the list of served kinds.
-    async fn absent<K: Kind>(&self, failure: Failure) -> Result<Listed, Failure> {
+    async fn absent<K: WatchedKind>(&self, failure: Failure) -> Result<Listed, Failure> {
         let not_served = match &failure {
             Failure::NotServed => K::ABSENCE != Absence::Wrong,
             Failure::NoPath(_) | Failure::Forbidden(_) => {
@@ -157,7 +157,7 @@ impl Lister {
     }
 }
 
-fn listed<K: Kind>(store: &mut Store<K>, objects: Vec<Change>) -> Listed {
+fn listed<K: WatchedKind>(store: &mut Store<K>, objects: Vec<Change>) -> Listed {
     let problems = store.problems().unwrap_or_default();
     let more = (problems.more > 0)
         .then(|| format!("{} more problems of {}", problems.more, kind_name::<K>()));
@@ -166,7 +166,7 @@ fn listed<K: Kind>(store: &mut Store<K>, objects: Vec<Change>) -> Listed {
 }
 
 /// Returns the parameters of a list, narrowed by a field selector.
-pub(super) fn params<K: Kind>(fields: Option<&str>) -> ListParams {
+pub(super) fn params<K: WatchedKind>(fields: Option<&str>) -> ListParams {
     ListParams {
         field_selector: fields.map(str::to_owned),
         label_selector: K::LABELS.map(str::to_owned),
@@ -176,7 +176,7 @@ pub(super) fn params<K: Kind>(fields: Option<&str>) -> ListParams {
 }
 
 /// Reads one page: passes its objects to `take`, and returns its metadata.
-pub(super) async fn page<K: Kind>(
+pub(super) async fn page<K: WatchedKind>(
     client: &Client,
     namespace: Option<&str>,
     params: &ListParams,
@@ -185,16 +185,16 @@ pub(super) async fn page<K: Kind>(
 ) -> Result<ListMeta, Failure> {
     let request = Request::new(K::url_path(&(), namespace)).list(params);
     let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
-    let mut answer = Answer::to(client, request, patience).await?;
+    let mut answer = ResponseStream::to(client, request, patience).await?;
     let (mut listed, mut metadata) = (false, None);
-    let mut part = |part: Part<'_>| match part {
-        Part::Item(raw) => take(&convert::read(K::KIND, raw.text, raw.whole)),
-        Part::Field(b"metadata", raw) => {
+    let mut part = |part: ResponsePart<'_>| match part {
+        ResponsePart::Item(raw) => take(&convert::read(K::KIND, raw.text, raw.whole)),
+        ResponsePart::Field(b"metadata", raw) => {
             metadata = serde_json::from_slice::<ListMeta>(raw.text).ok();
         }
-        Part::Field(b"items", raw) => listed = raw.text == b"null",
-        Part::Items => listed = true,
-        Part::Field(..) | Part::End => {}
+        ResponsePart::Field(b"items", raw) => listed = raw.text == b"null",
+        ResponsePart::Items => listed = true,
+        ResponsePart::Field(..) | ResponsePart::End => {}
     };
     while answer.parts(&mut part).await? {}
     if !answer.is_whole() {
@@ -206,7 +206,7 @@ pub(super) async fn page<K: Kind>(
 }
 
 /// Returns whether the server's discovery documents contain a kind.
-pub(super) async fn is_served<K: Kind>(
+pub(super) async fn is_served<K: WatchedKind>(
     connection: &Connection,
 ) -> Result<kube::Result<bool>, tokio::time::error::Elapsed> {
     let asked = async {

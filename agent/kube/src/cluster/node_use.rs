@@ -119,7 +119,7 @@ fn set(objects: &mut NamesByNamespace, key: &Key, is_in: bool) {
 
 #[cfg(test)]
 mod tests {
-    use netpold_testkit::generate::{Choices, Cluster, NODE, Packet, PacketSource};
+    use netpold_testkit::generate::{Choices, GeneratedCluster, NODE, OpeningPacket, PacketSource};
     use netpold_testkit::oracle::Oracle;
     use serde_json::{Value, json};
 
@@ -210,7 +210,7 @@ mod tests {
     fn other_nodes_change_no_verdict_without_a_need_and_open_nothing_with_one() {
         let (mut equal, mut stricter) = (0, 0);
         for seed in 0..600 {
-            let cluster = Cluster::from_seed(seed);
+            let cluster = GeneratedCluster::from_seed(seed);
             let mut of_node = NodeUse::of_node(NODE.into());
             cluster.objects.iter().for_each(|change| of_node.take(change));
             let is_other = |change: &&Change| matches!(change, Change::Node(n) if n.name != NODE);
@@ -223,7 +223,7 @@ mod tests {
             let (source, mut choices) = (PacketSource::new(&cluster), Choices::from_seed(seed));
             for _ in 0..if pods.is_empty() { 0 } else { 200 } {
                 let packet = source.packet(&mut choices, &pods);
-                let Packet { pod, direction, remote, protocol, port } = &packet;
+                let OpeningPacket { pod, direction, remote, protocol, port } = &packet;
                 let verdict = |oracle: &Oracle| {
                     let pod = oracle.pods.iter().find(|it| it.key == *pod).unwrap();
                     oracle.judge(pod, *direction, *remote, *protocol, *port)

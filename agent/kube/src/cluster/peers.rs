@@ -27,7 +27,7 @@ use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
 use super::all_pods::{AllPods, StartPods};
-use super::hub::{Problems, Update};
+use super::hub::{KindUpdate, Problems};
 use super::outage::{Outage, random_part};
 use super::own_entries::OwnEntries;
 use super::slice_follower::SliceEvent;
@@ -47,9 +47,9 @@ pub(super) type AskServer = Box<dyn Fn() -> JoinHandle<()> + Send>;
 /// Channels of [`Peers`].
 pub(super) struct PeerChannels {
     /// Updates of followers.
-    pub(super) updates: mpsc::Receiver<Update>,
+    pub(super) updates: mpsc::Receiver<KindUpdate>,
     /// Updates for the hub.
-    pub(super) out: mpsc::Sender<Update>,
+    pub(super) out: mpsc::Sender<KindUpdate>,
     /// Events of slices.
     pub(super) slices: mpsc::Receiver<SliceEvent>,
 }
@@ -148,7 +148,7 @@ impl Peers {
     }
 
     /// Takes in an update of a follower, and passes it on; `None`: the hub has ended.
-    async fn take_update(&mut self, mut update: Update) -> Option<()> {
+    async fn take_update(&mut self, mut update: KindUpdate) -> Option<()> {
         if update.kind > self.kinds.slices {
             let at = update.at;
             let changes = self.take_pods(update);
@@ -176,7 +176,7 @@ impl Peers {
     }
 
     /// Takes in an update of a follower of all pods; returns the changes that follow.
-    fn take_pods(&mut self, update: Update) -> Vec<Change> {
+    fn take_pods(&mut self, update: KindUpdate) -> Vec<Change> {
         let is_synced = update.synced;
         let pods = self.all_pods.as_mut().filter(|pods| pods.has_number(update.kind));
         let Some(pods) = pods else { return Vec::new() };
@@ -374,7 +374,7 @@ impl Peers {
         let version = 0;
         let problems = Some(problems);
         let update =
-            Update { kind, changes, at, status, synced: is_whole, is_whole, problems, version };
+            KindUpdate { kind, changes, at, status, synced: is_whole, is_whole, problems, version };
         self.channels.out.send(update).await.ok()?;
         self.send_slices(now).await
     }
@@ -384,7 +384,7 @@ impl Peers {
         let problems = self.slice_problems();
         let is_news = problems != self.problems;
         self.problems.clone_from(&problems);
-        let update = Update {
+        let update = KindUpdate {
             kind: self.kinds.slices,
             changes: Vec::new(),
             at: now,

@@ -14,7 +14,7 @@ const KEPT: usize = 1 << 20;
 
 /// A part of an answer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Part<'p> {
+pub(super) enum ResponsePart<'p> {
     /// An element of `items`.
     Item(Raw<'p>),
     /// The end of `items`.
@@ -81,7 +81,7 @@ impl Splitter {
     pub(super) fn feed(
         &mut self,
         mut bytes: &[u8],
-        mut out: impl FnMut(Part<'_>),
+        mut out: impl FnMut(ResponsePart<'_>),
     ) -> Result<(), NotJson> {
         while let Some((&byte, rest)) = bytes.split_first() {
             match (self.at, byte) {
@@ -108,7 +108,7 @@ impl Splitter {
                 }
                 (At::BeforeKey, b'}') => {
                     self.at = At::Outside;
-                    out(Part::End);
+                    out(ResponsePart::End);
                 }
                 (At::Colon, b':') => self.at = At::BeforeValue,
                 (At::BeforeValue, b'[') if !self.items && self.key == b"items" => self.items = true,
@@ -116,7 +116,7 @@ impl Splitter {
                 (At::BeforeValue, b']') if self.items => {
                     self.items = false;
                     self.at = At::BeforeKey;
-                    out(Part::Items);
+                    out(ResponsePart::Items);
                 }
                 (At::BeforeValue, b'{' | b'[' | b'"' | b'-' | b'0'..=b'9' | b'a'..=b'z') => {
                     (self.depth, self.quoted, self.escaped, self.whole) = (0, false, false, true);
@@ -175,13 +175,13 @@ impl Splitter {
         self.value.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    fn hand_out(&mut self, out: &mut impl FnMut(Part<'_>)) {
+    fn hand_out(&mut self, out: &mut impl FnMut(ResponsePart<'_>)) {
         let raw = Raw { text: &self.value, whole: self.whole };
         if self.items {
-            out(Part::Item(raw));
+            out(ResponsePart::Item(raw));
             self.at = At::BeforeValue;
         } else {
-            out(Part::Field(&self.key, raw));
+            out(ResponsePart::Field(&self.key, raw));
             self.at = At::BeforeKey;
         }
     }
@@ -201,12 +201,12 @@ mod tests {
         for piece in text.chunks(size) {
             splitter.feed(piece, |part| {
                 parts.push(match part {
-                    Part::Item(raw) => format!("- {}", shown(raw)),
-                    Part::Field(key, raw) => {
+                    ResponsePart::Item(raw) => format!("- {}", shown(raw)),
+                    ResponsePart::Field(key, raw) => {
                         format!("{}: {}", String::from_utf8_lossy(key), shown(raw))
                     }
-                    Part::Items => "no more items".to_owned(),
-                    Part::End => "end".to_owned(),
+                    ResponsePart::Items => "no more items".to_owned(),
+                    ResponsePart::End => "end".to_owned(),
                 });
             })?;
         }

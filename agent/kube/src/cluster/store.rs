@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use netpold_core::model::{Change, Key};
 
 use super::hub::Problems;
-use super::kind::Kind;
+use super::kind::WatchedKind;
 use crate::convert::{ObjectIdentity, Read};
 
 /// Most problems of a kind that are named; the others are counted.
@@ -19,7 +19,7 @@ const NAMED_OF_NAMESPACE: usize = 10;
 /// nothing that policies depend on (conditions, heartbeats): those events are dropped here.
 #[derive(Debug)]
 pub(super) struct Store<K> {
-    known: HashMap<Box<str>, Known>,
+    known: HashMap<Box<str>, ReportedObject>,
     troubles: BTreeMap<Box<str>, Trouble>,
     /// Whether `troubles` changed since they were reported last.
     news: bool,
@@ -34,7 +34,7 @@ pub(super) struct Store<K> {
 }
 
 #[derive(Debug)]
-struct Known {
+struct ReportedObject {
     /// Hash of the last reported state; none if no state was reported.
     print: Option<u64>,
     list: u32,
@@ -48,7 +48,7 @@ struct Trouble {
     undecoded: bool,
 }
 
-impl<K: Kind> Store<K> {
+impl<K: WatchedKind> Store<K> {
     pub(super) fn new() -> Self {
         Self {
             known: HashMap::new(),
@@ -99,7 +99,7 @@ impl<K: Kind> Store<K> {
         let before = self.known.get(&name).and_then(|known| known.print);
         let print = read.change.as_ref().map(|change| self.hasher.hash_one(change)).or(before);
         self.trouble(&name, read, before.is_some());
-        self.known.insert(name, Known { print, list: self.list });
+        self.known.insert(name, ReportedObject { print, list: self.list });
         read.change.clone().filter(|_| before != print)
     }
 

@@ -14,7 +14,7 @@ use netpold_core::model::{
     PortRule, Rule, Selector, Tier,
 };
 
-use self::peers::Egress;
+use self::peers::EgressPeers;
 use self::values::{given, inside, labels, namespaced_pods, value};
 use super::converted::Converted;
 use super::metadata::{denial, enforcement, name};
@@ -218,8 +218,8 @@ impl ClusterPolicyReader<'_> {
             Direction::Egress => "to",
         };
         let egress = match direction {
-            Direction::Ingress => Egress::No,
-            Direction::Egress => Egress::Yes,
+            Direction::Ingress => EgressPeers::No,
+            Direction::Egress => EgressPeers::Yes,
         };
         let side_path = format!("{path}.{side}");
         let found = match given(node, side) {

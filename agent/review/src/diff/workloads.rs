@@ -32,7 +32,7 @@ impl ComparedWorkload {
     }
 }
 
-pub(super) type Labels<'c> = Vec<(&'c str, &'c str)>;
+pub(super) type LabelList<'c> = Vec<(&'c str, &'c str)>;
 
 /// Common property of a workload's pods, apart from the namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,14 +41,14 @@ pub(super) enum WorkloadKey<'c> {
     Owner(&'c str, &'c str),
     /// Name of a Job without the number of its run, and the labels of the pods: nothing else shows that two Jobs are runs
     /// of one workload.
-    Run(&'c str, Labels<'c>),
-    Labels(Labels<'c>),
+    Run(&'c str, LabelList<'c>),
+    Labels(LabelList<'c>),
 }
 
 /// Pods of a workload, before and after.
 type WorkloadPods<'c> = [Vec<&'c Pod>; 2];
 
-fn labels<'p>(pod: &'p Pod, dropped: &[&[&str]]) -> Labels<'p> {
+fn labels<'p>(pod: &'p Pod, dropped: &[&[&str]]) -> LabelList<'p> {
     let labels = pod.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
     labels.filter(|(key, _)| !dropped.iter().any(|keys| keys.contains(key))).collect()
 }
@@ -83,7 +83,7 @@ fn base(name: &str) -> &str {
 }
 
 /// Properties by which a workload before and one after may be the same, most reliable first.
-const KIN: [for<'p> fn(&WorkloadKey<'p>, &'p Pod) -> Labels<'p>; 3] = [
+const KIN: [for<'p> fn(&WorkloadKey<'p>, &'p Pod) -> LabelList<'p>; 3] = [
     |_, pod| labels(pod, &[&OF_PODS]),
     |_, pod| labels(pod, &[&OF_PODS, &OF_RELEASES]),
     |group, pod| match group {
@@ -122,7 +122,7 @@ fn join_kin<'c>(groups: &mut BTreeMap<(&'c str, WorkloadKey<'c>), WorkloadPods<'
 /// Returns the indexes of corresponding pods, see [`ComparedWorkload::counterparts`].
 fn pairs([before, after]: &WorkloadPods<'_>) -> Vec<(usize, usize)> {
     let places: HashMap<&Key, usize> = (0..).zip(before).map(|(b, pod)| (&pod.key, b)).collect();
-    let own: Vec<Labels<'_>> = before.iter().map(|pod| labels(pod, &[&OF_PODS])).collect();
+    let own: Vec<LabelList<'_>> = before.iter().map(|pod| labels(pod, &[&OF_PODS])).collect();
     let mut pairs = Vec::new();
     for (a, pod) in after.iter().enumerate() {
         if let Some(b) = places.get(&pod.key) {
@@ -283,10 +283,13 @@ mod tests {
 
     #[test]
     fn words_at_the_end_of_names_are_not_generated() {
-        type Labels = &'static [(&'static str, &'static str)];
-        let of_deployment: Labels = &[("tag", "1"), ("pod-template-hash", "5f6")];
+        type LabelSlice = &'static [(&'static str, &'static str)];
+        let of_deployment: LabelSlice = &[("tag", "1"), ("pod-template-hash", "5f6")];
         for (before, after) in [
-            (("web-front", &[("tag", "1")] as Labels), ("web-admin", &[("tag", "2")] as Labels)),
+            (
+                ("web-front", &[("tag", "1")] as LabelSlice),
+                ("web-admin", &[("tag", "2")] as LabelSlice),
+            ),
             (
                 ("web-front-5f6-bcdfg", of_deployment),
                 ("web-admin-5f6-bcdfg", &[("tag", "2"), ("pod-template-hash", "5f6")]),

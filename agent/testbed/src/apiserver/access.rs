@@ -10,7 +10,7 @@ use super::{ADMIN_TOKEN, ApiServer};
 
 /// Access in a kubeconfig.
 #[derive(Clone, Debug)]
-pub enum Access<'a> {
+pub enum Credential<'a> {
     /// A token in the kubeconfig itself.
     Token(&'a str),
     /// A file with a token, which clients read again periodically, as a kubelet projects it into a pod.
@@ -28,7 +28,7 @@ impl ApiServer {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn write_kubeconfig(&self, name: &str, access: &Access<'_>) -> Result<PathBuf> {
+    pub fn write_kubeconfig(&self, name: &str, access: &Credential<'_>) -> Result<PathBuf> {
         self.write_kubeconfig_to(&self.url(), name, access)
     }
 
@@ -40,11 +40,11 @@ impl ApiServer {
         &self,
         url: &str,
         name: &str,
-        access: &Access<'_>,
+        access: &Credential<'_>,
     ) -> Result<PathBuf> {
         let user = match access {
-            Access::Token(token) => json!({ "token": token }),
-            Access::TokenFile(path) => json!({ "tokenFile": path }),
+            Credential::Token(token) => json!({ "token": token }),
+            Credential::TokenFile(path) => json!({ "tokenFile": path }),
         };
         let cluster = json!({
             "server": url,
@@ -86,6 +86,6 @@ impl ApiServer {
     }
 
     pub(super) fn write_admin(&self) -> Result<()> {
-        self.write_kubeconfig("admin.kubeconfig", &Access::Token(ADMIN_TOKEN)).map(|_| ())
+        self.write_kubeconfig("admin.kubeconfig", &Credential::Token(ADMIN_TOKEN)).map(|_| ())
     }
 }

@@ -21,9 +21,9 @@ pub const KUBECTL_CACHED: &str = "netpold/kubectl";
 
 /// A kubectl.
 #[derive(Clone, Debug)]
-pub struct Kubectl(PathBuf);
+pub struct KubectlBinary(PathBuf);
 
-impl Kubectl {
+impl KubectlBinary {
     /// The first kubectl that renders, in the order of [`KubeBinaries::find`]; else the first of all.
     #[must_use]
     pub fn find() -> Option<Self> {
@@ -79,7 +79,8 @@ impl KubeBinaries {
         Ok(Self {
             apiserver: needed("kube-apiserver")?,
             etcd: needed("etcd")?,
-            kubectl: Kubectl::find().map_or_else(|| needed("kubectl"), |found| Ok(found.0))?,
+            kubectl: KubectlBinary::find()
+                .map_or_else(|| needed("kubectl"), |found| Ok(found.0))?,
         })
     }
 

@@ -36,12 +36,12 @@ const CLUSTER_WIDE: [&str; 4] =
 
 /// A running `kubectl proxy`.
 #[derive(Debug)]
-pub(super) struct Proxy {
+pub(super) struct KubectlProxy {
     process: Process,
     socket: PathBuf,
 }
 
-impl Proxy {
+impl KubectlProxy {
     /// Starts it inside the server's namespace. The kubeconfig and the server's certificate must exist.
     pub(super) fn start(
         kubectl: &Path,

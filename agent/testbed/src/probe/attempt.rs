@@ -8,7 +8,7 @@ use nix::poll::PollFlags;
 use socket2::{Domain, Socket, Type};
 
 use super::{ProbeResult, nonce};
-use crate::Protocol;
+use crate::ProbeProtocol;
 use crate::icmp;
 use crate::sctp::{self, Chunk};
 use crate::server::after_ip_header;
@@ -30,16 +30,16 @@ enum RequestKind {
 
 impl Attempt {
     /// Opens the socket, in the namespace of the calling thread.
-    pub(super) fn open(protocol: Protocol, to: SocketAddr) -> io::Result<Self> {
+    pub(super) fn open(protocol: ProbeProtocol, to: SocketAddr) -> io::Result<Self> {
         let (kind, number, wire) = match protocol {
-            Protocol::Tcp => (Type::STREAM, 0, RequestKind::Connecting(nonce())),
-            Protocol::Udp => (Type::DGRAM, 0, RequestKind::Udp(nonce())),
-            Protocol::Sctp => {
+            ProbeProtocol::Tcp => (Type::STREAM, 0, RequestKind::Connecting(nonce())),
+            ProbeProtocol::Udp => (Type::DGRAM, 0, RequestKind::Udp(nonce())),
+            ProbeProtocol::Sctp => {
                 let port = 32_768 | unique();
                 let tag = u32::from(unique()) << 16 | u32::from(port);
                 (Type::RAW, libc::IPPROTO_SCTP, RequestKind::Sctp { port, tag })
             }
-            Protocol::Icmp => {
+            ProbeProtocol::Icmp => {
                 let number = if to.is_ipv6() { libc::IPPROTO_ICMPV6 } else { libc::IPPROTO_ICMP };
                 (Type::RAW, number, RequestKind::Icmp { identifier: unique() })
             }

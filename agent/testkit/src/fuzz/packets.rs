@@ -7,7 +7,7 @@ use netpold_ebpf::reason::Reason;
 use crate::frames::Who;
 use crate::node::NodeTables;
 use crate::one_pod::{Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge, set_rows, tables};
-use crate::steps::{Step, steps};
+use crate::steps::{PacketStep, steps};
 
 /// Few buckets, so that flows collide.
 const BUCKETS: u32 = 4;
@@ -34,7 +34,7 @@ pub fn run(bytes: &[u8]) {
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever is left is wrong")]
-fn check(step: &Step<'_>, reason: Reason, again: Reason) {
+fn check(step: &PacketStep<'_>, reason: Reason, again: Reason) {
     let told = || format!("{reason:?}, then {again:?}, of {step:02x?}");
     assert_ne!(reason, Reason::Deferred, "{}", told());
     assert_ne!(reason, Reason::NoTable, "{}", told());
@@ -82,7 +82,7 @@ fn check(step: &Step<'_>, reason: Reason, again: Reason) {
 }
 
 /// The rules of [`crate::one_pod::tables`], evaluated literally.
-fn rule_allows(step: &Step<'_>, row: u32, facts: &Facts) -> bool {
+fn rule_allows(step: &PacketStep<'_>, row: u32, facts: &Facts) -> bool {
     let (remote, local_row) = match step.direction {
         Direction::Ingress => (facts.source, INGRESS_ROW),
         Direction::Egress => (facts.destination, EGRESS_ROW),

@@ -12,7 +12,7 @@ use netpold_core::probe::Probe;
 /// The input shows a mistake.
 pub fn run(bytes: &[u8]) {
     thread_local! {
-        static CLUSTER: Cluster = generate::Cluster::from_seed(3).objects.into_iter().collect();
+        static CLUSTER: Cluster = generate::GeneratedCluster::from_seed(3).objects.into_iter().collect();
     }
     for line in bytes.split(|byte| *byte == b'\n') {
         let Ok(probe) = serde_json::from_slice::<Probe>(line) else { continue };

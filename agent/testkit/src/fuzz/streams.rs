@@ -7,13 +7,13 @@ use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
 use netpold_core::model::{Action, Change, Direction, DomainName, Peer, Selector, Tier};
-use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::judge::post_nat;
 use netpold_ebpf::judge::proof::{Exit, Origin};
 use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN};
 
-use crate::flows::{FlowTables, HZ};
+use crate::flows::{HZ, MemoryFlowTables};
 use crate::frames::{frame, ip_between, segment, tcp};
 use crate::names::{Record, answer, query, wire};
 use crate::node::NodeTables;
@@ -49,7 +49,7 @@ const STEPS: usize = 200;
 
 /// A segment's way from the pod to the resolver.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum SegmentPath {
     /// By the pod's hook.
     Hook,
     /// Around it, so that the node's exit is the first to judge it.
@@ -120,7 +120,7 @@ fn tables() -> NodeTables {
         Change::Policy(objects::policy("a", "in", Selector::default(), Some(vec![]), None)),
         Change::ClusterPolicy(cluster_policy("names", (Tier::Admin, 10), vec![], rules)),
     ]);
-    NodeTables { policy: world.tables, flows: FlowTables::new(16) }
+    NodeTables { policy: world.tables, flows: MemoryFlowTables::new(16) }
 }
 
 /// The answer that the attacker wants: to a question that it asks, with an address of its choice.
@@ -146,7 +146,8 @@ fn respond(message: &[u8], text: &[u8]) -> Option<Vec<u8>> {
 impl Attack<'_> {
     fn step(&mut self, step: &[u8]) {
         let [kind, first, second, third] = [step[0], step[1], step[2], step[3]];
-        let way = [Way::Hook, Way::Hook, Way::Around, Way::Alias][usize::from(kind / 10) % 4];
+        let way = [SegmentPath::Hook, SegmentPath::Hook, SegmentPath::Around, SegmentPath::Alias]
+            [usize::from(kind / 10) % 4];
         match kind % 10 {
             0 | 1 => self.forge(way, [first, second, third]),
             2 => self.open(way, first, second),
@@ -168,8 +169,9 @@ impl Attack<'_> {
     }
 
     /// A frame with a segment between the pod and port 53 of the resolver, or the other Service's port.
-    fn frame(direction: Direction, it: &Segment, way: Way) -> Vec<u8> {
-        let (remote, port) = if matches!(way, Way::Alias) { (ALIAS, 80) } else { (DNS, 53) };
+    fn frame(direction: Direction, it: &Segment, way: SegmentPath) -> Vec<u8> {
+        let (remote, port) =
+            if matches!(way, SegmentPath::Alias) { (ALIAS, 80) } else { (DNS, 53) };
         let (ports, ends) = match direction {
             Direction::Egress => ((it.port, port), (OWN, remote)),
             Direction::Ingress => ((port, it.port), (remote, OWN)),
@@ -179,31 +181,32 @@ impl Attack<'_> {
     }
 
     /// Judges a segment at the pod's hook; whether it passes.
-    fn judge(&self, direction: Direction, it: &Segment, way: Way) -> bool {
+    fn judge(&self, direction: Direction, it: &Segment, way: SegmentPath) -> bool {
         let ingress_ifindex = if direction == Direction::Egress { IFINDEX } else { UPLINK };
-        let hook = Hook { ifindex: IFINDEX, ingress_ifindex };
+        let hook = PacketHook { ifindex: IFINDEX, ingress_ifindex };
         self.tables.judge_by_names(direction, hook, &Self::frame(direction, it, way)).1
     }
 
     /// Judges a segment at the node's exit alone; whether it passes.
     fn leaves(&self, it: &Segment) -> bool {
         let exit = Exit { ifindex: UPLINK, ingress_ifindex: IFINDEX, ..Exit::default() };
-        let (tables, packet) = (self.tables, Self::frame(Direction::Egress, it, Way::Around));
+        let (tables, packet) =
+            (self.tables, Self::frame(Direction::Egress, it, SegmentPath::Around));
         let (origin, bytes) = (Origin::of(tables, &exit), &*packet);
         post_nat::judge(&bytes, parse::link(&bytes), tables, origin, UPLINK, None, || true).passes()
     }
 
-    fn send(&mut self, way: Way, segment: Segment, size: u32) {
+    fn send(&mut self, way: SegmentPath, segment: Segment, size: u32) {
         let passes = match way {
-            Way::Around => self.leaves(&segment),
-            Way::Hook | Way::Alias => self.judge(Direction::Egress, &segment, way),
+            SegmentPath::Around => self.leaves(&segment),
+            SegmentPath::Hook | SegmentPath::Alias => self.judge(Direction::Egress, &segment, way),
         };
         if passes {
             self.to_resolver.push((segment, self.second, size));
         }
     }
 
-    fn open(&mut self, way: Way, which: u8, shift: u8) {
+    fn open(&mut self, way: SegmentPath, which: u8, shift: u8) {
         let index = usize::from(which % 2);
         let sequence = CLIENT.wrapping_add((shift % 4).into());
         self.opened[index] = sequence;
@@ -218,7 +221,7 @@ impl Attack<'_> {
     }
 
     /// Sends a segment of a connection that there may be.
-    fn forge(&mut self, way: Way, [which, numbers, content]: [u8; 3]) {
+    fn forge(&mut self, way: SegmentPath, [which, numbers, content]: [u8; 3]) {
         const FLAGS: [u8; 5] =
             [TCP_ACK, TCP_ACK | TCP_PSH, TCP_ACK | TCP_FIN, TCP_RST, TCP_RST | TCP_ACK];
         let index = usize::from(which % 2);
@@ -281,10 +284,10 @@ impl Attack<'_> {
         if sent + DELAY < self.second {
             return;
         }
-        self.judge(Direction::Ingress, &segment, Way::Hook);
+        self.judge(Direction::Ingress, &segment, SegmentPath::Hook);
         let data = tcp(40_000, 443, TCP_SYN);
         let open = frame(&ip_between(ip(OWN), ip(EVIL), TCP, &data));
-        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
+        let hook = PacketHook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
         let (reason, _) = self.tables.judge_by_names(Direction::Egress, hook, &open);
         assert!(reason.is_drop(), "{EVIL} counts behind {segment:02x?}");
     }

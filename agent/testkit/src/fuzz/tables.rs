@@ -1,7 +1,7 @@
 //! The compiled tables compared with the oracle, from a fuzzer's bytes: the comparison of `core/tests/compare`, guided
 //! by coverage.
 
-use crate::generate::{Choices, Cluster, PacketSource};
+use crate::generate::{Choices, GeneratedCluster, PacketSource};
 
 use crate::coverage::Coverage;
 use crate::harness::{Disagreement, Subject, compare, shrunk};
@@ -16,7 +16,7 @@ const PACKETS: usize = 100;
 pub fn run(bytes: &[u8]) {
     let mut choices = Choices::from_bytes(bytes);
     let mut random = Choices::from_seed(choices.word().into());
-    let mut states = vec![Cluster::generate(&mut choices)];
+    let mut states = vec![GeneratedCluster::generate(&mut choices)];
     let mut subject = Subject::new();
     loop {
         let state = &states[states.len() - 1];

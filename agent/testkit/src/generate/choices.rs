@@ -2,10 +2,10 @@
 
 /// A stream of choices: pseudo-random from a seed, or a fuzzer's bytes (then zeros).
 #[derive(Clone, Debug)]
-pub struct Choices<'a>(Stream<'a>);
+pub struct Choices<'a>(ChoiceSource<'a>);
 
 #[derive(Clone, Debug)]
-enum Stream<'a> {
+enum ChoiceSource<'a> {
     Seed(u64),
     Bytes(&'a [u8]),
 }
@@ -14,29 +14,29 @@ impl<'a> Choices<'a> {
     /// Choices from a seed.
     #[must_use]
     pub const fn from_seed(seed: u64) -> Self {
-        Self(Stream::Seed(seed))
+        Self(ChoiceSource::Seed(seed))
     }
 
     /// Choices from bytes.
     #[must_use]
     pub const fn from_bytes(bytes: &'a [u8]) -> Self {
-        Self(Stream::Bytes(bytes))
+        Self(ChoiceSource::Bytes(bytes))
     }
 
     /// Whether bytes are left; always true for a seed.
     #[must_use]
     pub const fn any_left(&self) -> bool {
         match &self.0 {
-            Stream::Seed(_) => true,
-            Stream::Bytes(bytes) => !bytes.is_empty(),
+            ChoiceSource::Seed(_) => true,
+            ChoiceSource::Bytes(bytes) => !bytes.is_empty(),
         }
     }
 
     /// 32 bits; consumes at most `bytes` of a fuzzer's bytes.
     fn bits(&mut self, bytes: usize) -> u32 {
         match &mut self.0 {
-            Stream::Seed(state) => (splitmix(state) >> 32) as u32,
-            Stream::Bytes(left) => {
+            ChoiceSource::Seed(state) => (splitmix(state) >> 32) as u32,
+            ChoiceSource::Bytes(left) => {
                 let (now, rest) = left.split_at(bytes.min(left.len()));
                 *left = rest;
                 now.iter().fold(0, |word, &byte| word << 8 | u32::from(byte))

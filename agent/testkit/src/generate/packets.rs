@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::objects::{self, NAMED_PORTS, PORTS};
-use super::{Choices, Cluster};
+use super::{Choices, GeneratedCluster};
 use netpold_core::model::{Change, Direction, Key, Peer, PortMatch, Rule, Service};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 /// A packet that opens a flow, as a pod sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packet {
+pub struct OpeningPacket {
     /// The judged pod.
     pub pod: Key,
     /// Direction as the pod sees it.
@@ -43,7 +43,7 @@ impl PacketSource {
         clippy::wildcard_enum_match_arm,
         reason = "of the many kinds, those that packets are drawn from"
     )]
-    pub fn new(cluster: &Cluster) -> Self {
+    pub fn new(cluster: &GeneratedCluster) -> Self {
         let mut all = Self {
             pods: cluster.pods().map(|pod| pod.key.clone()).collect(),
             addresses: Vec::new(),
@@ -133,16 +133,16 @@ impl PacketSource {
     }
 
     /// A packet of one of these pods.
-    pub fn packet(&self, choices: &mut Choices<'_>, pods: &[Key]) -> Packet {
+    pub fn packet(&self, choices: &mut Choices<'_>, pods: &[Key]) -> OpeningPacket {
         if !self.frontends.is_empty() && choices.chance(20) {
             let (remote, protocol, port) = *choices.pick(&self.frontends);
             // Sometimes a port that is not translated.
             let port = if choices.chance(90) { port } else { self.port(choices) };
             let direction = if choices.chance(90) { Direction::Egress } else { Direction::Ingress };
             let pod = choices.pick(pods).clone();
-            return Packet { pod, direction, remote, protocol, port };
+            return OpeningPacket { pod, direction, remote, protocol, port };
         }
-        Packet {
+        OpeningPacket {
             pod: choices.pick(pods).clone(),
             direction: *choices.pick(&Direction::BOTH),
             remote: self.remote(choices),

@@ -1,6 +1,6 @@
 //! Reduces a failing cluster to the smallest that still fails.
 
-use super::Cluster;
+use super::GeneratedCluster;
 use netpold_core::model::{
     Change, ClusterPolicy, ClusterRule, EndpointSlice, Enforcement, IpBlock, Labels, Namespace,
     Node, Peer, Pod, Policy, PortMatch, Rule, Selector, Service,
@@ -8,7 +8,10 @@ use netpold_core::model::{
 
 /// Removes objects, then parts of objects, one at a time, while `fails` still holds.
 #[must_use]
-pub fn shrink(cluster: &Cluster, mut fails: impl FnMut(&Cluster) -> bool) -> Cluster {
+pub fn shrink(
+    cluster: &GeneratedCluster,
+    mut fails: impl FnMut(&GeneratedCluster) -> bool,
+) -> GeneratedCluster {
     let mut smallest = cluster.clone();
     loop {
         let Some(next) = smaller(&smallest).find(|candidate| fails(candidate)) else {
@@ -20,7 +23,10 @@ pub fn shrink(cluster: &Cluster, mut fails: impl FnMut(&Cluster) -> bool) -> Clu
 
 /// Reduces states that fail together, each with the others fixed.
 #[must_use]
-pub fn shrink_all(mut states: Vec<Cluster>, fails: impl Fn(&[Cluster]) -> bool) -> Vec<Cluster> {
+pub fn shrink_all(
+    mut states: Vec<GeneratedCluster>,
+    fails: impl Fn(&[GeneratedCluster]) -> bool,
+) -> Vec<GeneratedCluster> {
     // Reducing one state may allow further reductions of the states before it.
     for _ in 0..2 {
         for number in 0..states.len() {
@@ -36,7 +42,7 @@ pub fn shrink_all(mut states: Vec<Cluster>, fails: impl Fn(&[Cluster]) -> bool) 
 }
 
 /// All clusters that are one step smaller, whole objects first.
-fn smaller(cluster: &Cluster) -> impl Iterator<Item = Cluster> {
+fn smaller(cluster: &GeneratedCluster) -> impl Iterator<Item = GeneratedCluster> {
     let without = (0..cluster.objects.len()).map(|index| {
         let mut next = cluster.clone();
         next.objects.remove(index);

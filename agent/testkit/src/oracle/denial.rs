@@ -50,7 +50,7 @@ impl Oracle {
 
 /// Arrival of a denied packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Denied<'a> {
+pub struct DeniedFrame<'a> {
     /// The frame.
     pub frame: &'a [u8],
     /// Direction, as the pod sees it.
@@ -63,7 +63,7 @@ pub struct Denied<'a> {
     pub proved: bool,
 }
 
-impl Denied<'_> {
+impl DeniedFrame<'_> {
     /// Whether a denied packet gets an answer if the policies have `reject` and the limits allow an answer.
     #[must_use]
     pub fn is_answered(&self) -> bool {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use netpold_testbed::cluster::{MOMENT, eventually};
 use netpold_testbed::{
-    Agent, AgentOptions, Cni, Flow, Kubelet, Node, PodSpec, Protocol, link_nodes,
+    Agent, AgentOptions, Cni, Kubelet, PodSpec, ProbeProtocol, TestFlow, TestNode, link_nodes,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -46,7 +46,7 @@ fn cuts(world: &World, policy: &Value, ours: &BTreeSet<Ends>) -> Vec<Ends> {
 
 /// Adds a second node with a pod `far`; the pod `near` is on the first node.
 pub(super) fn connections_are_named_once(world: &mut World) {
-    let node = Node::new("n6", Cni::Ptp, "10.9.2.0/24", "fd00:9:2::/64").unwrap();
+    let node = TestNode::new("n6", Cni::Ptp, "10.9.2.0/24", "fd00:9:2::/64").unwrap();
     [&world.control, &world.node].into_iter().for_each(|it| link_nodes(it, &node).unwrap());
     world.create(node.manifest());
     let kubeconfig = world.server.directory().join("agent.kubeconfig");
@@ -62,7 +62,7 @@ pub(super) fn connections_are_named_once(world: &mut World) {
 
     world.add("near");
     let far = node.add_pod(&PodSpec::new(NAMESPACE, "far").label("app", "far")).unwrap();
-    far.serve(Protocol::Tcp, PORT).unwrap();
+    far.serve(ProbeProtocol::Tcp, PORT).unwrap();
     world.create(far.manifest());
     world.policy("far", allow_from("far", "near"));
     let to_far = json!({ "podSelector": { "matchLabels": { "app": "far" } } });
@@ -82,13 +82,13 @@ pub(super) fn connections_are_named_once(world: &mut World) {
         all.iter().any(|it| it["pod"]["name"] == "near" && it["isolated"] == json!(["egress"]))
     });
 
-    let open = |address: &std::net::IpAddr| -> (Ends, Flow) {
+    let open = |address: &std::net::IpAddr| -> (Ends, TestFlow) {
         let to = SocketAddr::new(*address, PORT);
-        let mut flow = world.pod("near").open_flow(Protocol::Tcp, to, PATIENCE).unwrap();
+        let mut flow = world.pod("near").open_flow(ProbeProtocol::Tcp, to, PATIENCE).unwrap();
         assert!(flow.ping(PATIENCE));
         ((flow.local().unwrap().to_string(), to.to_string()), flow)
     };
-    let mut flows: Vec<(Ends, Flow)> = far.addresses().iter().map(open).collect();
+    let mut flows: Vec<(Ends, TestFlow)> = far.addresses().iter().map(open).collect();
     let ours: BTreeSet<Ends> = flows.iter().map(|(ends, _)| ends.clone()).collect();
     assert_eq!(ours.len(), 2, "over both families");
     let all: Vec<Ends> = ours.iter().cloned().collect();

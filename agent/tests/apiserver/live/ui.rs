@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use netpold_testbed::browser::Browser;
 use netpold_testbed::cluster::network_policy;
-use netpold_testbed::{KillOnDrop, Kubelet, Protocol};
+use netpold_testbed::{KillOnDrop, Kubelet, ProbeProtocol};
 use serde_json::{Value, json};
 
 use super::{agent_pod, container, running};
@@ -79,7 +79,7 @@ pub(super) fn the_page_is_fed_by_agents(world: &World) {
     let (client, server) = (index("shop/client"), index("shop/server"));
 
     let to = SocketAddr::new(world.pod("server").ip4().unwrap(), PORT);
-    let mut flow = world.pod("client").open_flow(Protocol::Tcp, to, PATIENCE).unwrap();
+    let mut flow = world.pod("client").open_flow(ProbeProtocol::Tcp, to, PATIENCE).unwrap();
     assert!(flow.ping(PATIENCE));
     let flows = ui.ask("flows", &json!({ "revision": 1 }));
     let is_pair = |it: &&Value| it[0] == json!(client) && it[1] == json!(server);

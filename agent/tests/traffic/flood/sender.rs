@@ -4,7 +4,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use netpold_testbed::Pod;
+use netpold_testbed::TestPod;
 
 /// Number of packets per system call.
 const BATCH: usize = 256;
@@ -39,7 +39,7 @@ pub(crate) struct Sender {
 
 impl Sender {
     /// Opens a sender in a pod that sends by the pod's router to an address.
-    pub(crate) fn new(pod: &Pod, to: Ipv4Addr) -> Self {
+    pub(crate) fn new(pod: &TestPod, to: Ipv4Addr) -> Self {
         let socket = pod
             .run(|| {
                 // SAFETY: a system call without pointers.

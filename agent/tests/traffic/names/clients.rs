@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, eventually};
-use netpold_testbed::{Cni, KillOnDrop, PodSpec, Protocol, require_root};
+use netpold_testbed::cluster::{MOMENT, NAMESPACE, PATIENCE, TestCluster, eventually};
+use netpold_testbed::{Cni, KillOnDrop, PodSpec, ProbeProtocol, require_root};
 
 use super::resolver::DNS;
 use super::{enforce, passes, run_configured};
@@ -61,7 +61,7 @@ fn zone() -> Vec<(String, Vec<IpAddr>)> {
     CLIENTS.iter().enumerate().flat_map(of_client).collect()
 }
 
-fn build(cluster: &Cluster, source: (&str, &str), command: &[&str]) -> PathBuf {
+fn build(cluster: &TestCluster, source: (&str, &str), command: &[&str]) -> PathBuf {
     let directory = cluster.directory.path();
     let (file, built) = (directory.join(source.0), directory.join(format!("{}.out", source.0)));
     std::fs::write(&file, source.1).unwrap();
@@ -74,7 +74,7 @@ fn build(cluster: &Cluster, source: (&str, &str), command: &[&str]) -> PathBuf {
 }
 
 /// Starts dnsmasq in the resolver's pod.
-fn dnsmasq(cluster: &Cluster) -> Command {
+fn dnsmasq(cluster: &TestCluster) -> Command {
     let hosts = cluster.directory.path().join("hosts");
     let mut text = String::new();
     for (name, addresses) in zone() {
@@ -89,7 +89,7 @@ fn dnsmasq(cluster: &Cluster) -> Command {
 }
 
 /// Starts unbound in the resolver's pod.
-fn unbound(cluster: &Cluster) -> Command {
+fn unbound(cluster: &TestCluster) -> Command {
     let file = cluster.directory.path().join("unbound.conf");
     let mut text = "server:\n do-daemonize: no\n chroot: \"\"\n username: \"\"\n pidfile: \"\"\n \
                     use-syslog: no\n module-config: \"iterator\"\n access-control: 0.0.0.0/0 allow\n \
@@ -114,8 +114,8 @@ fn unbound(cluster: &Cluster) -> Command {
 
 /// Each address that a client prints is open, and what it did not look up is closed. The second item of the search list has
 /// the name; the questions for A and AAAA are under way at once; truncated answers are asked for again by TCP.
-fn answers_open_addresses(resolver: fn(&Cluster) -> Command) {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
+fn answers_open_addresses(resolver: fn(&TestCluster) -> Command) {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
     let (server, dns) =
         (cluster.pod("server").addresses().to_vec(), cluster.pod("dns").addresses().to_vec());
     for (block, via) in ["198.18.0.0/16", "2001:db8:9::/48"].into_iter().zip(server) {
@@ -140,7 +140,7 @@ fn answers_open_addresses(resolver: fn(&Cluster) -> Command) {
     for (number, ((client, by_tcp), program)) in CLIENTS.into_iter().zip(programs).enumerate() {
         let opens = |name: &str, resolver: IpAddr, expected: Vec<IpAddr>, all: bool| {
             let open =
-                |at: &IpAddr, patience| passes(&cluster, client, Protocol::Tcp, *at, patience);
+                |at: &IpAddr, patience| passes(&cluster, client, ProbeProtocol::Tcp, *at, patience);
             assert!(!open(&expected[0], MOMENT), "{client}: {name} before");
             let configuration =
                 format!("nameserver {resolver}\nsearch none.test example.com\noptions timeout:5\n");

@@ -14,7 +14,7 @@ use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::role::Role;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
-use netpold_testbed::cluster::Cluster;
+use netpold_testbed::cluster::TestCluster;
 use netpold_testbed::{Cni, Unmount, require_root};
 use netpold_testkit::objects::{
     NODE, block, cluster_policy, cluster_rule, interface, namespace, node, pod,
@@ -52,7 +52,7 @@ fn doubt(pins: &Path, endpoint: u32) -> u64 {
 #[test]
 fn connections_end_that_a_generation_never_attached_should_have_read() {
     require_root!();
-    let cluster = Cluster::one(Cni::Ptp).with_pods(&["client"]);
+    let cluster = TestCluster::one(Cni::Ptp).with_pods(&["client"]);
     let index = cluster.pod("client").host_ifindex();
     let root = cluster.directory.path().join("bpf");
     let _mounted = Unmount(root.clone());

@@ -6,7 +6,7 @@ use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use netpold_testbed::Pod;
+use netpold_testbed::TestPod;
 use netpold_testkit::names::{Record, answer, wire};
 use netpold_testkit::streams::framed;
 
@@ -24,7 +24,7 @@ pub(crate) type Zone = Arc<Mutex<HashMap<String, Vec<IpAddr>>>>;
 /// alias, or without records. By the start of the name: `silent`: no answer; `large`: a truncated answer by UDP, and 40
 /// more addresses by TCP; `split`: a TCP answer byte by byte; `halved`: the second half of a TCP answer once the zone
 /// has lost the name.
-pub(crate) fn resolver(pod: &Pod) -> Zone {
+pub(crate) fn resolver(pod: &TestPod) -> Zone {
     let zone = Zone::default();
     for address in pod.addresses() {
         let socket = pod.run(|| UdpSocket::bind((*address, DNS)).unwrap()).unwrap();

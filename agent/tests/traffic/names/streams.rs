@@ -7,8 +7,8 @@ use std::ops::RangeInclusive;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, eventually};
-use netpold_testbed::{Cni, KillOnDrop, Protocol, require_root, skip};
+use netpold_testbed::cluster::{MOMENT, PATIENCE, TestCluster, eventually};
+use netpold_testbed::{Cni, KillOnDrop, ProbeProtocol, require_root, skip};
 use netpold_testkit::names::{query, wire};
 use netpold_testkit::streams::framed;
 use nix::sys::signal::Signal;
@@ -31,22 +31,25 @@ fn lookups_by_tcp_open_both_families() {
         zone.lock().unwrap().insert(name.into(), vec![at]);
     }
     assert!(look_up(cluster.pod("client"), dns[0], 1, "large-one.example.com"));
-    assert!(!passes(&cluster, "client", Protocol::Tcp, server[0], MOMENT), "truncated");
+    assert!(!passes(&cluster, "client", ProbeProtocol::Tcp, server[0], MOMENT), "truncated");
     let found = get_hosts(&cluster, "client", dns[0], "timeout:5", "large-one");
     assert!(found.contains(&server[0].to_string()), "{found}");
-    assert!(passes(&cluster, "client", Protocol::Tcp, server[0], PATIENCE), "{found}");
-    assert!(!passes(&cluster, "other", Protocol::Tcp, server[0], MOMENT), "another pod");
+    assert!(passes(&cluster, "client", ProbeProtocol::Tcp, server[0], PATIENCE), "{found}");
+    assert!(!passes(&cluster, "other", ProbeProtocol::Tcp, server[0], MOMENT), "another pod");
     cluster.agents[0].end(Signal::SIGKILL);
     let found = get_hosts(&cluster, "client", dns[1], "timeout:5", "large-two");
     assert!(found.contains(&server[1].to_string()), "{found}");
-    assert!(passes(&cluster, "client", Protocol::Tcp, server[1], PATIENCE), "without an agent");
+    assert!(
+        passes(&cluster, "client", ProbeProtocol::Tcp, server[1], PATIENCE),
+        "without an agent"
+    );
     for (resolver, at) in dns.iter().zip(&server) {
         let opens = |attempt| {
             let name = format!("split-{attempt}");
             zone.lock().unwrap().insert(format!("{name}.example.com"), vec![*at]);
             let found = get_hosts(&cluster, "other", *resolver, "timeout:5 use-vc", &name);
             assert!(found.contains(&at.to_string()), "{found}");
-            passes(&cluster, "other", Protocol::Tcp, *at, MOMENT)
+            passes(&cluster, "other", ProbeProtocol::Tcp, *at, MOMENT)
         };
         // Reading ends if two CPUs meet in the connection.
         assert!((0..3).any(opens), "{at}");
@@ -57,7 +60,7 @@ fn lookups_by_tcp_open_both_families() {
 #[test]
 fn answers_of_dnsmasq_open_addresses_by_udp_and_by_tcp() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
     let (server, dns) = (addresses(&cluster, "server"), addresses(&cluster, "dns"));
     let hosts = cluster.directory.path().join("hosts");
     let others = (1..=40).map(|n| format!("198.51.100.{n} many.example.com\n"));
@@ -94,10 +97,13 @@ fn answers_of_dnsmasq_open_addresses_by_udp_and_by_tcp() {
     };
     eventually(PATIENCE, listens, || "dnsmasq does not listen".into());
     let opens = |from: &str, resolver: IpAddr, options: &str, name: &str, to: IpAddr| {
-        assert!(!passes(&cluster, from, Protocol::Tcp, to, MOMENT), "{from} to {to} before");
+        assert!(!passes(&cluster, from, ProbeProtocol::Tcp, to, MOMENT), "{from} to {to} before");
         let found = get_hosts(&cluster, from, resolver, options, name);
         assert!(found.contains(&to.to_string()), "{options}: {found}");
-        assert!(passes(&cluster, from, Protocol::Tcp, to, PATIENCE), "{options}: {from} to {to}");
+        assert!(
+            passes(&cluster, from, ProbeProtocol::Tcp, to, PATIENCE),
+            "{options}: {from} to {to}"
+        );
     };
     opens("client", dns[0], "timeout:5 use-vc", "alias", server[0]);
     opens("client", dns[1], "timeout:5", "small", server[1]);
@@ -106,7 +112,7 @@ fn answers_of_dnsmasq_open_addresses_by_udp_and_by_tcp() {
     opens("other", dns[0], "timeout:5 use-vc", "small", server[1]);
 }
 
-fn addresses(cluster: &Cluster, pod: &str) -> Vec<IpAddr> {
+fn addresses(cluster: &TestCluster, pod: &str) -> Vec<IpAddr> {
     cluster.pod(pod).addresses().to_vec()
 }
 
@@ -187,7 +193,7 @@ struct Halved<'a> {
 
 impl<'a> Halved<'a> {
     /// Looks up a name of an address in a pod.
-    fn begin(cluster: &Cluster, zone: &'a Zone, (pod, name): (&str, &str), at: IpAddr) -> Self {
+    fn begin(cluster: &TestCluster, zone: &'a Zone, (pod, name): (&str, &str), at: IpAddr) -> Self {
         let (name, kind) =
             (format!("halved-{name}.example.com"), if at.is_ipv4() { 1 } else { 28 });
         zone.lock().unwrap().insert(name.clone(), vec![at]);
@@ -221,18 +227,18 @@ fn a_policy_that_loses_and_regains_names_reads_no_connection_on() {
     require_root!();
     let (mut cluster, zone) = cluster_with_newcomers(&["*.example.com"]);
     let (server, dns) = (addresses(&cluster, "server"), addresses(&cluster, "dns"));
-    let with = |cluster: &mut Cluster, patterns: &[&str]| {
+    let with = |cluster: &mut TestCluster, patterns: &[&str]| {
         cluster.objects = ["client", "other", "third"].map(|app| names(app, &dns, patterns)).into();
     };
     with(&mut cluster, &["*.example.com"]);
     cluster.add(0, "third");
     cluster.enforce();
-    let edit = |cluster: &mut Cluster| {
+    let edit = |cluster: &mut TestCluster| {
         with(cluster, &["www.example.org", "*.example.com"]);
         cluster.enforce();
     };
     goes_on_over(&mut cluster, &zone, "edit", server[0], edit);
-    let restart = |cluster: &mut Cluster| {
+    let restart = |cluster: &mut TestCluster| {
         cluster.agents[0].end(Signal::SIGKILL);
         cluster.restart(0);
     };
@@ -245,22 +251,25 @@ fn a_policy_that_loses_and_regains_names_reads_no_connection_on() {
     cluster.objects = vec![names("other", &dns, &["*.example.com"])];
     cluster.enforce();
     lost.end();
-    assert!(!passes(&cluster, "other", Protocol::Tcp, server[0], MOMENT), "lost and regained");
+    assert!(!passes(&cluster, "other", ProbeProtocol::Tcp, server[0], MOMENT), "lost and regained");
     cluster.agents[0].end(Signal::SIGKILL);
     with(&mut cluster, &["*.example.com"]);
     cluster.write();
     cluster.restart(0);
     restarted.end();
-    assert!(!passes(&cluster, "third", Protocol::Tcp, server[0], MOMENT), "regained at a start");
+    assert!(
+        !passes(&cluster, "third", ProbeProtocol::Tcp, server[0], MOMENT),
+        "regained at a start"
+    );
 }
 
 /// Asserts that a change ends no lookup.
 fn goes_on_over(
-    cluster: &mut Cluster,
+    cluster: &mut TestCluster,
     zone: &Zone,
     what: &str,
     to: IpAddr,
-    change: impl Fn(&mut Cluster),
+    change: impl Fn(&mut TestCluster),
 ) {
     for attempt in 0..5 {
         let begun = Instant::now();
@@ -269,7 +278,7 @@ fn goes_on_over(
         halved.end();
         // An answer counts within 10 s.
         if begun.elapsed() < Duration::from_secs(9) {
-            assert!(passes(cluster, "client", Protocol::Tcp, to, PATIENCE), "{what}");
+            assert!(passes(cluster, "client", ProbeProtocol::Tcp, to, PATIENCE), "{what}");
             return;
         }
     }

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use netpold_api::flows::FlowsAnswer;
-use netpold_core::cluster::Cluster as Objects;
+use netpold_core::cluster::Cluster;
 use netpold_kube::manifests::read_once;
 use netpold_review::diff::live::cuts;
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT};
-use netpold_testbed::{Flow, Protocol, require_root};
+use netpold_testbed::cluster::{MOMENT, PATIENCE, PORT, TestCluster};
+use netpold_testbed::{ProbeProtocol, TestFlow, require_root};
 use serde_json::json;
 
 use super::{Pair, app, netpold, pairs, spec};
@@ -17,14 +17,14 @@ use super::{Pair, app, netpold, pairs, spec};
 const CLIENTS: [&[&str]; 2] = [&["a", "b"], &["c"]];
 const SERVERS: [&str; 2] = ["s1", "s2"];
 
-fn objects(cluster: &Cluster) -> Objects {
+fn objects(cluster: &TestCluster) -> Cluster {
     let (objects, status) = read_once(cluster.manifests.directory()).unwrap();
     assert!(status.in_sync && status.problems.is_empty(), "{:?}", status.problems);
     objects.into_iter().collect()
 }
 
 /// Returns the flows of each node.
-fn answers(cluster: &Cluster) -> Vec<FlowsAnswer> {
+fn answers(cluster: &TestCluster) -> Vec<FlowsAnswer> {
     let answer = |agent: &netpold_testbed::Agent| {
         let (code, text) = netpold(&["flows", "-o", "json", "--limit", "0"], agent);
         assert_eq!(code, Some(0));
@@ -36,7 +36,7 @@ fn answers(cluster: &Cluster) -> Vec<FlowsAnswer> {
 #[test]
 fn connections_of_two_nodes_are_listed_once() {
     require_root!();
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     for (node, server) in SERVERS.into_iter().enumerate() {
         CLIENTS[node].iter().for_each(|client| cluster.add(node, client));
         cluster.add(node, server);
@@ -52,12 +52,13 @@ fn connections_of_two_nodes_are_listed_once() {
         cluster.policy(client, spec(client, &["Egress"], "egress", json!([{ "to": both }])));
     }
     cluster.enforce();
-    let mut open: Vec<(Pair, Flow)> = Vec::new();
+    let mut open: Vec<(Pair, TestFlow)> = Vec::new();
     for client in &all {
         for server in SERVERS {
             for address in cluster.pod(server).addresses() {
                 let to = SocketAddr::new(*address, PORT);
-                let mut flow = cluster.pod(client).open_flow(Protocol::Tcp, to, PATIENCE).unwrap();
+                let mut flow =
+                    cluster.pod(client).open_flow(ProbeProtocol::Tcp, to, PATIENCE).unwrap();
                 assert!(flow.ping(PATIENCE));
                 open.push(((flow.local().unwrap(), to), flow));
             }

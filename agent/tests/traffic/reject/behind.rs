@@ -1,14 +1,14 @@
 //! Answers behind a Service: they come from the address that the client asked.
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE};
-use netpold_testbed::services::{Service, describe, lost, may_reach, provide};
+use netpold_testbed::cluster::{NAMESPACE, TestCluster};
+use netpold_testbed::services::{TestService, describe, lost, may_reach, provide};
 use netpold_testbed::{PodSpec, Proxy, require_root};
 
 use super::{annotated, refused, rejecting};
 
 /// Clients on both nodes, and a server on each.
-fn cluster() -> Cluster {
-    let mut cluster = Cluster::two();
+fn cluster() -> TestCluster {
+    let mut cluster = TestCluster::two();
     for (node, number) in [(0, "1"), (1, "2")] {
         for app in ["client", "server", "friend"] {
             let spec = PodSpec::new(NAMESPACE, &format!("{app}{number}"));
@@ -23,7 +23,7 @@ fn cluster() -> Cluster {
 fn denied_by_the_backend(proxy: Proxy) {
     let mut cluster = cluster();
     for server in ["server1", "server2"] {
-        let service = Service::new(1, "s").pods(&cluster, &[server]);
+        let service = TestService::new(1, "s").pods(&cluster, &[server]);
         provide(&mut cluster, proxy, std::slice::from_ref(&service));
         cluster.objects.push(rejecting("server", "Ingress"));
         cluster.enforce();
@@ -48,7 +48,7 @@ fn services_with_denying_backends_by_iptables() {
 /// Egress to all backends is denied: the client's own interface answers.
 fn denied_at_the_client(proxy: Proxy) {
     let mut cluster = cluster();
-    let service = Service::new(1, "s").pods(&cluster, &["server1", "server2"]);
+    let service = TestService::new(1, "s").pods(&cluster, &["server1", "server2"]);
     provide(&mut cluster, proxy, std::slice::from_ref(&service));
     cluster.objects.push(annotated("client", &may_reach("client", &["friend"]), "reject"));
     cluster.enforce();
@@ -67,9 +67,9 @@ fn services_that_clients_may_not_reach() {
 
 /// Sends to a Service with an allowed backend to which no packet is led, and a denied one: the packet passes the client's
 /// interface, and is denied where it leaves for the backend, also if it is masqueraded.
-fn denied_after_the_translation(cluster: &mut Cluster, proxy: Proxy) {
+fn denied_after_the_translation(cluster: &mut TestCluster, proxy: Proxy) {
     for server in ["server1", "server2"] {
-        let service = Service::new(1, "s").pods(cluster, &[server]);
+        let service = TestService::new(1, "s").pods(cluster, &[server]);
         provide(cluster, proxy, std::slice::from_ref(&service));
         describe(cluster, &[service.clone().pods(cluster, &["friend1"])]);
         cluster.objects.push(annotated("client", &may_reach("client", &["friend"]), "reject"));
@@ -110,7 +110,7 @@ fn backends_that_clients_may_not_reach_through_a_device_without_link_header() {
     let device = "tuntap add dev tun9 mode tun\nlink set tun9 up\n\
                   route replace 10.1.2.0/24 dev tun9\nroute replace fd00:1:2::/64 dev tun9\n";
     cluster.nodes[0].netns().ip(device).unwrap();
-    let service = Service::new(1, "s").pods(&cluster, &["server2"]);
+    let service = TestService::new(1, "s").pods(&cluster, &["server2"]);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
     let one = service.clone().pods(&cluster, &["friend1"]);
     describe(&mut cluster, &[one]);

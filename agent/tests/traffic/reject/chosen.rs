@@ -1,13 +1,13 @@
 //! Objects with the annotation `netpold.io/deny`, and reports of rejections in status and drops.
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, isolate};
+use netpold_testbed::cluster::{PATIENCE, TestCluster, isolate};
 use netpold_testbed::{Cni, require_root};
 use serde_json::{Value, json};
 
 use super::{annotated, refused, rejecting, sockets, unanswered};
 
-fn cluster() -> Cluster {
-    Cluster::one(Cni::Ptp).with_pods(&["server", "client"])
+fn cluster() -> TestCluster {
+    TestCluster::one(Cni::Ptp).with_pods(&["server", "client"])
 }
 
 #[test]

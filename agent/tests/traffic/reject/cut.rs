@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, isolate, network_policy};
-use netpold_testbed::services::{Service, provide};
+use netpold_testbed::cluster::{PATIENCE, PORT, TestCluster, isolate, network_policy};
+use netpold_testbed::services::{TestService, provide};
 use netpold_testbed::{Cni, Host, Netns, Proxy, require_root};
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ fn open() -> Value {
 }
 
 /// A connection between two pods; the server's end, too.
-fn connection(cluster: &Cluster, to: IpAddr) -> [TcpStream; 2] {
+fn connection(cluster: &TestCluster, to: IpAddr) -> [TcpStream; 2] {
     let to: SocketAddr = (to, LISTENING).into();
     let listener = cluster.pod("server").run(|| TcpListener::bind(to)).unwrap().unwrap();
     let client = cluster.pod("client").run(|| TcpStream::connect(to)).unwrap().unwrap();
@@ -55,7 +55,7 @@ fn error(mut end: &TcpStream, began: Instant) -> (Option<i32>, Duration) {
 }
 
 /// Opens a connection, cuts it by policies, lets one end send, and expects a reset at both.
-fn cut(cluster: &mut Cluster, policies: &[Value], first: usize) {
+fn cut(cluster: &mut TestCluster, policies: &[Value], first: usize) {
     for family in 0..2 {
         cluster.objects = vec![open()];
         cluster.enforce();
@@ -72,7 +72,7 @@ fn cut(cluster: &mut Cluster, policies: &[Value], first: usize) {
 }
 
 /// Cuts of a client's egress, of a server's ingress, and of both directions of both.
-fn cuts(cluster: &mut Cluster) {
+fn cuts(cluster: &mut TestCluster) {
     let both = ["Ingress", "Egress"];
     let denied = |app: &str| annotated(&format!("denies-{app}"), &isolate(app, &both), "reject");
     for policies in [
@@ -87,7 +87,7 @@ fn cuts(cluster: &mut Cluster) {
 }
 
 fn on_a_node(cni: Cni, prepare: fn(&mut Command)) {
-    let mut cluster = Cluster::one(cni).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["server", "client"]);
     cluster.prepare = prepare;
     cuts(&mut cluster);
 }
@@ -114,7 +114,7 @@ fn a_connection_that_is_cut_is_reset_at_both_ends_by_clsact_filters() {
 fn a_connection_that_is_cut_is_reset_at_both_ends_on_two_nodes() {
     require_root!();
     for (from, to) in [(0, 1), (1, 0)] {
-        let mut cluster = Cluster::two();
+        let mut cluster = TestCluster::two();
         cluster.add(from, "client");
         cluster.add(to, "server");
         cuts(&mut cluster);
@@ -125,7 +125,7 @@ fn a_connection_that_is_cut_is_reset_at_both_ends_on_two_nodes() {
 #[test]
 fn an_end_that_is_not_reset_by_a_keepalive_is_reset_at_its_next_segment() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     for policy in [("client", "Egress"), ("server", "Ingress")] {
         for family in 0..2 {
             cluster.objects = vec![open()];
@@ -178,7 +178,7 @@ impl Drop for Loss {
 #[test]
 fn ends_are_reset_although_segments_are_lost_around_the_cut() {
     require_root!();
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(0, "client");
     cluster.add(1, "server");
     for (app, direction, lost) in [
@@ -270,10 +270,10 @@ fn wait_for(pod: &Host, number: usize) {
 /// denies the client; a segment that the client's node denies does not go on to a translated address.
 fn behind(proxy: Proxy) {
     for to in [0, 1] {
-        let mut cluster = Cluster::two();
+        let mut cluster = TestCluster::two();
         cluster.add(0, "client");
         cluster.add(to, "server");
-        let service = Service::new(1, "s").pods(&cluster, &["server"]);
+        let service = TestService::new(1, "s").pods(&cluster, &["server"]);
         provide(&mut cluster, proxy, std::slice::from_ref(&service));
         let others = cluster.objects.clone();
         for (app, direction) in [("server", "Ingress"), ("client", "Egress")] {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PORT, isolate};
+use netpold_testbed::cluster::{PORT, TestCluster, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::{Cni, RawSocket, require_root};
 
@@ -40,7 +40,7 @@ fn is_error(frame: &[u8]) -> bool {
 }
 
 /// Sends a burst from a pod; returns the number of answers, and the seconds that it took.
-fn burst(cluster: &Cluster, from: &str, (own, to): (IpAddr, IpAddr)) -> (usize, u64) {
+fn burst(cluster: &TestCluster, from: &str, (own, to): (IpAddr, IpAddr)) -> (usize, u64) {
     let pod = cluster.pod(from);
     let wire = pod.wire("eth0").unwrap();
     let packet = udp_packet((own, 4000).into(), (to, PORT).into(), b"burst");
@@ -55,7 +55,7 @@ fn burst(cluster: &Cluster, from: &str, (own, to): (IpAddr, IpAddr)) -> (usize, 
 #[test]
 fn answers_are_limited_by_pod_and_node() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "a", "b"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "a", "b"]);
     let rates = ["--reject-rate", "50", "--reject-node-rate", "70"];
     cluster.arguments = rates.map(str::to_owned).into();
     cluster.objects = ["a", "b"].map(|app| rejecting(app, "Egress")).into();
@@ -88,7 +88,7 @@ fn answers_are_limited_by_pod_and_node() {
 #[test]
 fn a_flood_to_a_pod_takes_no_answer_from_it() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "flooded", "flooding"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "flooded", "flooding"]);
     cluster.arguments = ["--reject-rate", "50"].map(str::to_owned).into();
     let both = isolate("flooded", &["Ingress", "Egress"]);
     cluster.objects = vec![annotated("flooded", &both, "reject")];
@@ -119,7 +119,7 @@ fn a_flood_to_a_pod_takes_no_answer_from_it() {
 #[test]
 fn xdp_leaves_packets_that_get_an_answer() {
     require_root!();
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(0, "client");
     cluster.add(1, "server");
     let xdp = ["--pod-egress-hook", "xdp", "--xdp-uplink", "link*", "--xdp-uplink-drops", "all"];
@@ -139,7 +139,7 @@ fn a_flood_of_rejected_packets_costs_little_more_than_one_of_dropped() {
     const ROUNDS: usize = 8;
     const FLOOD: u32 = 20_000;
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     let mut least = [Duration::MAX; 2];
     for round in 0..2 * ROUNDS {
         let value = ["drop", "reject"][round % 2];

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, allow_to};
+use netpold_testbed::cluster::{TestCluster, allow_to};
 use netpold_testbed::{Cni, require_root};
 
 use super::{XDP, dropped, modes};
@@ -22,8 +22,8 @@ const STREAM: Duration = Duration::from_secs(2);
 const TICKS: f64 = 100.0;
 
 /// Returns a node with a `client` that may send to `server` only.
-fn node(arguments: &[&str]) -> Cluster {
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "other"]);
+fn node(arguments: &[&str]) -> TestCluster {
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "client", "other"]);
     cluster.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
     cluster.policy("client", allow_to("client", "server")).enforce();
     cluster
@@ -31,8 +31,8 @@ fn node(arguments: &[&str]) -> Cluster {
 
 /// Sends datagrams from the client, in rounds on both nodes in turn. Returns the least nanoseconds per datagram. All
 /// datagrams must drop, or none.
-fn flood(nodes: [&Cluster; 2], to: &str, family: usize, denied: bool) -> [f64; 2] {
-    let open = |cluster: &Cluster| {
+fn flood(nodes: [&TestCluster; 2], to: &str, family: usize, denied: bool) -> [f64; 2] {
+    let open = |cluster: &TestCluster| {
         let (from, to) = (cluster.pod("client"), cluster.pod(to));
         let socket = udp::socket(from, from.addresses()[family], 0);
         socket.connect((to.addresses()[family], 4000)).unwrap();
@@ -83,7 +83,7 @@ fn busy() -> f64 {
 }
 
 /// Returns the rate of one TCP stream in Gbit/s, and CPU seconds per gigabyte.
-fn stream(cluster: &Cluster) -> (f64, f64) {
+fn stream(cluster: &TestCluster) -> (f64, f64) {
     let server = cluster.pod("server");
     let address = server.ip4().unwrap();
     let listener = server.run(|| TcpListener::bind((address, 5001)).unwrap()).unwrap();

@@ -4,7 +4,7 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE};
+use netpold_testbed::cluster::{PATIENCE, TestCluster};
 
 use crate::udp;
 
@@ -12,7 +12,7 @@ const DENIED: &[u8] = b"who sees this?";
 const ALLOWED: &[u8] = b"everybody";
 
 /// Returns whether the stack receives a denied packet from `client` to `other`.
-pub(super) fn sees_the_denied(cluster: &Cluster) -> bool {
+pub(super) fn sees_the_denied(cluster: &TestCluster) -> bool {
     let client = cluster.pod("client");
     let index = client.host_ifindex() as libc::c_int;
     let tap = cluster.nodes[0].run(|| tap(index).unwrap()).unwrap();

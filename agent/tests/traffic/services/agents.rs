@@ -1,7 +1,7 @@
 //! Programs at the node's devices: left out, without an agent, and as filters.
 
-use netpold_testbed::cluster::{Cluster, ENFORCED};
-use netpold_testbed::services::{Service, answer, provide};
+use netpold_testbed::cluster::{ENFORCED, TestCluster};
+use netpold_testbed::services::{TestService, answer, provide};
 use netpold_testbed::{Proxy, require_root};
 use nix::sys::signal::Signal;
 
@@ -11,15 +11,15 @@ use crate::kernel;
 const BACKENDS: [&str; 4] = ["friend1", "enemy1", "friend2", "enemy2"];
 
 /// Returns a cluster with a Service of friends and enemies on both nodes, in force.
-fn mixed(mut cluster: Cluster) -> (Cluster, Service) {
-    let mixed = Service::new(1, "mixed").pods(&cluster, &BACKENDS);
+fn mixed(mut cluster: TestCluster) -> (TestCluster, TestService) {
+    let mixed = TestService::new(1, "mixed").pods(&cluster, &BACKENDS);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&mixed));
     cluster.enforce();
     (cluster, mixed)
 }
 
 #[track_caller]
-fn friends_alone(cluster: &Cluster, service: &Service) {
+fn friends_alone(cluster: &TestCluster, service: &TestService) {
     for client in ["client1", "client2"] {
         answer(cluster.pod(client), &service.sockets(), &["", "friend1", "friend2"]);
     }

@@ -1,15 +1,15 @@
 //! Allowed and denied backends, on the client's node and on another.
 
-use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE};
+use netpold_testbed::cluster::{MOMENT, NAMESPACE, PATIENCE, TestCluster};
 use netpold_testbed::services::{
-    NOBODY, SERVICE_PORT, Service, answer, describe, lost, may_reach, outcomes, provide,
+    NOBODY, SERVICE_PORT, TestService, answer, describe, lost, may_reach, outcomes, provide,
 };
-use netpold_testbed::{Protocol, Proxy, require_root};
+use netpold_testbed::{ProbeProtocol, Proxy, require_root};
 use serde_json::json;
 
 /// Returns a cluster with a client on each node that may reach friends; both nodes have friends and enemies.
-pub(super) fn two_nodes() -> Cluster {
-    let mut cluster = Cluster::two();
+pub(super) fn two_nodes() -> TestCluster {
+    let mut cluster = TestCluster::two();
     for (node, number) in [(0, "1"), (1, "2")] {
         for app in ["client", "friend", "enemy"] {
             let spec = netpold_testbed::PodSpec::new(NAMESPACE, &format!("{app}{number}"));
@@ -25,9 +25,9 @@ const EVERYBODY: [&str; 4] = ["friend1", "enemy1", "friend2", "enemy2"];
 
 fn mixed(proxy: Proxy) {
     let mut cluster = two_nodes();
-    let mixed = Service::new(1, "mixed").pods(&cluster, &EVERYBODY);
-    let good = Service::new(2, "good").pods(&cluster, &["friend1", "friend2"]);
-    let bad = Service::new(3, "bad").pods(&cluster, &["enemy1", "enemy2"]);
+    let mixed = TestService::new(1, "mixed").pods(&cluster, &EVERYBODY);
+    let good = TestService::new(2, "good").pods(&cluster, &["friend1", "friend2"]);
+    let bad = TestService::new(3, "bad").pods(&cluster, &["enemy1", "enemy2"]);
     let services = [mixed, good, bad];
     provide(&mut cluster, proxy, &services);
     cluster.enforce();
@@ -76,12 +76,12 @@ fn services_of_allowed_and_other_backends_by_iptables() {
 
 fn pinned(proxy: Proxy) {
     let mut cluster = two_nodes();
-    let mut sticky = Service::new(1, "sticky").pods(&cluster, &EVERYBODY);
+    let mut sticky = TestService::new(1, "sticky").pods(&cluster, &EVERYBODY);
     sticky.affinity = Some(60);
     provide(&mut cluster, proxy, std::slice::from_ref(&sticky));
     cluster.enforce();
     for to in sticky.cluster_ips() {
-        let first = cluster.pod("client1").probe(Protocol::Tcp, to, SERVICE_PORT, MOMENT * 5);
+        let first = cluster.pod("client1").probe(ProbeProtocol::Tcp, to, SERVICE_PORT, MOMENT * 5);
         // The same backend gets all connections.
         let all = outcomes(cluster.pod("client1"), &[(to, SERVICE_PORT).into()]);
         assert!(all.keys().all(|name| !name.contains("enemy")), "{first} {all:?}");
@@ -101,11 +101,13 @@ fn services_with_session_affinity() {
 fn services_with_endpoints_that_are_not_ready() {
     require_root!();
     let mut cluster = two_nodes();
-    let service = Service::new(1, "s").pods(&cluster, &["enemy2"]).not_ready(&cluster, "friend1");
+    let service =
+        TestService::new(1, "s").pods(&cluster, &["enemy2"]).not_ready(&cluster, "friend1");
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
     cluster.enforce();
     answer(cluster.pod("client1"), &service.sockets(), NOBODY);
-    let service = Service::new(1, "s").pods(&cluster, &["friend2"]).not_ready(&cluster, "enemy1");
+    let service =
+        TestService::new(1, "s").pods(&cluster, &["friend2"]).not_ready(&cluster, "enemy1");
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
     cluster.enforce();
     answer(cluster.pod("client1"), &service.sockets(), &["friend2"]);
@@ -117,7 +119,7 @@ fn services_follow_policy_while_flows_run() {
     require_root!();
     let mut cluster = two_nodes();
     for (backend, app) in [("friend1", "friend"), ("friend2", "friend")] {
-        let service = Service::new(1, "s").pods(&cluster, &[backend]);
+        let service = TestService::new(1, "s").pods(&cluster, &[backend]);
         // The other backend stays allowed and is never chosen: the packet passes the client's veth.
         let listed = service.clone().not_ready(&cluster, "enemy2");
         provide(&mut cluster, Proxy::Nftables, &[listed]);
@@ -147,13 +149,14 @@ fn services_follow_policy_while_flows_run() {
 fn services_that_nobody_translates() {
     require_root!();
     let mut cluster = two_nodes();
-    let good = Service::new(1, "good").pods(&cluster, &["friend1"]);
-    let bad = Service::new(2, "bad").pods(&cluster, &["enemy1"]);
+    let good = TestService::new(1, "good").pods(&cluster, &["friend1"]);
+    let bad = TestService::new(2, "bad").pods(&cluster, &["enemy1"]);
     describe(&mut cluster, &[good.clone(), bad.clone()]);
     cluster.enforce();
     for (service, passes) in [(good, true), (bad, false)] {
         for to in service.cluster_ips() {
-            let result = cluster.pod("client1").probe(Protocol::Tcp, to, SERVICE_PORT, MOMENT * 4);
+            let result =
+                cluster.pod("client1").probe(ProbeProtocol::Tcp, to, SERVICE_PORT, MOMENT * 4);
             let expected = if passes { "unreachable" } else { "timed out" };
             assert_eq!(result.to_string(), expected, "{} at {to}", service.name);
         }
@@ -165,7 +168,7 @@ fn services_that_nobody_translates() {
 fn services_in_an_allowed_block_are_judged_by_backend_too() {
     require_root!();
     let mut cluster = two_nodes();
-    let mixed = Service::new(1, "mixed").pods(&cluster, &EVERYBODY);
+    let mixed = TestService::new(1, "mixed").pods(&cluster, &EVERYBODY);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&mixed));
     let blocks = ["10.96.0.0/16", "fd00:96::/64"].map(|c| json!({ "ipBlock": { "cidr": c } }));
     let friend = json!({ "podSelector": { "matchLabels": { "app": "friend" } } });

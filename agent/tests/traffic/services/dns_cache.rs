@@ -3,9 +3,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, isolate};
-use netpold_testbed::services::{NOBODY, PROTOCOLS, Service, may_reach, outcomes, provide};
-use netpold_testbed::{Node, ProbeResult, Protocol, Proxy, require_root};
+use netpold_testbed::cluster::{PATIENCE, TestCluster, isolate};
+use netpold_testbed::services::{NOBODY, PROTOCOLS, TestService, may_reach, outcomes, provide};
+use netpold_testbed::{ProbeProtocol, ProbeResult, Proxy, TestNode, require_root};
 
 use super::backends::two_nodes;
 
@@ -17,7 +17,7 @@ const DEVICE: &str = "nodelocaldns";
 
 /// Starts the cache: adds its addresses to a device of the node, and rules that exempt its packets from conntrack and
 /// so from translation.
-fn start_cache(node: &Node, addresses: &[IpAddr]) {
+fn start_cache(node: &TestNode, addresses: &[IpAddr]) {
     let mut batch = format!("link add {DEVICE} type bridge\nlink set {DEVICE} up\n");
     let mut rules = String::new();
     for address in addresses {
@@ -41,19 +41,19 @@ fn start_cache(node: &Node, addresses: &[IpAddr]) {
 }
 
 /// Stops the cache as on SIGTERM: removes its device and its rules.
-fn stop_cache(node: &Node) {
+fn stop_cache(node: &TestNode) {
     nft(node, "delete table ip dnscache\ndelete table ip6 dnscache\n");
     node.netns().ip(&format!("link del {DEVICE}\n")).unwrap();
 }
 
-fn nft(node: &Node, rules: &str) {
+fn nft(node: &TestNode, rules: &str) {
     let output = node.command("nft").unwrap().arg(rules).output().unwrap();
     assert!(output.status.success(), "{rules}{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Asserts that exactly the servers `names` answer a pod at these addresses; the empty name means no answer.
 #[track_caller]
-fn answers(cluster: &Cluster, from: &str, addresses: &[IpAddr], names: &[&str]) {
+fn answers(cluster: &TestCluster, from: &str, addresses: &[IpAddr], names: &[&str]) {
     let sockets: Vec<SocketAddr> = addresses.iter().map(|a| (*a, DNS).into()).collect();
     let seen = outcomes(cluster.pod(from), &sockets);
     let seen: Vec<&str> =
@@ -63,7 +63,7 @@ fn answers(cluster: &Cluster, from: &str, addresses: &[IpAddr], names: &[&str]) 
 
 /// Asserts the state without a cache: the Service's pod answers the clients, and `deaf` gets no answer.
 #[track_caller]
-fn pods_answer(cluster: &Cluster, service: &[IpAddr]) {
+fn pods_answer(cluster: &TestCluster, service: &[IpAddr]) {
     answers(cluster, "client1", service, &["friend2"]);
     answers(cluster, "client2", service, &["friend2"]);
     answers(cluster, "deaf", service, NOBODY);
@@ -73,7 +73,7 @@ fn pods_answer(cluster: &Cluster, service: &[IpAddr]) {
 fn cached(proxy: Proxy, here: usize) {
     let mut cluster = two_nodes();
     cluster.add(here, "deaf");
-    let mut dns = Service::new(10, "kube-dns").pods(&cluster, &["friend2"]);
+    let mut dns = TestService::new(10, "kube-dns").pods(&cluster, &["friend2"]);
     dns.port = DNS;
     provide(&mut cluster, proxy, std::slice::from_ref(&dns));
     cluster.policy("deaf", isolate("deaf", &["Egress"])).enforce();
@@ -85,7 +85,7 @@ fn cached(proxy: Proxy, here: usize) {
     let node = cluster.nodes[here].name().to_owned();
     let (client, other) = if here == 0 { ("client1", "client2") } else { ("client2", "client1") };
     // The cache's own address belongs to the node. The first probe repeats until the agent has learned the address.
-    let first = cluster.pod("deaf").probe(Protocol::Tcp, cache, DNS, PATIENCE);
+    let first = cluster.pod("deaf").probe(ProbeProtocol::Tcp, cache, DNS, PATIENCE);
     assert_eq!(first, ProbeResult::Connected(node.clone()));
     for pod in [client, "deaf"] {
         answers(&cluster, pod, &[cache], &[&node]);

@@ -1,17 +1,17 @@
 //! Endpoints that are added and removed, and headless Services.
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT};
+use netpold_testbed::cluster::{MOMENT, PATIENCE, PORT, TestCluster};
 use netpold_testbed::services::{
-    EndpointState, NOBODY, SERVICE_PORT, Service, answer, lost, may_reach, provide,
+    EndpointState, NOBODY, SERVICE_PORT, TestService, answer, lost, may_reach, provide,
 };
-use netpold_testbed::{Protocol, Proxy, require_root};
+use netpold_testbed::{ProbeProtocol, Proxy, require_root};
 
 use super::backends::two_nodes;
 
 const CLIENTS: [&str; 2] = ["client1", "client2"];
 
 /// Replaces all Services by one, and waits until it is in force.
-fn only(cluster: &mut Cluster, service: Service) -> Service {
+fn only(cluster: &mut TestCluster, service: TestService) -> TestService {
     provide(cluster, Proxy::Nftables, std::slice::from_ref(&service));
     cluster.enforce();
     service
@@ -22,19 +22,19 @@ fn only(cluster: &mut Cluster, service: Service) -> Service {
 fn services_keep_connections_to_a_backend_that_is_not_ready() {
     require_root!();
     let mut cluster = two_nodes();
-    let ready = Service::new(1, "s").pods(&cluster, &["friend1"]);
+    let ready = TestService::new(1, "s").pods(&cluster, &["friend1"]);
     let to = only(&mut cluster, ready).cluster_ips();
     let mut flows: Vec<_> = CLIENTS
         .into_iter()
         .flat_map(|client| to.map(|address| (client, (address, SERVICE_PORT).into())))
-        .map(|(name, to)| cluster.pod(name).open_flow(Protocol::Tcp, to, PATIENCE).unwrap())
+        .map(|(name, to)| cluster.pod(name).open_flow(ProbeProtocol::Tcp, to, PATIENCE).unwrap())
         .collect();
     assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)));
-    let waiting = Service::new(1, "s").not_ready(&cluster, "friend1");
+    let waiting = TestService::new(1, "s").not_ready(&cluster, "friend1");
     only(&mut cluster, waiting);
     assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)), "they go on");
     for address in to {
-        let new = cluster.pod("client1").probe(Protocol::Tcp, address, SERVICE_PORT, MOMENT);
+        let new = cluster.pod("client1").probe(ProbeProtocol::Tcp, address, SERVICE_PORT, MOMENT);
         assert!(!new.connected(), "new ones are led nowhere: {new}");
     }
     cluster.policy("client", may_reach("client", &["nobody"])).enforce();
@@ -49,7 +49,7 @@ fn services_with_backends_that_are_leaving() {
     let mut cluster = two_nodes();
     // Each case uses new addresses: the kernel keeps the translation of a client's port, and ports are reused.
     let mut numbers = 1..;
-    let mut next = || Service::new(numbers.next().unwrap(), "s");
+    let mut next = || TestService::new(numbers.next().unwrap(), "s");
     // While no endpoint is ready, terminating and published endpoints get packets.
     for state in [EndpointState::Last, EndpointState::Published] {
         for (backend, answers) in [("friend1", &["friend1"][..]), ("enemy1", NOBODY)] {
@@ -78,7 +78,7 @@ fn services_with_backends_that_are_leaving() {
 fn services_without_an_address_are_their_pods() {
     require_root!();
     let mut cluster = two_nodes();
-    let mut peers = Service::new(1, "peers").pods(&cluster, &["friend2", "enemy1"]);
+    let mut peers = TestService::new(1, "peers").pods(&cluster, &["friend2", "enemy1"]);
     peers = peers.pod(&cluster, "friend1", EndpointState::Published);
     peers.headless = true;
     only(&mut cluster, peers);
@@ -86,10 +86,10 @@ fn services_without_an_address_are_their_pods() {
         let from = cluster.pod(client);
         for backend in ["friend1", "friend2", "enemy1"] {
             for to in cluster.pod(backend).addresses() {
-                let result = from.probe(Protocol::Tcp, *to, PORT, MOMENT * 5);
+                let result = from.probe(ProbeProtocol::Tcp, *to, PORT, MOMENT * 5);
                 let allowed = backend.starts_with("friend");
                 assert_eq!(result.connected(), allowed, "{client} to {backend} at {to}: {result}");
-                let elsewhere = from.probe(Protocol::Tcp, *to, SERVICE_PORT, MOMENT);
+                let elsewhere = from.probe(ProbeProtocol::Tcp, *to, SERVICE_PORT, MOMENT);
                 assert!(elsewhere.dropped(), "the Service's port is nothing here: {elsewhere}");
             }
         }

@@ -1,13 +1,13 @@
 //! Pod that reaches itself through its own Service.
 
-use netpold_testbed::cluster::{Cluster, isolate};
-use netpold_testbed::services::{NODE_PORT, Service, answer, provide};
+use netpold_testbed::cluster::{TestCluster, isolate};
+use netpold_testbed::services::{NODE_PORT, TestService, answer, provide};
 use netpold_testbed::{Cni, Proxy, require_root};
 
 /// Returns a node with a hairpin bridge, as with the bridge plugin's `hairpinMode`: packets of a pod to itself are
 /// translated before they are bridged.
-fn hairpin(cni: Cni) -> Cluster {
-    let cluster = Cluster::one(cni).with_pods(&["alone", "other"]);
+fn hairpin(cni: Cni) -> TestCluster {
+    let cluster = TestCluster::one(cni).with_pods(&["alone", "other"]);
     if cni == Cni::Bridge {
         let veth = cluster.pod("alone").host_interface();
         let hairpin = format!("link set {veth} type bridge_slave hairpin on\n");
@@ -19,8 +19,8 @@ fn hairpin(cni: Cni) -> Cluster {
 /// Isolates the pod in both directions without rules; other pods do not answer.
 fn itself(cni: Cni, proxy: Proxy) {
     let mut cluster = hairpin(cni);
-    let own = Service::new(1, "own").pods(&cluster, &["alone"]).node_port(NODE_PORT);
-    let shared = Service::new(2, "shared").pods(&cluster, &["alone", "other"]);
+    let own = TestService::new(1, "own").pods(&cluster, &["alone"]).node_port(NODE_PORT);
+    let shared = TestService::new(2, "shared").pods(&cluster, &["alone", "other"]);
     let services = [own, shared];
     provide(&mut cluster, proxy, &services);
     cluster.policy("alone", isolate("alone", &["Ingress", "Egress"])).enforce();

@@ -1,24 +1,25 @@
 //! Node ports of the own node and of another node, and clients from outside.
 
-use netpold_testbed::cluster::{Cluster, isolate};
-use netpold_testbed::services::{NOBODY, NODE_PORT, Service, answer, may_reach, provide};
+use netpold_testbed::cluster::{TestCluster, isolate};
+use netpold_testbed::services::{NOBODY, NODE_PORT, TestService, answer, may_reach, provide};
 use netpold_testbed::{Proxy, require_root};
 use serde_json::json;
 
 use super::backends::two_nodes;
 
-fn sockets(cluster: &Cluster, node: usize, port: u16) -> [std::net::SocketAddr; 2] {
+fn sockets(cluster: &TestCluster, node: usize, port: u16) -> [std::net::SocketAddr; 2] {
     cluster.nodes[node].addresses().map(|address| (address, port).into())
 }
 
 fn node_ports(proxy: Proxy) {
     let mut cluster = two_nodes();
     let all = ["friend1", "enemy1", "friend2", "enemy2"];
-    let mixed = Service::new(1, "mixed").pods(&cluster, &all).node_port(NODE_PORT);
-    let bad = Service::new(2, "bad").pods(&cluster, &["enemy1", "enemy2"]).node_port(NODE_PORT + 1);
+    let mixed = TestService::new(1, "mixed").pods(&cluster, &all).node_port(NODE_PORT);
+    let bad =
+        TestService::new(2, "bad").pods(&cluster, &["enemy1", "enemy2"]).node_port(NODE_PORT + 1);
     let friends = ["friend1", "friend2"];
-    let good = Service::new(3, "good").pods(&cluster, &friends).node_port(NODE_PORT + 2);
-    let waiting = Service::new(4, "waiting").pods(&cluster, &friends).node_port(NODE_PORT + 3);
+    let good = TestService::new(3, "good").pods(&cluster, &friends).node_port(NODE_PORT + 2);
+    let waiting = TestService::new(4, "waiting").pods(&cluster, &friends).node_port(NODE_PORT + 3);
     let waiting = waiting.not_ready(&cluster, "enemy1");
     provide(&mut cluster, proxy, &[mixed, bad, good, waiting]);
     cluster.enforce();
@@ -62,11 +63,11 @@ fn services_at_node_ports_by_iptables() {
 #[test]
 fn services_answer_clients_from_outside() {
     require_root!();
-    let mut cluster = Cluster::two();
+    let mut cluster = TestCluster::two();
     cluster.add(0, "server");
     cluster.add(1, "server2");
-    let one = Service::new(1, "one").pods(&cluster, &["server"]).node_port(NODE_PORT);
-    let two = Service::new(2, "two").pods(&cluster, &["server2"]).node_port(NODE_PORT + 1);
+    let one = TestService::new(1, "one").pods(&cluster, &["server"]).node_port(NODE_PORT);
+    let two = TestService::new(2, "two").pods(&cluster, &["server2"]).node_port(NODE_PORT + 1);
     provide(&mut cluster, Proxy::Nftables, &[one, two]);
     cluster.policy("server", isolate("server", &["Egress"]));
     cluster.policy("server2", isolate("server2", &["Egress"])).enforce();

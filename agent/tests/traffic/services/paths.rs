@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PORT, all_pass};
-use netpold_testbed::services::{SERVICE_PORT, Service, answer, may_reach, outcomes, provide};
-use netpold_testbed::{Cni, Node, Proxy, link_nodes, require_root};
+use netpold_testbed::cluster::{MOMENT, PORT, TestCluster, all_pass};
+use netpold_testbed::services::{SERVICE_PORT, TestService, answer, may_reach, outcomes, provide};
+use netpold_testbed::{Cni, Proxy, TestNode, link_nodes, require_root};
 use serde_json::json;
 
 use super::backends::two_nodes;
@@ -13,18 +13,18 @@ use crate::udp;
 /// Tests Services without selector and with backends outside the cluster; pods' packets leave with the node's
 /// address.
 fn outside(cni: Cni) {
-    let mut cluster = Cluster::one(cni).with_pods(&["client"]);
+    let mut cluster = TestCluster::one(cni).with_pods(&["client"]);
     let far = ["allowed", "other"].map(|name| {
         let number = if name == "allowed" { 7 } else { 8 };
         let cidrs = [format!("10.{number}.0.0/24"), format!("fd00:{number}::/64")];
-        let node = Node::new(name, Cni::Ptp, &cidrs[0], &cidrs[1]).unwrap();
+        let node = TestNode::new(name, Cni::Ptp, &cidrs[0], &cidrs[1]).unwrap();
         link_nodes(&cluster.nodes[0], &node).unwrap();
         netpold_testbed::services::PROTOCOLS.iter().for_each(|p| node.serve(*p, PORT).unwrap());
         node
     });
     cluster.nodes[0].masquerade(&["10.1.0.0/16", "fd00:1::/32"]).unwrap();
-    let both: Vec<IpAddr> = far.iter().flat_map(Node::addresses).collect();
-    let service = Service::new(1, "outside").addresses(&both);
+    let both: Vec<IpAddr> = far.iter().flat_map(TestNode::addresses).collect();
+    let service = TestService::new(1, "outside").addresses(&both);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
     let blocks = far[0].addresses().map(|address| {
         let length = if address.is_ipv4() { 32 } else { 128 };
@@ -39,8 +39,8 @@ fn outside(cni: Cni) {
     all_pass_at(&cluster, &far[0]);
 }
 
-fn all_pass_at(cluster: &Cluster, far: &Node) {
-    far.serve(netpold_testbed::Protocol::Sctp, PORT).unwrap();
+fn all_pass_at(cluster: &TestCluster, far: &TestNode) {
+    far.serve(netpold_testbed::ProbeProtocol::Sctp, PORT).unwrap();
     all_pass(cluster.pod("client"), far, &far.addresses());
 }
 
@@ -59,7 +59,7 @@ fn services_through_a_tunnel() {
     cluster.tunnel(0);
     cluster.tunnel(1);
     let all = ["friend1", "enemy1", "friend2", "enemy2"];
-    let mixed = Service::new(1, "mixed").pods(&cluster, &all);
+    let mixed = TestService::new(1, "mixed").pods(&cluster, &all);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&mixed));
     cluster.enforce();
     let devices = cluster.agents[0].status().unwrap()["devices"].to_string();
@@ -82,9 +82,9 @@ fn services_get_long_datagrams() {
     require_root!();
     let mut cluster = two_nodes();
     let backends = ["friend1", "friend2", "enemy1", "enemy2"];
-    let services: Vec<Service> = (1..)
+    let services: Vec<TestService> = (1..)
         .zip(backends)
-        .map(|(number, name)| Service::new(number, name).pods(&cluster, &[name]))
+        .map(|(number, name)| TestService::new(number, name).pods(&cluster, &[name]))
         .collect();
     // The Service's address is allowed for enemies too, so the verdict falls after translation.
     provide(&mut cluster, Proxy::Nftables, &services);

@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use netpold_testbed::cluster::Cluster;
+use netpold_testbed::cluster::TestCluster;
 use netpold_testbed::services::{
-    NOBODY, PROTOCOLS, SERVICE_PORT, Service, answer, describe, lost, provide,
+    NOBODY, PROTOCOLS, SERVICE_PORT, TestService, answer, describe, lost, provide,
 };
 use netpold_testbed::{Proxy, require_root};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::backends::two_nodes;
 
 /// Adds these addresses to the second node, and routes to them to the first node.
-fn host(cluster: &Cluster, addresses: &[IpAddr]) {
+fn host(cluster: &TestCluster, addresses: &[IpAddr]) {
     let [here, there] = [&cluster.nodes[0], &cluster.nodes[1]];
     let (link, [via4, _]) = (cluster.link(0), there.addresses());
     let (mut has, mut routes) = (String::new(), String::new());
@@ -28,7 +28,7 @@ fn host(cluster: &Cluster, addresses: &[IpAddr]) {
 }
 
 /// Writes the Service's objects with this label, without a proxy.
-fn labelled(cluster: &mut Cluster, service: &Service, label: &str) {
+fn labelled(cluster: &mut TestCluster, service: &TestService, label: &str) {
     describe(cluster, std::slice::from_ref(service));
     for object in &mut cluster.objects {
         let labels = &mut object["metadata"]["labels"];
@@ -41,13 +41,13 @@ fn labelled(cluster: &mut Cluster, service: &Service, label: &str) {
 
 /// Asserts that only the second node, the host of the addresses, answers.
 #[track_caller]
-fn host_answers(cluster: &Cluster, from: &str, service: &Service) {
+fn host_answers(cluster: &TestCluster, from: &str, service: &TestService) {
     let seen = netpold_testbed::services::outcomes(cluster.pod(from), &external(service));
     let seen: Vec<&String> = seen.keys().collect();
     assert_eq!(seen, [cluster.nodes[1].name()], "{from}");
 }
 
-fn external(service: &Service) -> [std::net::SocketAddr; 2] {
+fn external(service: &TestService) -> [std::net::SocketAddr; 2] {
     service.external_ips().map(|address| (address, SERVICE_PORT).into())
 }
 
@@ -56,7 +56,7 @@ fn external(service: &Service) -> [std::net::SocketAddr; 2] {
 fn services_at_real_hosts_addresses() {
     require_root!();
     let mut cluster = two_nodes();
-    let trap = Service::new(1, "trap").pods(&cluster, &["friend1"]);
+    let trap = TestService::new(1, "trap").pods(&cluster, &["friend1"]);
     host(&cluster, &trap.external_ips());
     PROTOCOLS.iter().for_each(|it| cluster.nodes[1].serve(*it, SERVICE_PORT).unwrap());
     cluster.enforce();
@@ -93,7 +93,7 @@ fn services_at_real_hosts_addresses() {
     cluster.without_policy("block").enforce();
 
     // A Service that the proxy translates works. It has other addresses, because conntrack still has the former flows.
-    let served = Service::new(2, "served").pods(&cluster, &["friend1"]);
+    let served = TestService::new(2, "served").pods(&cluster, &["friend1"]);
     host(&cluster, &served.external_ips());
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&served));
     cluster.enforce();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Phase, TIME, address, digits, time};
+use super::{PodPhase, TIME, address, digits, time};
 
 /// A spec as from a Deployment's template with the API server's defaults.
 pub(super) fn spec(pod: &str) -> Value {
@@ -59,7 +59,7 @@ pub(super) fn spec(pod: &str) -> Value {
 }
 
 /// A status as reported by the kubelet.
-pub(super) fn status(number: u32, phase: Phase) -> Value {
+pub(super) fn status(number: u32, phase: PodPhase) -> Value {
     let time = time(number);
     let image = digits(u64::from(number % 1000), 64);
     let container = digits(1 << 50 | u64::from(number), 64);
@@ -69,15 +69,15 @@ pub(super) fn status(number: u32, phase: Phase) -> Value {
             "lastProbeTime": null, "lastTransitionTime": time,
         })
     };
-    if phase == Phase::Created {
+    if phase == PodPhase::Created {
         return json!({ "phase": "Pending", "qosClass": "Burstable" });
     }
-    if phase == Phase::Scheduled {
+    if phase == PodPhase::Scheduled {
         return json!({
             "phase": "Pending", "qosClass": "Burstable", "conditions": [condition("PodScheduled", true)],
         });
     }
-    let up = phase != Phase::Starting;
+    let up = phase != PodPhase::Starting;
     let state = if up {
         json!({ "running": { "startedAt": time } })
     } else {
@@ -94,7 +94,7 @@ pub(super) fn status(number: u32, phase: Phase) -> Value {
             "name": "web", "image": "registry.example.com/platform/web:1.42.0",
             "imageID": if up { format!("registry.example.com/platform/web@sha256:{image}") } else { String::new() },
             "containerID": if up { format!("containerd://{container}") } else { String::new() },
-            "ready": up, "started": up, "restartCount": u32::from(phase == Phase::Changed), "state": state, "lastState": {},
+            "ready": up, "started": up, "restartCount": u32::from(phase == PodPhase::Changed), "state": state, "lastState": {},
         }],
     });
     if up {
@@ -105,7 +105,7 @@ pub(super) fn status(number: u32, phase: Phase) -> Value {
 }
 
 /// Managed fields, of the controller and of the kubelet.
-pub(super) fn managed_fields(phase: Phase) -> Value {
+pub(super) fn managed_fields(phase: PodPhase) -> Value {
     let all = |names: &[&str]| -> Value {
         names
             .iter()
@@ -150,7 +150,7 @@ pub(super) fn managed_fields(phase: Phase) -> Value {
             },
         },
     });
-    if matches!(phase, Phase::Created | Phase::Scheduled) {
+    if matches!(phase, PodPhase::Created | PodPhase::Scheduled) {
         return json!([controller]);
     }
     let condition = || all(&[".", "f:lastProbeTime", "f:lastTransitionTime", "f:status", "f:type"]);

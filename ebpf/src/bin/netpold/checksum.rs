@@ -22,7 +22,7 @@ use netpold_ebpf::{
 
 use crate::{
     mark,
-    packet::{Copied, Direct},
+    packet::{Copied, LinearBytes},
 };
 
 /// Access to the fields of `struct sk_buff`, set at load time as [`crate::ASKS_FOR_NAMESPACE`]: the method; byte and
@@ -60,12 +60,12 @@ fn known(word: usize) -> u32 {
 
 /// Place of a partial checksum, in bytes: start of the sum from the frame's start, and offset of the sum behind that.
 #[derive(Clone, Copy)]
-struct Place {
+struct ChecksumPlace {
     start: u32,
     field: u32,
 }
 
-impl Place {
+impl ChecksumPlace {
     #[inline(always)]
     fn new(place: u32, head: u64, data: u64) -> Self {
         Self { start: (place & 0xffff).wrapping_sub((data - head) as u32), field: place >> 16 }
@@ -91,15 +91,15 @@ pub(crate) fn is_settled(skb: *mut __sk_buff, link: u32) -> bool {
 }
 
 #[inline(always)]
-fn judge(skb: *mut __sk_buff, link: u32, place: Place) -> bool {
+fn judge(skb: *mut __sk_buff, link: u32, place: ChecksumPlace) -> bool {
     netpold_harmless(skb, link, place.start, place.field) != 0
 }
 
 /// Whether the sum is the checksum of TCP or UDP, without options or extension headers.
 #[inline(always)]
-fn is_usual(skb: *mut __sk_buff, place: Place) -> bool {
+fn is_usual(skb: *mut __sk_buff, place: ChecksumPlace) -> bool {
     // SAFETY: the program's context.
-    let bytes = unsafe { Direct::<true>::new(skb) };
+    let bytes = unsafe { LinearBytes::<true>::new(skb) };
     let Some(header) = bytes.window::<34>(0) else { return false };
     let (start, protocol) = match header.be16(12) {
         ETHERTYPE_IPV4 if header.byte(14) == 0x45 && header.be16(20).trailing_zeros() >= 14 => {
@@ -195,7 +195,7 @@ fn kernel_type(address: u64, number: u32) -> *const u8 {
 
 /// Place of the checksum, if it is partial.
 #[inline(always)]
-fn read_in_place(skb: *mut __sk_buff) -> Option<Place> {
+fn read_in_place(skb: *mut __sk_buff) -> Option<ChecksumPlace> {
     let packet = kernel_packet(skb);
     // SAFETY: fields of the packet, at constant offsets: the verifier rejects others.
     unsafe {
@@ -206,7 +206,7 @@ fn read_in_place(skb: *mut __sk_buff) -> Option<Place> {
         let place = packet.add(known(3) as usize).cast::<u32>().read_volatile();
         let head = packet.add(known(4) as usize).cast::<u64>().read_volatile();
         let data = packet.add(known(5) as usize).cast::<u64>().read_volatile();
-        Some(Place::new(place, head, data))
+        Some(ChecksumPlace::new(place, head, data))
     }
 }
 
@@ -224,7 +224,8 @@ extern "C" fn netpold_settled(skb: *mut __sk_buff, link: u32) -> u32 {
             && fetch((&raw mut ends[1]).cast(), 8, from(5))
     };
     let partial = u32::from(summed) >> known(2) & 3 == PARTIAL;
-    let settled = read && (!partial || judge(skb, link, Place::new(place, ends[0], ends[1])));
+    let settled =
+        read && (!partial || judge(skb, link, ChecksumPlace::new(place, ends[0], ends[1])));
     u32::from(settled)
 }
 

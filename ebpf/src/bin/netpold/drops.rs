@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
-    direction::{Direction, Egress, Ingress},
+    direction::{Egress, Ingress, PodDirection},
     event,
     layout::{Counters, DropEvent, EVENT_SHARES, SHARE_SPENT, Settings},
     reason::{self, Reason},
@@ -13,7 +13,7 @@ use crate::{maps, packet::Copied, tables::Maps};
 
 /// Counts a drop and, within this CPU's budget, emits its event.
 #[inline(always)]
-pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
+pub(crate) fn report<D: PodDirection>(skb: *mut __sk_buff, reason: u32) {
     if reason == Reason::Flooded as u32 {
         Maps::new().count(reason::counter_of(D::EGRESS, reason));
         return;
@@ -82,7 +82,7 @@ extern "C" fn netpold_emit_egress(skb: *mut __sk_buff, reason: u32) -> u32 {
 }
 
 #[inline(always)]
-fn emit<D: Direction>(skb: *mut __sk_buff, reason: u32) -> u32 {
+fn emit<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
     let endpoint = netpold_ebpf::tables::find_endpoint(&Maps::new(), ifindex);

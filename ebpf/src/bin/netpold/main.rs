@@ -35,12 +35,12 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use netpold_ebpf::{
-    direction::{Direction, Egress, Ingress},
+    direction::{Egress, Ingress, PodDirection},
     endpoint::Rows,
     judge::{
         decide::decide,
         evaluator::{PacketEvaluator, Under, Visitor},
-        hook::Hook,
+        hook::PacketHook,
         proof::UNKNOWN_INTERFACE,
     },
     layout::{MAY_BE_BEHIND, STANDS_ASIDE, WATCH_ONLY},
@@ -52,12 +52,12 @@ use netpold_ebpf::{
     reason::Reason,
     tables::{TableFamily, Tables, find_endpoint},
     trace::Step,
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 
 use crate::{
     maps::Scratch,
-    packet::{Copied, CopiedTo, Direct},
+    packet::{Copied, CopiedTo, LinearBytes},
     tables::{
         Maps,
         flows::{PENDING, netpold_record},
@@ -186,10 +186,10 @@ const READ_LINK: u32 = 0x206;
 
 /// Runs the fast path, then the slow path if needed; returns the number of the reason.
 #[inline(always)]
-fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
+fn judge<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
-    let bytes = unsafe { Direct::<true>::new(skb) };
+    let bytes = unsafe { LinearBytes::<true>::new(skb) };
     let mut reason = decide::<D, _, _>(&bytes, &maps, hook(skb)).number();
     if reason == Reason::Deferred as u32 && may_be_ipv6(skb) {
         reason = recorded(skb, slow_path.quick6);
@@ -239,7 +239,7 @@ fn recorded(skb: *mut __sk_buff, judge: Global) -> u32 {
 
 /// Turns the verdict of a pod's hook into an action, for both directions. `reject` answers a denied packet.
 #[inline(always)]
-fn act<D: Direction>(skb: *mut __sk_buff, reason: u32, reject: Global) -> i32 {
+fn act<D: PodDirection>(skb: *mut __sk_buff, reason: u32, reject: Global) -> i32 {
     if reason < Reason::FIRST_DROP as u32 {
         return NEXT;
     }
@@ -285,13 +285,13 @@ static ASKS_FOR_NAMESPACE: u8 = 0;
 
 /// Hook of a packet. Only a socket of the node proves that the node generated it, see [`netpold_ebpf::judge::proof`].
 #[inline(always)]
-fn hook(skb: *mut __sk_buff) -> Hook {
+fn hook(skb: *mut __sk_buff) -> PacketHook {
     // SAFETY: the program's context.
     let (ifindex, mut ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
     if ingress_ifindex == 0 && netpold_has_own_socket(skb) == 0 {
         ingress_ifindex = UNKNOWN_INTERFACE;
     }
-    Hook { ifindex, ingress_ifindex }
+    PacketHook { ifindex, ingress_ifindex }
 }
 
 /// Leaves the ingress interface of a packet's hook in the scratch, for functions without stack for a call.
@@ -313,9 +313,11 @@ extern "C" fn netpold_leave_hook(skb: *mut __sk_buff) -> u32 {
 /// # Safety
 /// The program's context, and this CPU's scratch.
 #[inline(always)]
-unsafe fn left_hook(skb: *mut __sk_buff, scratch: *const Scratch) -> Hook {
+unsafe fn left_hook(skb: *mut __sk_buff, scratch: *const Scratch) -> PacketHook {
     // SAFETY: as the caller promises.
-    unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: (*scratch).ingress_ifindex as u32 } }
+    unsafe {
+        PacketHook { ifindex: (*skb).ifindex, ingress_ifindex: (*scratch).ingress_ifindex as u32 }
+    }
 }
 
 /// Whether a packet has a socket of another namespace than the node's, on kernels that reveal it.
@@ -353,11 +355,12 @@ fn has_own_socket(skb: *mut __sk_buff) -> bool {
 
 /// Parses a packet of any form.
 #[inline(always)]
-fn read<D: Direction>(skb: *mut __sk_buff) -> u32 {
+fn read<D: PodDirection>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
     // SAFETY: the program's context. Parsing needs the endpoint, but no ingress interface.
-    let hook = unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: UNKNOWN_INTERFACE } };
+    let hook =
+        unsafe { PacketHook { ifindex: (*skb).ifindex, ingress_ifindex: UNKNOWN_INTERFACE } };
     let judge = match PacketEvaluator::<D, _>::to_read(&maps, hook) {
         Ok(judge) => judge,
         Err(verdict) => return verdict.number(),
@@ -373,9 +376,9 @@ struct Later(*mut Scratch);
 /// Result of [`read`].
 struct Answer(u32);
 
-impl From<Verdict> for Answer {
+impl From<PacketVerdict> for Answer {
     #[inline(always)]
-    fn from(verdict: Verdict) -> Self {
+    fn from(verdict: PacketVerdict) -> Self {
         Self(verdict.number())
     }
 }
@@ -385,7 +388,7 @@ impl Visitor for Later {
     const LATER: bool = true;
 
     #[inline(always)]
-    fn visit<F: TableFamily, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         _judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
@@ -405,14 +408,14 @@ impl Visitor for Later {
 
 /// Verdict on the IPv6 packet that [`read`] left, if it is a message of the link.
 #[inline(always)]
-fn link_read<D: Direction>(skb: *mut __sk_buff) -> u32 {
+fn link_read<D: PodDirection>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
     match PacketEvaluator::<D, _>::new(&maps, hook(skb)) {
         Ok(judge) => {
             // SAFETY: the program's context; this CPU's own scratch, written just before.
             let (bytes, reading) = unsafe { (Copied::new(skb), &(*scratch).reading6) };
-            judge.link(&bytes, reading).map_or(READ_IPV6, Verdict::number)
+            judge.link(&bytes, reading).map_or(READ_IPV6, PacketVerdict::number)
         }
         Err(verdict) => verdict.number(),
     }
@@ -420,7 +423,7 @@ fn link_read<D: Direction>(skb: *mut __sk_buff) -> u32 {
 
 /// Judges the packet that [`read`] left.
 #[inline(always)]
-fn judge_read<D: Direction, F: TableFamily>(
+fn judge_read<D: PodDirection, F: TableFamily>(
     skb: *mut __sk_buff,
     reading: impl FnOnce(*mut Scratch) -> *mut ParsedPacket<F>,
 ) -> u32 {
@@ -462,7 +465,7 @@ macro_rules! thorough {
         #[inline(never)]
         extern "C" fn $quick6(skb: *mut __sk_buff) -> u32 {
             // SAFETY: the program's context.
-            let bytes = unsafe { Direct::<false>::new(skb) };
+            let bytes = unsafe { LinearBytes::<false>::new(skb) };
             let maps = Maps::<true>::deferring();
             maps.answer(decide::<$direction, _, _>(&bytes, &maps, hook(skb)))
         }

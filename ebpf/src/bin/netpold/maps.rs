@@ -151,7 +151,7 @@ pub(crate) struct Scratch {
     pub(crate) connection: [Tuple; 2],
     /// Copied bytes of the packet.
     pub(crate) window: [u64; MAX_WINDOW / 8],
-    /// [`Hook::ingress_ifindex`](netpold_ebpf::judge::hook::Hook) of the packet.
+    /// [`PacketHook::ingress_ifindex`](netpold_ebpf::judge::hook::PacketHook) of the packet.
     pub(crate) ingress_ifindex: u64,
     /// Rows to judge by; 0: those in force.
     pub(crate) rows: u64,

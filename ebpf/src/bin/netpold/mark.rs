@@ -30,7 +30,7 @@ use netpold_ebpf::{
 
 use crate::{
     DROP, NEXT, checksum, connection, drops, has_foreign_socket, maps, may_be_behind,
-    packet::{Copied, Direct as Headers},
+    packet::{Copied, LinearBytes as Headers},
     reject::netpold_reject_backend,
     tables::{Maps, add_one},
     trace,

@@ -7,7 +7,7 @@ use aya_ebpf::{
     helpers::{bpf_jiffies64, generated::bpf_skb_load_bytes},
 };
 use netpold_ebpf::{
-    direction::{Direction, Egress, Ingress},
+    direction::{Egress, Ingress, PodDirection},
     endpoint::Rows,
     judge::evaluator::Under,
     layout::{
@@ -17,7 +17,7 @@ use netpold_ebpf::{
         choice,
         conversation::{self, Datagram, RECORDS},
         doubt, name, store,
-        tables::{Lookup, NameTables, Store},
+        tables::{Lookup, NameTable, NameTables},
         work::{MESSAGE, Work},
     },
     packet::{
@@ -50,7 +50,7 @@ pub(crate) fn named(skb: *mut __sk_buff) -> Option<u32> {
 /// Judges a packet that the endpoint's row denies by the rows of the groups of rules whose names matter to it; returns
 /// the number of the reason.
 #[inline(always)]
-pub(crate) fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
+pub(crate) fn judge<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
     netpold_leave_hook(skb);
     let kind = (slow_path.read)(skb);
     if kind == READ_OPTIONS {
@@ -65,7 +65,7 @@ pub(crate) fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> 
 
 /// Judges the parsed packet in the scratch by the row of each group, until one allows it.
 #[inline(always)]
-fn by_groups<D: Direction>(skb: *mut __sk_buff, groups_of: Global, judge: Global) -> u32 {
+fn by_groups<D: PodDirection>(skb: *mut __sk_buff, groups_of: Global, judge: Global) -> u32 {
     let groups = groups_of(skb);
     for group in 0..NAME_GROUPS as u32 {
         if groups >> group & 1 == 0 || netpold_choose_row(group) == 0 {
@@ -90,7 +90,7 @@ fn by_groups<D: Direction>(skb: *mut __sk_buff, groups_of: Global, judge: Global
 
 /// Groups of rules whose names matter to the parsed packet in the scratch. Leaves the rows in force there.
 #[inline(always)]
-fn groups<D: Direction, F: TableFamily>(
+fn groups<D: PodDirection, F: TableFamily>(
     skb: *mut __sk_buff,
     reading: impl FnOnce(*mut Scratch) -> *const ParsedPacket<F>,
 ) -> u32 {
@@ -150,7 +150,7 @@ extern "C" fn netpold_choose_row(group: u32) -> u32 {
 /// Records the questions or the answers in a packet that is allowed to pass, if it is one of a pod whose rules have
 /// names. False if the packet is to be dropped, since TCP sends it again.
 #[inline(always)]
-pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
+pub(crate) fn listen<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> bool {
     // The traced entry has no stack left for this check; its functions make it.
     if !TRACED && (named(skb).is_none() || streams::is_of_others::<D>(skb, reason)) {
         return true;
@@ -205,7 +205,7 @@ extern "C" fn netpold_answers(skb: *mut __sk_buff) -> u32 {
 /// Copies the DNS message of a packet to the working memory; false if it has none. The message may lie in pages of its
 /// sender. It is read from the copy alone, and a trusted resolver may give any answer.
 #[inline(always)]
-fn load<D: Direction>(skb: *mut __sk_buff) -> bool {
+fn load<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
@@ -351,8 +351,8 @@ extern "C" fn netpold_name_groups(choice: u32, list: u32, goes_on: u32, allowed:
 }
 
 #[inline(always)]
-const fn store_of(learned: u32) -> Store {
-    if learned != 0 { Store::Learned } else { Store::Asked }
+const fn store_of(learned: u32) -> NameTable {
+    if learned != 0 { NameTable::Learned } else { NameTable::Asked }
 }
 
 impl NameTables for Maps {
@@ -381,10 +381,10 @@ impl NameTables for Maps {
     }
 
     #[inline(always)]
-    fn name_bucket(&self, store: Store, index: u32) -> Option<*mut u64> {
+    fn name_bucket(&self, store: NameTable, index: u32) -> Option<*mut u64> {
         let map = match store {
-            Store::Learned => &maps::LEARNED,
-            Store::Asked => &maps::ASKED,
+            NameTable::Learned => &maps::LEARNED,
+            NameTable::Asked => &maps::ASKED,
         };
         self.element(map, index).map(|bucket| bucket.cast())
     }
@@ -444,13 +444,13 @@ impl NameTables for Maps {
     }
 
     #[inline(always)]
-    fn survey(&self, _work: Work, store: Store) {
-        netpold_name_survey((store == Store::Learned).into());
+    fn survey(&self, _work: Work, store: NameTable) {
+        netpold_name_survey((store == NameTable::Learned).into());
     }
 
     #[inline(always)]
-    fn rank_way(&self, _work: Work, store: Store, index: u32) {
-        netpold_name_rank((store == Store::Learned).into(), index);
+    fn rank_way(&self, _work: Work, store: NameTable, index: u32) {
+        netpold_name_rank((store == NameTable::Learned).into(), index);
     }
 
     #[inline(always)]

@@ -5,8 +5,8 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
-    direction::{Direction, Egress, Ingress},
-    flow::key::Key,
+    direction::{Egress, Ingress, PodDirection},
+    flow::key::FlowTableKey,
     layout::ANY_OBSERVED,
     observe::{self, RecordFamily, Records, Sight, Unrecorded},
     packet::{
@@ -21,7 +21,7 @@ use crate::{
     Global, hook,
     maps::{self, Pending},
     may_be_ipv6,
-    packet::{CopiedTo, Direct},
+    packet::{CopiedTo, LinearBytes},
     tables::{Maps, flows::Key6},
 };
 
@@ -50,7 +50,7 @@ impl<const DEFERS: bool, const CLAIMS: bool> Records for Maps<DEFERS, CLAIMS> {
 
 /// Records the flow of a packet that passed, if its endpoint is observed and no policy selects it.
 #[inline(always)]
-pub(crate) fn record<D: Direction>(skb: *mut __sk_buff, reason: u32) {
+pub(crate) fn record<D: PodDirection>(skb: *mut __sk_buff, reason: u32) {
     if reason != Reason::NotIsolated as u32 || !is_any_observed() {
         return;
     }
@@ -83,7 +83,7 @@ fn record_by(skb: *mut __sk_buff, [plain4, plain6, any]: [Global; 3]) -> u32 {
 
 /// Updates the record of a packet's flow, or leaves the flow in the scratch.
 #[inline(always)]
-fn look<D: Direction, B: Bytes>(skb: *mut __sk_buff, bytes: &B) -> u32 {
+fn look<D: PodDirection, B: Bytes>(skb: *mut __sk_buff, bytes: &B) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let Some(endpoint) = find_endpoint(&maps, unsafe { (*skb).ifindex }) else { return DONE };
@@ -133,7 +133,11 @@ extern "C" fn netpold_add_record(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn add<F: RecordFamily, K: Key>(skb: *mut __sk_buff, maps: &Maps, new: Unrecorded<K>) -> bool {
+fn add<F: RecordFamily, K: FlowTableKey>(
+    skb: *mut __sk_buff,
+    maps: &Maps,
+    new: Unrecorded<K>,
+) -> bool {
     // SAFETY: the program's context.
     let Some(at) = find_slot(maps, unsafe { (*skb).ifindex }) else { return false };
     observe::add::<F, K, _>(maps, at, new)
@@ -145,14 +149,14 @@ macro_rules! observers {
         #[inline(never)]
         extern "C" fn $plain4(skb: *mut __sk_buff) -> u32 {
             // SAFETY: the program's context.
-            look::<$direction, _>(skb, &unsafe { Direct::<true>::new(skb) })
+            look::<$direction, _>(skb, &unsafe { LinearBytes::<true>::new(skb) })
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $plain6(skb: *mut __sk_buff) -> u32 {
             // SAFETY: the program's context.
-            look::<$direction, _>(skb, &unsafe { Direct::<false>::new(skb) })
+            look::<$direction, _>(skb, &unsafe { LinearBytes::<false>::new(skb) })
         }
 
         #[unsafe(no_mangle)]

@@ -19,13 +19,13 @@ use crate::{
 };
 
 /// Linear part of a packet, read in place. [`Copied`] reads headers elsewhere, and unusual packets.
-pub(crate) struct Direct<const V4: bool> {
+pub(crate) struct LinearBytes<const V4: bool> {
     data: usize,
     end: usize,
     length: u32,
 }
 
-impl<const V4: bool> Direct<V4> {
+impl<const V4: bool> LinearBytes<V4> {
     /// # Safety
     /// `skb` is the program's context.
     #[inline(always)]
@@ -37,7 +37,7 @@ impl<const V4: bool> Direct<V4> {
     }
 }
 
-impl<const V4: bool> Bytes for Direct<V4> {
+impl<const V4: bool> Bytes for LinearBytes<V4> {
     const PLAIN: bool = true;
     const IPV4: bool = V4;
     const IPV6: bool = !V4;
@@ -184,7 +184,7 @@ impl Bytes for CopiedTo {
 /// Copies `N` bytes of a packet, from its linear part. `None` if the packet is shorter, or if the kernel has no memory to
 /// move the bytes there.
 ///
-/// Pointers into the packet ([`Direct`]) are invalid afterwards.
+/// Pointers into the packet ([`LinearBytes`]) are invalid afterwards.
 ///
 /// # Safety
 /// `skb` is the program's context, and the buffer has room for [`MAX_WINDOW`] bytes.

@@ -14,7 +14,7 @@ use aya_ebpf::{
     },
 };
 use netpold_ebpf::{
-    direction::{Direction, Egress, Ingress},
+    direction::{Egress, Ingress, PodDirection},
     endpoint::EndpointRef,
     judge::{
         connection::{Course, Tracked},
@@ -83,7 +83,7 @@ fn seal(skb: *mut __sk_buff, [first, second]: [u32; 2]) {
 /// Whether the interface's endpoint asks for answers and has some left in this second, or is in another slot than nearly
 /// all endpoints are: a flood ends here, before another function is called.
 #[inline(always)]
-pub(crate) fn may_be_due<D: Direction>(skb: *mut __sk_buff) -> bool {
+pub(crate) fn may_be_due<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
@@ -124,7 +124,7 @@ const NO_ANSWER: u32 = 1;
 /// Rewrites the packet, and sends it back: in egress out of the pod's interface, in ingress into it. If a reset goes on
 /// in its place, a clone goes back.
 #[inline(always)]
-fn answer<D: Direction>(skb: *mut __sk_buff, four: [Global; 2], six: [Global; 2]) -> u32 {
+fn answer<D: PodDirection>(skb: *mut __sk_buff, four: [Global; 2], six: [Global; 2]) -> u32 {
     // SAFETY: the program's context.
     let (protocol, tagged, ifindex) =
         unsafe { ((*skb).protocol as u16, (*skb).vlan_present, (*skb).ifindex) };
@@ -178,7 +178,7 @@ fn written(skb: *mut __sk_buff, [answer, cut]: [Global; 2]) -> (u32, u32) {
 
 /// Writes the answer to a packet into the scratch; returns the length of its frame, 0: it gets none.
 #[inline(always)]
-fn compose<D: Direction, F: Routed>(skb: *mut __sk_buff) -> u32 {
+fn compose<D: PodDirection, F: Routed>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: the program's context.
@@ -324,7 +324,7 @@ fn compose_backend<F: Routed>(skb: *mut __sk_buff) -> u32 {
 /// Writes the reset that goes on in place of a packet whose answer was composed; returns the length of its frame, 0:
 /// none.
 #[inline(always)]
-fn go_on<D: Direction, F: Routed + TableFamily>(skb: *mut __sk_buff) -> u32 {
+fn go_on<D: PodDirection, F: Routed + TableFamily>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: the program's context.
@@ -343,7 +343,7 @@ fn go_on<D: Direction, F: Routed + TableFamily>(skb: *mut __sk_buff) -> u32 {
 
 /// The denied packet, if its endpoint asks for answers and it may get one.
 #[inline(always)]
-fn due<D: Direction, F: Sender>(
+fn due<D: PodDirection, F: Sender>(
     skb: *mut __sk_buff,
     endpoint: EndpointRef,
 ) -> Option<Denied<F::Address>> {
@@ -444,7 +444,7 @@ fn goes_by(skb: *mut __sk_buff, route: &mut [u32; 16], by: u32) -> bool {
 
 /// Whether the endpoint has answers of a direction left in this second.
 #[inline(always)]
-fn has_left<D: Direction>(maps: &Maps, slot: u32) -> bool {
+fn has_left<D: PodDirection>(maps: &Maps, slot: u32) -> bool {
     let Some(settings) = maps.settings() else { return false };
     let Some(word) = maps.element(&maps::REJECTIONS, word_of::<D>(slot)) else { return false };
     // SAFETY: a word of the map, which all writers change atomically.
@@ -453,7 +453,7 @@ fn has_left<D: Direction>(maps: &Maps, slot: u32) -> bool {
 
 /// Takes an answer of the endpoint's number in this direction and second, and of the node's unless it is one of the first.
 #[inline(always)]
-fn may_go<D: Direction>(maps: &Maps, slot: u32) -> bool {
+fn may_go<D: PodDirection>(maps: &Maps, slot: u32) -> bool {
     let Some(settings) = maps.settings() else { return false };
     let Settings { rejections, node_rejections, .. } = *settings;
     match take(maps, settings, word_of::<D>(slot), rejections) {

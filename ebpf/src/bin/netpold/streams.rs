@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
-    direction::{Direction, Egress, Ingress},
+    direction::{Egress, Ingress, PodDirection},
     judge::proof,
     layout::{ANY_OVER_TCP, MAY_BE_BEHIND, SHARES_NAMES, WATCH_ONLY},
     names::{
@@ -10,7 +10,7 @@ use netpold_ebpf::{
         doubt::doubt_port,
         segment::segment,
         steps::{self, Steps, answers, asks, may_be_translated},
-        stream::{self, Source},
+        stream::{self, MessageSource},
         tables::NameTables as _,
         work::Work,
     },
@@ -28,7 +28,7 @@ use crate::{
         load_message, named, netpold_answer, netpold_ask, netpold_name_learn, netpold_name_record,
         read_answer, read_question,
     },
-    packet::{Copied, Direct},
+    packet::{Copied, LinearBytes},
     tables::Maps,
     trace::TRACED,
     watch,
@@ -65,7 +65,7 @@ pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32)
         return 1;
     }
     let sight = look::<Egress>(skb);
-    if let Sight::Elsewhere(port) = sight {
+    if let HeaderKind::Elsewhere(port) = sight {
         if may_be_translated(reason) && are_read() {
             doubt(skb, port);
         }
@@ -87,11 +87,11 @@ pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32)
 /// Whether a packet is neither of a conversation with a resolver nor of one with an address that may lead to one. In the
 /// program's entry: nearly all packets end here, without a call.
 #[inline(always)]
-pub(crate) fn is_of_others<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
+pub(crate) fn is_of_others<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> bool {
     match look::<D>(skb) {
-        Sight::Other => true,
-        Sight::Elsewhere(_) => !D::EGRESS || !may_be_translated(reason),
-        Sight::Segment | Sight::Datagram | Sight::Unknown => false,
+        HeaderKind::Other => true,
+        HeaderKind::Elsewhere(_) => !D::EGRESS || !may_be_translated(reason),
+        HeaderKind::Segment | HeaderKind::Datagram | HeaderKind::Unknown => false,
     }
 }
 
@@ -124,7 +124,7 @@ const fn is_drop(reason: u32) -> bool {
 
 /// Kind of a packet by its headers.
 #[derive(Clone, Copy)]
-enum Sight {
+enum HeaderKind {
     /// Neither kind, or a datagram of other ports.
     Other,
     /// A segment of another port of the other side than DNS; the pod's port.
@@ -137,7 +137,7 @@ enum Sight {
     Unknown,
 }
 
-impl Sight {
+impl HeaderKind {
     #[inline(always)]
     const fn may_be_segment(self) -> bool {
         matches!(self, Self::Segment | Self::Unknown)
@@ -152,22 +152,22 @@ impl Sight {
 /// Looks at a packet's headers, if they can be read in place. No pod may hide a segment to a resolver, so behind tags,
 /// options and extension headers, any protocol counts as TCP.
 #[inline(always)]
-fn look<D: Direction>(skb: *mut __sk_buff) -> Sight {
+fn look<D: PodDirection>(skb: *mut __sk_buff) -> HeaderKind {
     const FRAGMENT: u16 = 0x3fff;
     // SAFETY: the program's context.
-    let bytes = unsafe { Direct::<true>::new(skb) };
+    let bytes = unsafe { LinearBytes::<true>::new(skb) };
     let is_v6 = crate::may_be_ipv6(skb);
     let (at, length) = if is_v6 { (6, 40) } else { (9, 20) };
     let ethertype = if is_v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
     let Some(header) = bytes.window::<34>(0).filter(|header| header.be16(12) == ethertype) else {
-        return Sight::Unknown;
+        return HeaderKind::Unknown;
     };
     let protocol = header.byte(14 + at);
     let kind = match protocol {
-        TCP => Sight::Segment,
-        UDP => Sight::Datagram,
-        _ if is_v6 && is_extension(protocol) => return Sight::Segment,
-        _ => return Sight::Other,
+        TCP => HeaderKind::Segment,
+        UDP => HeaderKind::Datagram,
+        _ if is_v6 && is_extension(protocol) => return HeaderKind::Segment,
+        _ => return HeaderKind::Other,
     };
     if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & FRAGMENT != 0) {
         return kind;
@@ -177,9 +177,9 @@ fn look<D: Direction>(skb: *mut __sk_buff) -> Sight {
     if ports.be16(other) == DNS {
         kind
     } else if protocol == TCP {
-        Sight::Elsewhere(ports.be16(own))
+        HeaderKind::Elsewhere(ports.be16(own))
     } else {
-        Sight::Other
+        HeaderKind::Other
     }
 }
 
@@ -188,7 +188,7 @@ struct Called(*mut __sk_buff);
 
 impl Steps for Called {
     #[inline(always)]
-    fn segment<D: Direction>(&self) -> bool {
+    fn segment<D: PodDirection>(&self) -> bool {
         let result =
             if D::EGRESS { netpold_segment_out(self.0) } else { netpold_segment_in(self.0) };
         result != 0
@@ -260,7 +260,7 @@ impl Steps for Called {
     }
 }
 
-impl Source for Copied {
+impl MessageSource for Copied {
     #[inline(always)]
     fn load(&self, _work: Work, place: u32, offset: u32, length: u32) -> bool {
         load_message(self, place, offset, length)
@@ -269,7 +269,7 @@ impl Source for Copied {
 
 /// [`segment`]
 #[inline(always)]
-fn read<D: Direction>(skb: *mut __sk_buff) -> bool {
+fn read<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };

@@ -16,10 +16,10 @@ pub(crate) use nothing::{begin, end, end_for_sender, note};
 #[cfg(not(feature = "trace"))]
 mod nothing {
     use aya_ebpf::bindings::__sk_buff;
-    use netpold_ebpf::{direction::Direction, trace::Step};
+    use netpold_ebpf::{direction::PodDirection, trace::Step};
 
     #[inline(always)]
-    pub(crate) fn begin<D: Direction>(_skb: *mut __sk_buff) {}
+    pub(crate) fn begin<D: PodDirection>(_skb: *mut __sk_buff) {}
 
     #[inline(always)]
     pub(crate) fn note(_step: Step, _first: u64, _second: u64) {}

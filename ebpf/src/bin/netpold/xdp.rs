@@ -4,7 +4,7 @@ use core::arch::asm;
 
 use aya_ebpf::{bindings::xdp_action, programs::XdpContext};
 use netpold_ebpf::{
-    direction::Direction,
+    direction::PodDirection,
     endpoint::EndpointRef,
     event,
     layout::{STANDS_ASIDE, WATCH_ONLY},
@@ -25,7 +25,7 @@ pub(crate) struct Frame {
 
 /// Drops a frame for the reason found at an endpoint; passes it on if none was found, or if other programs judge.
 #[inline(always)]
-pub(crate) fn settle<D: Direction>(
+pub(crate) fn settle<D: PodDirection>(
     frame: &Frame,
     link: Link,
     found: Option<(EndpointRef, Reason)>,
@@ -48,7 +48,7 @@ pub(crate) fn came_by(context: &XdpContext) -> u32 {
 
 /// Counts a drop and emits its event, at the same rate as the pod's hook.
 #[inline(always)]
-fn report<D: Direction>(frame: &Frame, link: Link, endpoint: EndpointRef, reason: u32) {
+fn report<D: PodDirection>(frame: &Frame, link: Link, endpoint: EndpointRef, reason: u32) {
     if drops::count_one(D::EGRESS, reason, endpoint.ifindex()) {
         let _ = drops::send(reason, (endpoint.ifindex(), endpoint.id()), |event| {
             // A constant offset, also where the compiler makes this a separate function.

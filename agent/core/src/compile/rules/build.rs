@@ -18,7 +18,7 @@ use crate::ports::blocks::BlockMap;
 use crate::ports::tries::Tries;
 
 /// Input of a direction policy.
-pub(crate) struct Source<'a> {
+pub(crate) struct BuilderInput<'a> {
     pub(crate) direction: Direction,
     /// The policies that grant something to the pod in this direction.
     pub(crate) policies: &'a [&'a Policy],
@@ -40,7 +40,7 @@ pub(crate) struct Source<'a> {
 struct Draft<'a> {
     direction_policy: DirectionPolicy,
     blocks: Vec<(&'a IpBlock, AllowedPorts)>,
-    source: &'a Source<'a>,
+    source: &'a BuilderInput<'a>,
 }
 
 /// Builds direction policies, with numbers of the registry and of the tries.
@@ -52,7 +52,7 @@ pub(crate) struct Builder<'a> {
 
 impl Builder<'_> {
     /// Builds the direction policy of a source.
-    pub(crate) fn build(&mut self, source: &Source<'_>) -> Arc<DirectionPolicy> {
+    pub(crate) fn build(&mut self, source: &BuilderInput<'_>) -> Arc<DirectionPolicy> {
         let mut draft =
             Draft { direction_policy: DirectionPolicy::default(), blocks: Vec::new(), source };
         for policy in source.policies {
@@ -125,7 +125,7 @@ impl Builder<'_> {
     /// Adds the rules of ClusterNetworkPolicies: grants the mark of each rule to its peers, and returns the rules in
     /// order.
     fn add_tiers(&mut self, draft: &mut Draft<'_>) -> Vec<TierRule> {
-        let Source { direction, isolated, tiers, labelled, .. } = *draft.source;
+        let BuilderInput { direction, isolated, tiers, labelled, .. } = *draft.source;
         let (mut rules, mut groups) = (Vec::<TierRule>::new(), Vec::new());
         // Index behind the last rule of the last group.
         let mut grouped = 0;

@@ -8,7 +8,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::budget::{Combination, ORDINARY_UNITS};
 use crate::cluster::Cluster;
-use crate::compile::rules::build::{Builder, Source};
+use crate::compile::rules::build::{Builder, BuilderInput};
 use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::rules::limits::{Late, Limits};
 use crate::compile::rules::own_traffic::OwnTraffic;
@@ -18,7 +18,7 @@ use crate::model::{ClusterPolicy, Direction, NamedPort, Pod, Policy, PortMatch};
 
 /// Input of a direction policy. Policies are compared by pointer.
 #[derive(Clone, Debug)]
-struct Made {
+struct DirectionPolicyInput {
     direction: Direction,
     policies: Vec<Arc<Policy>>,
     ports: Vec<NamedPort>,
@@ -31,10 +31,10 @@ struct Made {
     labelled: bool,
 }
 
-impl Made {
+impl DirectionPolicyInput {
     /// The source to build, with these policies as the granting ones.
-    fn source<'a>(&'a self, policies: &'a [&'a Policy]) -> Source<'a> {
-        Source {
+    fn source<'a>(&'a self, policies: &'a [&'a Policy]) -> BuilderInput<'a> {
+        BuilderInput {
             direction: self.direction,
             policies,
             isolated: !self.policies.is_empty(),
@@ -51,12 +51,12 @@ impl Made {
     fn closed(&self, builder: &mut Builder<'_>) -> Arc<DirectionPolicy> {
         match self.tiers.is_empty() && self.refused.is_empty() {
             true => builder.closed(self.direction),
-            false => builder.build(&Source { served: &[], ..self.source(&[]) }),
+            false => builder.build(&BuilderInput { served: &[], ..self.source(&[]) }),
         }
     }
 }
 
-impl PartialEq for Made {
+impl PartialEq for DirectionPolicyInput {
     fn eq(&self, other: &Self) -> bool {
         let tiers = || self.tiers.iter().zip(&other.tiers);
         let policies = || self.policies.iter().zip(&other.policies);
@@ -72,9 +72,9 @@ impl PartialEq for Made {
     }
 }
 
-impl Eq for Made {}
+impl Eq for DirectionPolicyInput {}
 
-impl Hash for Made {
+impl Hash for DirectionPolicyInput {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.direction.hash(state);
         self.policies.iter().for_each(|policy| Arc::as_ptr(policy).hash(state));
@@ -99,7 +99,7 @@ pub(crate) struct DirectionPolicies {
     next: PolicyId,
     /// Number of each direction policy, and how many endpoint directions use it.
     users: HashMap<Arc<DirectionPolicy>, (PolicyId, u32)>,
-    made: HashMap<Made, Arc<DirectionPolicy>>,
+    made: HashMap<DirectionPolicyInput, Arc<DirectionPolicy>>,
     /// Direction policies of large combinations.
     large: HashSet<Arc<DirectionPolicy>>,
     /// Unused large direction policies that are too large to remove from the tables now.
@@ -135,7 +135,8 @@ impl DirectionPolicies {
             }) || tiers.iter().any(|policy| names_ports(policy)));
         let ports = if named { pod.ports.clone() } else { Vec::new() };
         let of = combination(direction, &policies);
-        let made = Made { direction, policies, ports, served, refused, tiers, labelled };
+        let made =
+            DirectionPolicyInput { direction, policies, ports, served, refused, tiers, labelled };
         if !limits.is_empty() && limits.is_closed(&of) {
             return Some((made.closed(builder), None));
         }
@@ -171,10 +172,14 @@ impl DirectionPolicies {
     /// The direction policy that a pod keeps until its policies are compiled. If only policies changed, its present
     /// one. After other changes, one built from the same policies before an edit, for this pod or for a pod with the
     /// same ports and Services.
-    fn former(&self, made: &Made, before: Option<Before<'_>>) -> Option<Arc<DirectionPolicy>> {
+    fn former(
+        &self,
+        made: &DirectionPolicyInput,
+        before: Option<Before<'_>>,
+    ) -> Option<Arc<DirectionPolicy>> {
         let of = combination(made.direction, &made.policies);
         // The pod's own one first, then the newest.
-        let rank = |(other, direction_policy): &(&Made, &Arc<DirectionPolicy>)| {
+        let rank = |(other, direction_policy): &(&DirectionPolicyInput, &Arc<DirectionPolicy>)| {
             let own = before.filter(|own| Arc::ptr_eq(own.direction_policy, direction_policy));
             let same = || {
                 other.labelled == made.labelled

@@ -16,14 +16,14 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::compile::sets::set::{GROUP, NO_GROUP, SetId};
 use crate::ports::blocks::{Changes, NOTHING};
-use crate::prefix::{Family, Prefix, PrefixMap};
+use crate::prefix::{IpFamily, Prefix, PrefixMap};
 
 /// Number of a direction policy in use; never reused.
 pub(crate) type PolicyId = u32;
 
 /// Grants of the direction policies' blocks at a place: per direction policy, in order, the number of a value in its
 /// [`crate::ports::blocks::BlockMap`]. Direction policies without a grant there are left out.
-type Key = Vec<(PolicyId, u32)>;
+type GrantKey = Vec<(PolicyId, u32)>;
 
 /// A prefix at which the grant of some direction policy's blocks changes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,7 +36,7 @@ struct Place {
 
 #[derive(Debug)]
 struct Group {
-    key: Key,
+    key: GrantKey,
     /// One of its present or former places, used to look up grants of the whole group.
     representative: Prefix,
     /// Number of places; 0 if the group ends with this update.
@@ -53,7 +53,7 @@ pub(crate) struct BlockGroups {
     free: BTreeSet<SetId>,
     places: PrefixMap<Place>,
     groups: HashMap<SetId, Group>,
-    by_key: HashMap<Key, SetId>,
+    by_key: HashMap<GrantKey, SetId>,
     /// Groups that lost their last place in this update; some may have gained one since.
     ended: Vec<SetId>,
     acquired: Vec<(PolicyId, Arc<Changes>)>,
@@ -66,8 +66,8 @@ pub(crate) struct BlockGroups {
 #[derive(Default)]
 struct Divided {
     places: Vec<(Prefix, Place, Option<Target>)>,
-    keys: Vec<Key>,
-    by_key: HashMap<Key, Target>,
+    keys: Vec<GrantKey>,
+    by_key: HashMap<GrantKey, Target>,
     /// Keys by a place's present group and its grants from new direction policies.
     targets: HashMap<(SetId, usize), Target>,
     new: NewParts,
@@ -153,7 +153,7 @@ impl BlockGroups {
                     let old = self.groups.get(&group).map_or(&[][..], |group| &group.key);
                     let stays = old.iter().filter(|(id, _)| gone.binary_search(id).is_err());
                     // Numbers of new direction policies are greater than all present ones.
-                    let key: Key = stays.chain(&new.parts[part]).copied().collect();
+                    let key: GrantKey = stays.chain(&new.parts[part]).copied().collect();
                     *by_key.entry(key).or_insert_with_key(|key| {
                         keys.push(key.clone());
                         keys.len() - 1
@@ -180,7 +180,7 @@ impl BlockGroups {
                 }
             }
         }
-        let known = |key: &Key| match key.is_empty() {
+        let known = |key: &GrantKey| match key.is_empty() {
             true => Some(NO_GROUP),
             false => self.by_key.get(key).copied(),
         };
@@ -203,8 +203,8 @@ impl BlockGroups {
             }
         }
         for (id, key) in numbered.iter().zip(&divided.keys).filter(|(id, _)| **id != NO_GROUP) {
-            let representative = Prefix { family: Family::V4, bits: 0, len: 0 };
-            let new = || Group { key: Key::new(), representative, places: 0 };
+            let representative = Prefix { family: IpFamily::V4, bits: 0, len: 0 };
+            let new = || Group { key: GrantKey::new(), representative, places: 0 };
             self.groups.entry(*id).or_insert_with(new).key.clone_from(key);
             self.by_key.insert(key.clone(), *id);
         }
@@ -293,13 +293,13 @@ fn outermost(mut prefixes: Vec<Prefix>) -> Vec<Prefix> {
 
 /// Grants of the new direction policies' blocks, each distinct combination once.
 struct NewParts {
-    parts: Vec<Key>,
-    by_key: HashMap<Key, usize>,
+    parts: Vec<GrantKey>,
+    by_key: HashMap<GrantKey, usize>,
 }
 
 impl Default for NewParts {
     fn default() -> Self {
-        Self { parts: vec![Key::new()], by_key: HashMap::from([(Key::new(), 0)]) }
+        Self { parts: vec![GrantKey::new()], by_key: HashMap::from([(GrantKey::new(), 0)]) }
     }
 }
 

@@ -12,7 +12,7 @@ use netpold_ebpf::layout::ClassId;
 
 use crate::compile::sets::classes::Classes;
 use crate::compile::sets::set::{Membership, NO_GROUP, SetId};
-use crate::prefix::{Around, Prefix, PrefixMap};
+use crate::prefix::{EnclosingEntry, Prefix, PrefixMap};
 
 /// A prefix with a change of membership.
 #[derive(Clone, Debug, Default)]
@@ -191,7 +191,7 @@ impl AddressPartition {
         touched.sort();
         touched.dedup();
         let mut settled = Vec::with_capacity(touched.len());
-        let (mut around, mut alike, mut ended) = (Around::new(), Alike::new(), Vec::new());
+        let (mut around, mut alike, mut ended) = (EnclosingEntry::new(), Alike::new(), Vec::new());
         for prefix in touched {
             let group = around.find(&self.entries, prefix, |entry| entry.group);
             let entry = self.entries.get_mut(prefix);
@@ -233,7 +233,7 @@ impl AddressPartition {
 
     /// Membership of a prefix's addresses without service targets. `here` is the entry of the prefix.
     fn membership(&self, prefix: Prefix, here: Option<&PrefixEntry>) -> Membership {
-        let group = Around::new().find(&self.entries, prefix, |entry| entry.group);
+        let group = EnclosingEntry::new().find(&self.entries, prefix, |entry| entry.group);
         match here {
             Some(entry) => entry.membership(group, false),
             None => PrefixEntry::default().membership(group, false),

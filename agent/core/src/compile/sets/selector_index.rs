@@ -17,9 +17,9 @@ pub(super) struct PodSelectors {
     /// By namespace selector, so that each is matched with a namespace once. No set is empty.
     any_namespace: BTreeMap<Selector, BTreeSet<SetId>>,
     /// By namespace, the pod peer sets with a matching namespace part.
-    candidates: HashMap<String, Arc<Index>>,
+    candidates: HashMap<String, Arc<SelectorIndex>>,
     /// Indexes by their peer sets. Namespaces that match the same peer sets share one.
-    indexes: HashMap<Vec<SetId>, Arc<Index>>,
+    indexes: HashMap<Vec<SetId>, Arc<SelectorIndex>>,
 }
 
 impl PodSelectors {
@@ -71,7 +71,7 @@ impl PodSelectors {
         cluster: &Cluster,
         namespace: &str,
         registry: &Registry,
-    ) -> Arc<Index> {
+    ) -> Arc<SelectorIndex> {
         if let Some(known) = self.candidates.get(namespace) {
             return known.clone();
         }
@@ -83,15 +83,17 @@ impl PodSelectors {
     }
 
     /// Index of these pod peer sets.
-    pub(super) fn index(&mut self, ids: Vec<SetId>, registry: &Registry) -> Arc<Index> {
+    pub(super) fn index(&mut self, ids: Vec<SetId>, registry: &Registry) -> Arc<SelectorIndex> {
         if let Some(known) = self.indexes.get(&ids) {
             return known.clone();
         }
         let index =
-            Arc::new(Index::new(ids.iter().filter_map(|id| match registry.peer_set(*id) {
-                Some(PeerSet::PodsIn(_, pods) | PeerSet::Pods(_, pods)) => Some((*id, pods)),
-                _ => None,
-            })));
+            Arc::new(SelectorIndex::new(ids.iter().filter_map(
+                |id| match registry.peer_set(*id) {
+                    Some(PeerSet::PodsIn(_, pods) | PeerSet::Pods(_, pods)) => Some((*id, pods)),
+                    _ => None,
+                },
+            )));
         self.indexes.insert(ids, index.clone());
         index
     }
@@ -100,7 +102,7 @@ impl PodSelectors {
 /// Peer sets of an index with a matching pod selector.
 pub(super) fn selecting<'a>(
     registry: &'a Registry,
-    index: &'a Index,
+    index: &'a SelectorIndex,
     labels: &'a Labels,
 ) -> impl Iterator<Item = SetId> + 'a {
     index.possible(labels).filter(|id| {
@@ -128,7 +130,7 @@ pub(super) fn matching<'a>(
 
 /// Peer sets by a label that their pod selectors require.
 #[derive(Debug, Default)]
-pub(super) struct Index {
+pub(super) struct SelectorIndex {
     /// By key and value. A selector is filed under one key (with each of its values), and a pod has a key only once, so
     /// a lookup returns a peer set at most once.
     by_label: HashMap<String, HashMap<String, Vec<SetId>>>,
@@ -136,7 +138,7 @@ pub(super) struct Index {
     others: Vec<SetId>,
 }
 
-impl Index {
+impl SelectorIndex {
     /// Files each peer set under the required label that the fewest other selectors share.
     pub(super) fn new<'a>(peer_sets: impl Iterator<Item = (SetId, &'a Selector)> + Clone) -> Self {
         let mut counts: HashMap<(&str, &str), u32> = HashMap::new();
@@ -199,7 +201,7 @@ mod tests {
             vec![Requirement::NotIn("app".into(), vec!["web".into()]), is_in("tier", &["back"])],
         ];
         let selectors = selectors.map(|requirements| Selector { requirements });
-        let index = Index::new((0..).zip(&selectors));
+        let index = SelectorIndex::new((0..).zip(&selectors));
         for app in [None, Some("web"), Some("db"), Some("other")] {
             for tier in [None, Some("target"), Some("back")] {
                 let pairs = [("app", app), ("tier", tier)];

@@ -18,7 +18,7 @@ use crate::compile::sets::registry::Registry;
 use crate::compile::sets::service_targets::{Backends, ServiceTargets, TargetPort};
 use crate::compile::sets::set::{HairpinService, Membership, OWN_NODE, SetId};
 use crate::model::{EndpointSlice, Key, Protocol, Service};
-use crate::prefix::{Family, Prefix};
+use crate::prefix::{IpFamily, Prefix};
 
 /// A Service port with its backends by family, IPv4 first.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ struct Resolved {
 
 /// Services as of the last update.
 #[derive(Debug, Default)]
-pub(super) struct Services {
+pub(super) struct ServiceSets {
     /// Whether some endpoint is isolated for egress, so that addresses of all Services matter. Otherwise only `backed`
     /// ones do.
     active: bool,
@@ -44,7 +44,7 @@ pub(super) struct Services {
 
 /// Services and addresses to evaluate again.
 #[derive(Debug, Default)]
-struct Work {
+struct PendingServices {
     services: BTreeSet<Key>,
     addresses: BTreeSet<IpAddr>,
     /// All node ports.
@@ -58,7 +58,7 @@ type PortsOfAddress = BTreeMap<(Protocol, u16, bool), Backends>;
 pub(super) struct Settling<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) registry: &'a Registry,
-    pub(super) services: &'a mut Services,
+    pub(super) services: &'a mut ServiceSets,
     pub(super) targets: &'a mut ServiceTargets,
     pub(super) partition: &'a mut AddressPartition,
     pub(super) classes: &'a mut Classes,
@@ -117,11 +117,12 @@ impl Settling<'_> {
         active: bool,
         dirty: &Dirty,
         served: &[HairpinService],
-    ) -> Work {
+    ) -> PendingServices {
         let services = &self.cluster.translation;
-        let mut work = Work { addresses: dirty.frontends.clone(), ..Work::default() };
+        let mut work =
+            PendingServices { addresses: dirty.frontends.clone(), ..PendingServices::default() };
         if active != self.services.active {
-            *self.services = Services { active, ..Services::default() };
+            *self.services = ServiceSets { active, ..ServiceSets::default() };
             work.addresses.extend(services.addresses().chain(self.cluster.own_addresses()));
             work.services.extend(services.services().keys().cloned());
             return work;
@@ -139,7 +140,7 @@ impl Settling<'_> {
 
     /// Adds work for Services that began or ceased to lead pods back to themselves, and for changed addresses of such
     /// Services and of the node.
-    fn backed_dirty(&mut self, backed: BTreeSet<Key>, dirty: &Dirty, work: &mut Work) {
+    fn backed_dirty(&mut self, backed: BTreeSet<Key>, dirty: &Dirty, work: &mut PendingServices) {
         if self.services.active {
             return;
         }
@@ -158,12 +159,12 @@ impl Settling<'_> {
     /// Services with a backend in a prefix.
     fn behind(&self, prefix: Prefix) -> Vec<Key> {
         let services = &self.cluster.translation;
-        let (first, last) = range(prefix.family == Family::V6, prefix.bits, prefix.last());
+        let (first, last) = range(prefix.family == IpFamily::V6, prefix.bits, prefix.last());
         services.behind_range(first, last).collect()
     }
 
     /// Resolves Services again; adds the addresses of changed ones to the work.
-    fn resolve(&mut self, work: &mut Work) {
+    fn resolve(&mut self, work: &mut PendingServices) {
         let services = &self.cluster.translation;
         for key in &work.services {
             let new = services.services().get(key).map_or_else(Vec::new, |it| self.resolved(it));
@@ -215,7 +216,7 @@ impl Settling<'_> {
     }
 
     /// Sets the service targets of the addresses.
-    fn set_targets_of(&mut self, work: &Work, active: bool) {
+    fn set_targets_of(&mut self, work: &PendingServices, active: bool) {
         let mut node_ports: [Option<PortsOfAddress>; 2] = [None, None];
         for address in &work.addresses {
             let peer_sets = if active {

@@ -7,7 +7,7 @@ use netpold_ebpf::layout::ClassId;
 use crate::compile::sets::partition::{AddressPartition, Settled};
 use crate::compile::tables::ipv4_trie::{Changed, Ipv4Trie};
 use crate::ops::Op;
-use crate::prefix::{Around, Family, Prefix, PrefixMap};
+use crate::prefix::{EnclosingEntry, IpFamily, Prefix, PrefixMap};
 
 /// A change of class for the addresses of one prefix, without those in longer prefixes of the update.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ impl AddressTables {
 
     /// Moves that bring the settled prefixes to the state of `partition`.
     pub(crate) fn moves(&self, partition: &AddressPartition, settled: &[Settled]) -> Vec<Move> {
-        let (mut parents, mut holders) = (Around::new(), Around::new());
+        let (mut parents, mut holders) = (EnclosingEntry::new(), EnclosingEntry::new());
         let moves = settled.iter().filter_map(|Settled { prefix, class }| {
             let parent = parents.find(&partition.entries, *prefix, |entry| Some(entry.class));
             let parent = parent.flatten().unwrap_or(0);
@@ -73,7 +73,7 @@ impl AddressTables {
         for (prefix, class) in others {
             self.set(prefix, class, &mut changed, ops);
         }
-        let (hosts, cidrs) = self.prefixes.count(Family::V6);
+        let (hosts, cidrs) = self.prefixes.count(IpFamily::V6);
         self.ipv6_peak = (self.ipv6_peak.0.max(hosts), self.ipv6_peak.1.max(cidrs));
         let mut others: Vec<_> = gone.clone().filter(|prefix| !prefix.is_host()).collect();
         others.sort_by_key(|prefix| prefix.len);
@@ -92,9 +92,9 @@ impl AddressTables {
             return;
         }
         match prefix.family {
-            Family::V4 => changed.add(prefix),
-            Family::V6 if prefix.is_host() => ops.push(Op::Host6(prefix.v6(), class)),
-            Family::V6 => ops.push(Op::Cidr6(prefix.net6(), class)),
+            IpFamily::V4 => changed.add(prefix),
+            IpFamily::V6 if prefix.is_host() => ops.push(Op::Host6(prefix.v6(), class)),
+            IpFamily::V6 => ops.push(Op::Cidr6(prefix.net6(), class)),
         }
     }
 
@@ -103,9 +103,9 @@ impl AddressTables {
             return;
         }
         match prefix.family {
-            Family::V4 => changed.add(prefix),
-            Family::V6 if prefix.is_host() => ops.push(Op::Host6Gone(prefix.v6())),
-            Family::V6 => ops.push(Op::Cidr6Gone(prefix.net6())),
+            IpFamily::V4 => changed.add(prefix),
+            IpFamily::V6 if prefix.is_host() => ops.push(Op::Host6Gone(prefix.v6())),
+            IpFamily::V6 => ops.push(Op::Cidr6Gone(prefix.net6())),
         }
     }
 
@@ -115,13 +115,13 @@ impl AddressTables {
     }
 
     /// Installed prefixes of a family with their classes.
-    pub(crate) fn entries(&self, family: Family) -> impl Iterator<Item = (Prefix, ClassId)> {
+    pub(crate) fn entries(&self, family: IpFamily) -> impl Iterator<Item = (Prefix, ClassId)> {
         let whole = Prefix { family, bits: 0, len: 0 };
         self.prefixes.under(whole).map(|(prefix, class)| (prefix, *class))
     }
 
     /// Number of IPv6 addresses and prefixes.
     pub(crate) fn ipv6_count(&self) -> (u32, u32) {
-        self.prefixes.count(Family::V6)
+        self.prefixes.count(IpFamily::V6)
     }
 }

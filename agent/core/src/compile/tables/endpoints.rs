@@ -17,7 +17,7 @@ use crate::cluster::Cluster;
 use crate::compile::rules::{Late, Rules};
 use crate::compile::sets::registry::Registry;
 use crate::compile::tables::rows::RowPair;
-use crate::model::{Denial, Direction, Interface, Key, Owner, Standing, uid_hash};
+use crate::model::{Denial, Direction, Interface, InterfaceOwner, Key, Standing, uid_hash};
 use crate::ops::Op;
 use crate::options::{CheckSource, NewPods, OBSERVE, ObserveFlows, Options};
 use addresses::Addresses;
@@ -167,7 +167,7 @@ impl Endpoints {
     ) -> Option<Live> {
         let key = (interface.index, interface.incarnation);
         let familiar = self.familiar.as_ref().is_some_and(|known| known.contains(&key));
-        let denied = interface.owner == Owner::Denied;
+        let denied = interface.owner == InterfaceOwner::Denied;
         if !denied && (self.new_pods == NewPods::Allow || familiar) {
             return None;
         }
@@ -244,8 +244,8 @@ impl Endpoints {
             return self.waiting(interface, rules, registry);
         };
         let bound = match &interface.owner {
-            Owner::Pod(bound) => Some(bound),
-            Owner::Unbound | Owner::Denied => None,
+            InterfaceOwner::Pod(bound) => Some(bound),
+            InterfaceOwner::Unbound | InterfaceOwner::Denied => None,
         };
         let is = |standing| bound.is_some_and(|bound| bound.standing == standing);
         let second = bound.filter(|bound| bound.second).map(Second::of);

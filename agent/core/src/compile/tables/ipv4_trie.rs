@@ -11,7 +11,7 @@ use netpold_ebpf::layout::{ClassId, TRIE_POINTER, TrieBlock};
 
 use crate::compile::slots::SlotAllocator;
 use crate::ops::Op;
-use crate::prefix::{Family, Prefix, PrefixMap};
+use crate::prefix::{IpFamily, Prefix, PrefixMap};
 
 /// The trie as in the tables.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Ipv4Trie {
         ops: &mut Vec<Op>,
     ) {
         let bits = u128::from(index) << 112;
-        let whole = Prefix { family: Family::V4, bits, len: 16 };
+        let whole = Prefix { family: IpFamily::V4, bits, len: 16 };
         let (base, is_plain) = match outlines {
             Some(outlines) => outlines.of(index),
             None => {
@@ -243,7 +243,7 @@ struct Outlines {
 impl Outlines {
     fn new(classes: &PrefixMap<ClassId>) -> Self {
         let mut all = Self { classes: vec![0; 65_536], is_plain: vec![true; 65_536] };
-        let every = Prefix { family: Family::V4, bits: 0, len: 0 };
+        let every = Prefix { family: IpFamily::V4, bits: 0, len: 0 };
         // A prefix comes before those it contains, so the longest is painted last.
         for (prefix, class) in classes.under(every) {
             let first = (prefix.v4() >> 16) as usize;

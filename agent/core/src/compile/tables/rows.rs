@@ -29,7 +29,7 @@ type Columns = [u32; 256];
 /// A row and its blocks. A block belongs to one row, so that its columns can be filled in place. The first block, of
 /// classes below 256, is part of the row itself and always exists.
 #[derive(Debug)]
-struct Row {
+struct StoredRow {
     direction_policy: Arc<DirectionPolicy>,
     /// In the row of a group of rules with domain names: mark of the group; else empty.
     mark: AllowedPorts,
@@ -41,10 +41,10 @@ struct Row {
 
 /// The rows in use.
 #[derive(Debug)]
-pub(crate) struct Rows {
+pub(crate) struct RowTable {
     pub(crate) slots: SlotAllocator,
     pub(crate) block_slots: SlotAllocator,
-    rows: BTreeMap<u32, Row>,
+    rows: BTreeMap<u32, StoredRow>,
     by_policy: HashMap<Arc<DirectionPolicy>, u32>,
     /// Rows not yet written to the tables: changes to them need no operation.
     unwritten: BTreeSet<u32>,
@@ -52,7 +52,7 @@ pub(crate) struct Rows {
     emptied: BTreeSet<u8>,
 }
 
-impl Rows {
+impl RowTable {
     pub(crate) fn new() -> Self {
         Self {
             slots: SlotAllocator::new(ROW_NOT_ISOLATED + 1),
@@ -93,7 +93,7 @@ impl Rows {
         mark: AllowedPorts,
     ) -> u32 {
         let id = self.slots.take();
-        let row = Row {
+        let row = StoredRow {
             direction_policy: direction_policy.clone(),
             mark,
             names: RowNames::default(),

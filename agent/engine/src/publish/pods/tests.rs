@@ -1,7 +1,7 @@
 use netpold_core::model::Key;
 
 use super::*;
-use crate::engine::{Enforcement, PodEnforcement};
+use crate::engine::{EnforcementState, PodEnforcement};
 use crate::publish::AgentState;
 
 const GATE: &str = "netpold.io/network-ready";
@@ -29,7 +29,7 @@ fn seen(uid: &str, lacks: Option<&'static str>) -> ObservedState {
     // Every other cause leaves a program at the interface.
     let is_judged = lacks != Some(NO_PROGRAM);
     let pods = BTreeMap::from([(web(), PodEnforcement { uid: uid.into(), lacks, is_judged })]);
-    let enforcement = Enforcement { pods, ..Enforcement::default() };
+    let enforcement = EnforcementState { pods, ..EnforcementState::default() };
     ObservedState {
         state: AgentState { enforcement, problems: Vec::new(), in_sync: true },
         begun: true,

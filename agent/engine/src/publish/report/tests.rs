@@ -2,7 +2,7 @@ use netpold_api::status::Revision;
 use netpold_testkit::random::Random;
 
 use super::*;
-use crate::engine::Enforcement;
+use crate::engine::EnforcementState;
 use crate::publish::AgentState;
 
 fn on_node(number: usize, message: usize) -> PolicyOnNode {
@@ -100,7 +100,8 @@ fn with_policies(generations: &BTreeMap<Key, i64>) -> ObservedState {
         };
         (key.clone(), enforcement)
     });
-    let enforcement = Enforcement { policies: policies.collect(), ..Enforcement::default() };
+    let enforcement =
+        EnforcementState { policies: policies.collect(), ..EnforcementState::default() };
     let state = AgentState { enforcement, problems: Vec::new(), in_sync: true };
     ObservedState { state, begun: true, behind_since: None }
 }
@@ -159,7 +160,7 @@ fn constant_edits_cost_little_and_delay_no_other_tenant() {
 #[test]
 fn only_changed_fields_are_written() {
     let revision = Revision { desired: 2, enforced: 2 };
-    let enforcement = Enforcement { revision, ..Enforcement::default() };
+    let enforcement = EnforcementState { revision, ..EnforcementState::default() };
     let state = AgentState { enforcement, problems: Vec::new(), in_sync: true };
     let mut seen = ObservedState { state, begun: true, behind_since: None };
     let all = changed(None, &seen);

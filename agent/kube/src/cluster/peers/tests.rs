@@ -30,7 +30,7 @@ struct World {
     member: Member,
     reported: BTreeMap<Key, Pod>,
     policies: Vec<Change>,
-    _ends: (mpsc::Receiver<Update>, mpsc::Sender<Update>, mpsc::Sender<SliceEvent>),
+    _ends: (mpsc::Receiver<KindUpdate>, mpsc::Sender<KindUpdate>, mpsc::Sender<SliceEvent>),
 }
 
 fn pod(name: &str, app: &str) -> Pod {
@@ -146,7 +146,7 @@ impl World {
         let number = SLICES + self.peers.starts;
         let status = KindStatus::default();
         let at = Instant::now();
-        let update = Update {
+        let update = KindUpdate {
             kind: number,
             changes,
             at,

@@ -16,14 +16,14 @@ const PROTOCOLS: [(&str, Protocol); 3] =
 
 /// Whether peers belong to an egress rule, which supports more kinds of peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Egress {
+pub(super) enum EgressPeers {
     /// `from`
     No,
     /// `to`
     Yes,
 }
 
-impl Egress {
+impl EgressPeers {
     const fn fields(self) -> &'static [&'static str] {
         match self {
             Self::No => &["namespaces", "pods"],
@@ -36,7 +36,7 @@ impl Egress {
 pub(super) fn peers(
     node: &DocumentNode,
     path: &str,
-    egress: Egress,
+    egress: EgressPeers,
     problems: &mut Vec<FieldProblem>,
 ) -> Option<Vec<Peer>> {
     let mut peers = Vec::new();
@@ -50,7 +50,7 @@ pub(super) fn peers(
 fn peer(
     node: &DocumentNode,
     path: &str,
-    egress: Egress,
+    egress: EgressPeers,
     peers: &mut Vec<Peer>,
     problems: &mut Vec<FieldProblem>,
 ) {

@@ -27,15 +27,15 @@ fn both(clusters: [&Cluster; 2], ranges: &[IpNet]) -> ([Vec<ConnectivityChange>;
     (changes, by_direction.count())
 }
 
-fn objects(state: &generate::Cluster) -> Vec<Change> {
+fn objects(state: &generate::GeneratedCluster) -> Vec<Change> {
     state.objects.iter().filter(|object| object.is_object()).cloned().collect()
 }
 
 /// An edit: some objects removed, changed or added, and in half of the cases the policies of another cluster, too.
-fn edited(before: &generate::Cluster, choices: &mut Choices<'_>) -> Vec<Change> {
+fn edited(before: &generate::GeneratedCluster, choices: &mut Choices<'_>) -> Vec<Change> {
     let mut after = objects(&before.mutate(choices));
     if choices.chance(50) {
-        let more = objects(&generate::Cluster::generate(choices));
+        let more = objects(&generate::GeneratedCluster::generate(choices));
         let is_policy = |it: &Change| matches!(it, Change::Policy(_) | Change::ClusterPolicy(_));
         after.extend(more.into_iter().filter(is_policy));
     }
@@ -58,7 +58,7 @@ fn directions_joined_are_pairs_judged_one_by_one() {
     let (mut changes, mut some, mut pairs) = (0, 0, 0);
     for seed in 0..CLUSTERS {
         let mut choices = Choices::from_seed(seed);
-        let before = generate::Cluster::generate(&mut choices);
+        let before = generate::GeneratedCluster::generate(&mut choices);
         let mut states = [objects(&before), edited(&before, &mut choices)];
         let ranges: Vec<IpNet> = if choices.chance(30) {
             states.iter_mut().for_each(|state| unaddressed(state, &mut choices));

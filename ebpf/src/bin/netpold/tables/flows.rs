@@ -9,7 +9,7 @@ use aya_ebpf::{bindings::__sk_buff, helpers::bpf_jiffies64};
 use netpold_ebpf::{
     endpoint::EndpointRef,
     flow::{
-        key::{Key, choices},
+        key::{FlowTableKey, choices},
         relocate::{Shift, make_place},
         table::{Full, Gave},
     },
@@ -23,7 +23,7 @@ use netpold_ebpf::{
         make_room, policy::PolicyTables as _, shift,
     },
     trace::Step,
-    verdict::Verdict,
+    verdict::PacketVerdict,
 };
 
 use super::{Maps, netpold_cidr6};
@@ -49,7 +49,7 @@ impl<const CLAIMS: bool> Maps<true, CLAIMS> {
 
     /// Number of a verdict's reason, with [`PENDING`] if a flow was left.
     #[inline(always)]
-    pub(crate) fn answer(&self, verdict: Verdict) -> u32 {
+    pub(crate) fn answer(&self, verdict: PacketVerdict) -> u32 {
         verdict.number() | if self.deferred.get() { PENDING } else { 0 }
     }
 }
@@ -255,7 +255,7 @@ extern "C" fn netpold_insert6(hash: u64, flags: u32) -> u32 {
 }
 
 #[inline(always)]
-fn insert_and_count<F: TableFamily, K: Key>(key: K, hash: u64, flags: u32) -> u32 {
+fn insert_and_count<F: TableFamily, K: FlowTableKey>(key: K, hash: u64, flags: u32) -> u32 {
     let maps = Maps::new();
     match insert::<F, K, _>(&maps, key, hash, flags as u16) {
         Ok(Gave::Nothing) => {}
@@ -334,7 +334,7 @@ extern "C" fn netpold_make_room(is_v6: u32, endpoint: u32, hash: u64) -> u32 {
 #[derive(Clone, Copy)]
 pub(crate) struct Key6(pub(crate) *const [u64; 4]);
 
-impl Key for Key6 {
+impl FlowTableKey for Key6 {
     const WORDS: usize = <[u64; 4]>::WORDS;
     const STRIDE: usize = <[u64; 4]>::STRIDE;
 

@@ -12,7 +12,7 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::info;
 use netpold_ebpf::{
-    direction::{Direction, Egress, Ingress},
+    direction::{Egress, Ingress, PodDirection},
     event,
     layout::DropEvent,
     packet::family::V6,
@@ -30,7 +30,7 @@ static TRACE_FILTER: Array<TraceFilter> = Array::with_max_entries(1, 0);
 
 /// Begins a record if the filter admits the packet.
 #[inline(always)]
-pub(crate) fn begin<D: Direction>(skb: *mut __sk_buff) {
+pub(crate) fn begin<D: PodDirection>(skb: *mut __sk_buff) {
     if D::EGRESS {
         netpold_trace_egress(skb);
     } else {
@@ -51,7 +51,7 @@ extern "C" fn netpold_trace_egress(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn start<D: Direction>(skb: *mut __sk_buff) -> u32 {
+fn start<D: PodDirection>(skb: *mut __sk_buff) -> u32 {
     let (Some(record), Some(filter)) = (TRACE.get_ptr_mut(0), TRACE_FILTER.get_ptr(0)) else {
         return 0;
     };
