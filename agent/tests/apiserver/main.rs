@@ -17,6 +17,7 @@ mod live;
 mod load;
 mod outage;
 mod rbac;
+mod report_writes;
 mod tenants;
 mod trace;
 mod world;
