@@ -18,6 +18,7 @@ mod load;
 mod outage;
 mod rbac;
 mod report_writes;
+mod silent_agent;
 mod tenants;
 mod trace;
 mod world;
