@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
+use netpold_api::crd::NODE_CONDITION;
 use netpold_dataplane::attach::{AttachMode, Attacher};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::{barrier, gate, xdp};
-use netpold_engine::publish::NODE_CONDITION;
 use netpold_kube::cluster::{self, Access, ConnectError};
 use serde_json::json;
 

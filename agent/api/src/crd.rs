@@ -13,6 +13,8 @@ use serde_json::Value;
 pub const GROUP: &str = "netpold.io";
 /// Version of these kinds.
 pub const VERSION: &str = "v1alpha1";
+/// Condition of a Node: policy is in force there. The node's agent writes it; the controller, once the agent is silent.
+pub const NODE_CONDITION: &str = "netpold.io/NetworkPolicyReady";
 /// `apiVersion` of these kinds.
 pub(crate) const API_VERSION: &str = "netpold.io/v1alpha1";
 

@@ -43,6 +43,9 @@ impl Moment {
 /// Policies with a possibly different status. Keys of ClusterNetworkPolicies have no namespace, here and elsewhere.
 pub(super) type Touched = BTreeSet<Key>;
 
+/// Nodes with a silent agent, with the renewal time of the agent's last report in seconds since the epoch.
+pub(super) type SilentNodes = BTreeMap<Arc<str>, i64>;
+
 /// State of the cluster as far as the statuses depend on it.
 #[derive(Debug, Default)]
 pub(super) struct Index {
@@ -295,6 +298,18 @@ impl Index {
             touched.extend(self.by_uid.get(uid).cloned());
         }
         self.settle(&name, whole, now, touched);
+    }
+
+    /// Returns the existing nodes with a silent agent, with the renewal time of its last report.
+    pub(super) fn silent_nodes(&self) -> SilentNodes {
+        let silent = self
+            .nodes
+            .iter()
+            .filter(|(_, node)| node.exists.is_some() && matches!(node.agent, Agent::Silent));
+        let of = |(name, node): (&Arc<str>, &Node)| {
+            Some((Arc::clone(name), node.report.as_ref()?.renewed))
+        };
+        silent.filter_map(of).collect()
     }
 
     /// Updates the nodes with a changed state of the agent: an agent becomes silent by the mere passage of time.

@@ -5,6 +5,7 @@
 //! policies, pods, nodes ──┐                              ┌► NetworkPolicyStatus
 //! NodePolicyStatuses ─────┼─► Index ─► Queue ─► evaluate ┴► status of ClusterNetworkPolicy    (leader)
 //! NetworkPolicyStatuses ──┘  touched    due
+//!                             Index ─► SilentAgents ─► condition of a Node                          (leader)
 //! policies, pods ─► PeerPacking ─► PeerSlices ─► PeerSlice                                          (leader)
 //! Lease ─► Election ─► leading
 //! Secret ─► Certificates ─► webhook (every replica) · caBundle (leader)
@@ -27,6 +28,7 @@ mod peer_packing;
 mod peer_slices;
 mod pod_addresses;
 mod queue;
+mod silent_agents;
 mod statuses;
 #[cfg(test)]
 mod tests;

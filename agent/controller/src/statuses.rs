@@ -1,5 +1,5 @@
-//! Maintains a `NetworkPolicyStatus` for every `NetworkPolicy`, and conditions in the status of every
-//! `ClusterNetworkPolicy`. Every replica watches all objects; only the leader writes.
+//! Maintains a `NetworkPolicyStatus` for every `NetworkPolicy`, conditions in the status of every `ClusterNetworkPolicy`,
+//! and the condition of Nodes whose agent is silent. Every replica watches all objects; only the leader writes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ use crate::lease::Leading;
 use crate::listen::Heartbeat;
 use crate::pod_addresses::PodAddresses;
 use crate::queue::Queue;
+use crate::silent_agents::SilentAgents;
 use crate::writes::{WriteOutcome, Writes};
 
 /// Minimum time between two writes: 20 per second.
@@ -45,6 +46,7 @@ pub(super) struct Statuses {
     index: Index,
     queue: Queue,
     writes: Writes,
+    silent_agents: SilentAgents,
     /// Whether the initial lists are complete: policies, pods and nodes; node reports; statuses.
     listed: [bool; 3],
 }
@@ -60,6 +62,7 @@ impl Statuses {
         let (synced, is_synced) = watch::channel(false);
         let statuses = Self {
             writes: Writes::new(client.clone(), Arc::clone(&counters)),
+            silent_agents: SilentAgents::new(client.clone(), leading.clone()),
             client,
             source,
             leading,
@@ -107,7 +110,8 @@ impl Statuses {
                 Some(seen) = reported.recv() => self.take_report(seen, &mut touched),
                 Some(seen) = stated.recv() => self.take_status(seen, &mut touched),
                 Some(outcome) = self.writes.next() => self.take_outcome(outcome),
-                _ = look_over.tick() => self.index.look_over(Moment::get(), &mut touched),
+                _ = look_over.tick() => self.look_over(&mut touched),
+                Some(outcome) = self.silent_agents.next() => self.silent_agents.take(outcome),
                 _ = pace.tick(), if !may_write => may_write = true,
                 changed = self.leading.changed() => {
                     if changed.is_err() {
@@ -123,6 +127,14 @@ impl Statuses {
             }
             self.counters.waiting.set(self.queue.len() as i64);
             self.counters.policies.set(self.index.len() as i64);
+        }
+    }
+
+    fn look_over(&mut self, touched: &mut Touched) {
+        let now = Moment::get();
+        self.index.look_over(now, touched);
+        if self.is_ready() && self.leading.is() {
+            self.silent_agents.mark(self.index.silent_nodes(), now.instant);
         }
     }
 

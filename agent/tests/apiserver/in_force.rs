@@ -6,10 +6,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use netpold_api::crd::{
-    NetworkPolicyStatus, NodeCounts, NodeFailure, NodePolicyStatus, NodeReport, PolicyOnNode,
-    PolicyReport,
+    NODE_CONDITION, NetworkPolicyStatus, NodeCounts, NodeFailure, NodePolicyStatus, NodeReport,
+    PolicyOnNode, PolicyReport,
 };
-use netpold_engine::publish::{NODE_CONDITION, READINESS_GATE, STARTUP_TAINT};
+use netpold_engine::publish::{READINESS_GATE, STARTUP_TAINT};
 use netpold_testbed::cluster::network_policy;
 use netpold_testbed::{KillOnDrop, cluster, without_twins};
 use nix::sys::signal::Signal;
@@ -67,7 +67,7 @@ impl World {
     }
 }
 
-fn condition(object: &Value, kind: &str) -> Value {
+pub(crate) fn condition(object: &Value, kind: &str) -> Value {
     let conditions = object["status"]["conditions"].as_array().map_or(&[][..], Vec::as_slice);
     conditions.iter().find(|condition| condition["type"] == kind).cloned().unwrap_or_default()
 }

@@ -17,6 +17,8 @@ mod live;
 mod load;
 mod outage;
 mod rbac;
+mod report_writes;
+mod silent_agent;
 mod tenants;
 mod trace;
 mod world;

@@ -11,5 +11,6 @@ mod life;
 mod peers;
 mod rights;
 mod scale;
+mod silent;
 mod webhook;
 mod world;

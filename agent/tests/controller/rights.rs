@@ -32,6 +32,10 @@ fn granted() -> BTreeSet<Right> {
 fn every_right_is_used_and_none_is_missing() {
     let Some(world) = World::new("every_right_is_used_and_none_is_missing") else { return };
     world.node("n1");
+    // The agent of a node without pods is silent.
+    world.node("n2");
+    world.say_ready("n2", 20);
+    world.report("n2", 10, &[]);
     world.pod("server", "server", "n1");
     world.create(&configuration(1));
     world.serve_cluster_policies();
@@ -63,6 +67,7 @@ fn every_right_is_used_and_none_is_missing() {
     world.becomes("server", [1, 1, 0], ["True", "AllNodes"]);
     let of_cluster = || world.get("clusternetworkpolicy", "", "tenants")["status"].clone();
     wait("of the cluster", || condition(&of_cluster(), "Enforcing")["reason"] == "NoPods");
+    world.becomes_unknown("n2");
     // The API server may log a watch only at its end.
     controller.end(Signal::SIGTERM);
     let watched = |resource: &str| {

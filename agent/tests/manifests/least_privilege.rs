@@ -283,6 +283,52 @@ fn agents_change_nothing_else_of_nodes() {
     }
 }
 
+/// The controller's RBAC covers the whole status of every Node.
+#[test]
+fn the_controller_sets_one_condition_of_nodes_to_unknown() {
+    if !can_render("the_controller_sets_one_condition_of_nodes_to_unknown") {
+        return;
+    }
+    let (policy, ours) = (policy("netpold-controller-nodes"), "netpold.io/NetworkPolicyReady");
+    let user = format!("{AGENT}-controller");
+    let request = json!({ "operation": "UPDATE", "userInfo": { "username": user } });
+    let mut ready = node();
+    conditions(&mut ready).push(condition(ours, "True"));
+    let good: [Change; 3] = [
+        &|_| (),
+        &|node| conditions(node)[2] = condition("netpold.io/NetworkPolicyReady", "Unknown"),
+        // A strategic merge may reorder conditions.
+        &|node| conditions(node).reverse(),
+    ];
+    for change in good {
+        judged(&policy, &request, &ready, change, &[]);
+    }
+    let other_condition = "and change no other condition";
+    let status = "nothing in a node's status but conditions";
+    let metadata = "labels, annotations, finalizers or owners";
+    let forged: [(Change, &str); 9] = [
+        (&|node| conditions(node)[2]["status"] = json!("False"), other_condition),
+        (&|node| conditions(node)[2]["message"] = json!("x"), other_condition),
+        (&|node| _ = conditions(node).pop(), other_condition),
+        (&|node| conditions(node)[0]["status"] = json!("Unknown"), other_condition),
+        (&|node| conditions(node).push(condition("DiskPressure", "Unknown")), other_condition),
+        (&|node| node["status"]["addresses"] = json!([{ "address": "10.9.0.9" }]), status),
+        (&|node| node["status"]["capacity"]["pods"] = json!("0"), status),
+        (&|node| node["metadata"]["labels"]["a"] = json!("b"), metadata),
+        (&|node| node["metadata"]["annotations"] = json!({ "a": "b" }), metadata),
+    ];
+    for (change, says) in forged {
+        judged(&policy, &request, &ready, change, &[says]);
+    }
+    let first: Change =
+        &|node| conditions(node).push(condition("netpold.io/NetworkPolicyReady", "Unknown"));
+    judged(&policy, &request, &node(), first, &[other_condition]);
+    let mut agent = request;
+    agent["userInfo"]["username"] = json!(AGENT);
+    let forge: Change = &|node| node["status"]["capacity"]["pods"] = json!("0");
+    judged(&policy, &agent, &ready, forge, &[]);
+}
+
 fn report(node: &str) -> Value {
     json!({ "metadata": { "name": node }, "status": { "inSync": true } })
 }
@@ -323,7 +369,12 @@ fn the_policies_cover_what_agents_may_write() {
         all.into_iter().map(|it| it.as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     let mut bound = Vec::new();
-    for policy in overlay.iter().filter(|o| o["kind"] == "ValidatingAdmissionPolicy") {
+    let is_of_agents = |object: &&Value| {
+        let name = object["metadata"]["name"].as_str();
+        object["kind"] == "ValidatingAdmissionPolicy"
+            && name.is_some_and(|name| name.starts_with("netpold-agent-"))
+    };
+    for policy in overlay.iter().filter(is_of_agents) {
         let spec = &policy["spec"];
         assert_eq!(spec["failurePolicy"], "Fail");
         let account =

@@ -101,13 +101,14 @@ fn judge(kubectl: &Kubectl, app: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the script of a client: repeated requests to a Service, once `/tmp/begin` exists.
+/// Returns the script of a client: repeated requests to a Service, once `/tmp/begin` exists. The duration of a failed
+/// request tells a lost packet (5 s) from a refusal.
 fn client(service: &str) -> String {
     format!(
         ": > /tmp/met; /busybox httpd -p 8080 -h /tmp; \
          while [ ! -e /tmp/begin ]; do /busybox usleep 100000; done; \
-         while :; do echo asked >> /tmp/met; \
-         {} || echo wrong $(/busybox date +%T) >> /tmp/met; done",
+         while :; do echo asked >> /tmp/met; begun=$(/busybox date +%s); \
+         {} || echo wrong $(/busybox date +%T) after $(($(/busybox date +%s) - begun)) s >> /tmp/met; done",
         request(service, 80, 5)
     )
 }

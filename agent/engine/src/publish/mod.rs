@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 use self::node::NodeWriter;
 use self::observed_state::{ObservedState, StateObserver};
 use self::pods::Readiness;
-pub use self::published::{AgentState, NODE_CONDITION, READINESS_GATE, STARTUP_TAINT};
+pub use self::published::{AgentState, READINESS_GATE, STARTUP_TAINT};
 use self::report::Reporter;
 use self::write::ObjectWriter;
 

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::Patch;
 use kube::runtime::watcher::Event;
-use netpold_api::crd;
+use netpold_api::crd::{self, NODE_CONDITION};
 use netpold_core::printable::cut;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use tracing::{debug, info};
 
 use super::follow::{Condition, ConditionsStatus, follow};
 use super::observed_state::ObservedState;
-use super::published::{MESSAGE_MAX, NODE_CONDITION, STARTUP_TAINT, TICK, now};
+use super::published::{MESSAGE_MAX, STARTUP_TAINT, TICK, now};
 use super::write::{ObjectWriter, WriteError};
 use super::write_retry::{WriteRetry, random_part};
 

@@ -13,9 +13,6 @@ pub const READINESS_GATE: &str = "netpold.io/network-ready";
 /// Key of the taint that keeps pods off a node before its agent enforces.
 pub const STARTUP_TAINT: &str = "netpold.io/agent-not-ready";
 
-/// Condition of the Node.
-pub const NODE_CONDITION: &str = "netpold.io/NetworkPolicyReady";
-
 /// Longest message of a condition or report, in bytes. The CRD limits characters, which are never more.
 pub(super) const MESSAGE_MAX: usize = 1024;
 

@@ -211,7 +211,7 @@ struct LastReport {
 struct ReportDraft {
     /// Fields that differ.
     fields: Map<String, Value>,
-    /// JSON Patch of `policies`, if the object's list is known and the difference is small.
+    /// JSON Patch of `policies`, if the list in the object is known and the difference is small.
     operations: Option<Vec<Value>>,
     pods: PodCounts,
     /// Namespaces with changes that cause this report.
@@ -231,11 +231,13 @@ impl ReportDraft {
         let (mut by_operations, mut namespaces) = (None, BTreeSet::new());
         if let Some(said) = said {
             if let Some(after) = policies(&fields) {
-                let before = policies(&said.fields).unwrap_or_default();
-                let (operations, of) = operations(before, after);
+                // A report without policies, as of an agent that is not in sync yet, leaves the predecessor's list.
+                let before = policies(&said.fields);
+                let (operations, of) = operations(before.unwrap_or_default(), after);
                 namespaces = of;
                 let is_few = operations.len() <= OPERATIONS.min(after.len());
-                by_operations = Some(operations).filter(|_| is_few && said.version.is_some());
+                let is_known = before.is_some() && said.version.is_some();
+                by_operations = Some(operations).filter(|_| is_few && is_known);
             }
             if seen.is_current() {
                 let all = said.pods.keys().chain(pods.keys());
@@ -260,9 +262,10 @@ impl ReportDraft {
     /// Returns the operations of the whole report; `None`: it is written as a merge patch.
     fn patch(&self, said: Option<&LastReport>) -> Option<Vec<Value>> {
         let operations = self.operations.as_ref()?;
-        // After a write by another client, the places would refer to other policies.
+        // After a write by another client, the places would refer to other policies: the API server refuses another
+        // version as a conflict (409). It would refuse a failed `test` as a malformed request (422).
         let version = said?.version.as_ref()?;
-        let is = json!({ "op": "test", "path": "/metadata/resourceVersion", "value": version });
+        let is = json!({ "op": "add", "path": "/metadata/resourceVersion", "value": version });
         let fields = self.fields.iter().filter(|(name, _)| *name != "policies");
         let fields = fields.map(|(name, value)| {
             json!({ "op": "add", "path": format!("/status/{name}"), "value": value })
@@ -374,6 +377,10 @@ impl Reporter {
                 PACE
             }
             Err(error) => {
+                if !error.is_refusal() {
+                    // The server may have stored the report, or may still do so.
+                    self.said = None;
+                }
                 self.failing.failed(&error, self.writer.connection()).await;
                 let pause = self.failing.pause();
                 if error.is_of_object() { pause * REFUSED } else { pause }.max(PACE)

@@ -106,6 +106,30 @@ fn with_policies(generations: &BTreeMap<Key, i64>) -> ObservedState {
     ObservedState { state, begun: true, behind_since: None }
 }
 
+/// An agent reports that it is not in sync before it knows its policies. The object may have its predecessor's list.
+#[test]
+fn the_first_list_of_policies_is_written_in_full() {
+    let now = std::time::Instant::now();
+    let budget = ReportBudget::new(now);
+    let mut written = LastReport { version: Some("1".into()), ..LastReport::default() };
+    let mut draft = |generations: &BTreeMap<Key, i64>, in_sync: bool| {
+        let mut seen = with_policies(generations);
+        seen.state.in_sync = in_sync;
+        let draft = ReportDraft::new(Some(&written), &seen, (&budget, true), now).unwrap();
+        let patch = draft.patch(Some(&written));
+        written.fields.extend(draft.fields);
+        (patch, written.fields.contains_key("policies"))
+    };
+    let mut generations = BTreeMap::from([(Key::new("shop", "web"), 1)]);
+    assert_eq!(draft(&generations, false), (None, false));
+    assert_eq!(draft(&generations, true), (None, true), "a merge patch with the whole list");
+    generations.insert(Key::new("shop", "api"), 1);
+    let operations = draft(&generations, true).0.unwrap();
+    let version = json!({ "op": "add", "path": "/metadata/resourceVersion", "value": "1" });
+    assert_eq!(operations[0], version, "another version is a conflict");
+    assert_eq!(operations[1]["path"], "/status/policies/0");
+}
+
 /// One tenant has 500 policies and edits three of them every five seconds; another tenant edits its policy every two
 /// minutes. With the whole list of policies in each report, 1.0 MB a minute would be sent.
 #[test]
