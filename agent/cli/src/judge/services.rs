@@ -172,7 +172,7 @@ fn of_slices(cluster: &Cluster, asked: &ServiceQuestion<'_>) -> BTreeSet<Backend
     let key = &asked.service.key;
     let slices = cluster.slices().values();
     let slices = slices.filter(|it| it.service == key.name && it.key.namespace == key.namespace);
-    let mut targets = BTreeSet::new();
+    let (mut ready, mut serving) = (BTreeSet::new(), BTreeSet::new());
     for slice in slices {
         let ports = slice.ports.iter().filter(|of_slice| {
             let mut ports =
@@ -185,11 +185,12 @@ fn of_slices(cluster: &Cluster, asked: &ServiceQuestion<'_>) -> BTreeSet<Backend
             true => [asked.kind.1].into(),
             false => ports.map(|port| port.port).collect(),
         };
-        for address in slice.addresses.iter().filter(|it| !slice.not_ready.contains(it)) {
-            targets.extend(numbers.iter().map(|port| (Party::Address(*address), *port)));
-        }
+        let at = |address| numbers.iter().map(move |port| (Party::Address(address), *port));
+        ready.extend(slice.ready().flat_map(at));
+        serving.extend(slice.serving().flat_map(at));
     }
-    targets
+    // The name of a headless Service resolves to ready pods only.
+    if ready.is_empty() && !asked.is_headless { serving } else { ready }
 }
 
 /// Judges a Service by its backends.
