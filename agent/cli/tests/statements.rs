@@ -215,3 +215,41 @@ fn assertions_beside_a_document_that_cannot_be_read_are_judged() {
     // No assertion is left.
     run("assertions: [\n", CANNOT_TELL, &["test.yaml:"]);
 }
+
+/// A Deployment of a chart: its pods have no addresses yet.
+fn deployment(name: &str) -> String {
+    format!(
+        "{{apiVersion: apps/v1, kind: Deployment, metadata: {{namespace: shop, name: {name}}}, spec: {{template: \
+         {{metadata: {{labels: {{app: {name}}}}}, spec: {{containers: [{{name: c, ports: [{{name: http, containerPort: \
+         8080}}]}}]}}}}}}}}"
+    )
+}
+
+/// The address of a Service of a chart leads to the same backends as its name.
+#[test]
+fn addresses_of_a_service_lead_to_pods_without_addresses() {
+    let objects = |spec: &str, rules: &str| {
+        let port = "ports: [{name: http, port: 80, targetPort: http, nodePort: 30080}]";
+        let front = service(&format!("clusterIP: 10.96.0.9, type: NodePort, {spec} {port}"));
+        let [node, namespace] = [&shop()[1], &shop()[0]].map(Clone::clone);
+        let chart = [deployment("web"), deployment("api"), policy("web", rules), front];
+        [vec![namespace, node], chart.to_vec()].concat()
+    };
+    let (all, none) = ("ingress: [{}]", "ingress: []");
+    let selector = "selector: {app: web},";
+    for to in ["svc/shop/web", "10.96.0.9"] {
+        let ask = |from| (from, to, "80");
+        explained(&objects(selector, all), ask("shop/api"), ALLOWED, &["every backend is allowed"]);
+        explained(&objects(selector, none), ask("shop/api"), DENIED, &["none of its backends"]);
+        explained(&objects(selector, all), ask("198.51.100.7"), ALLOWED, &["every backend"]);
+        // The answer is about two pods of the Deployment; it may have one.
+        let itself = "none of its backends is allowed, but a pod of shop/web that is chosen itself is reached";
+        explained(&objects(selector, none), ask("shop/web"), DENIED, &[itself]);
+        explained(&objects(selector, all), ask("shop/web"), ALLOWED, &[]);
+        let unknown = "its EndpointSlices are not among the objects: its backends are not known";
+        explained(&objects("", none), ask("shop/api"), CANNOT_TELL, &[unknown]);
+    }
+    let at_node = ("shop/api", "192.168.5.1", "30080");
+    let reason = "a node port of Service shop/web, whose backends have no addresses yet";
+    explained(&objects(selector, none), at_node, CANNOT_TELL, &[reason]);
+}

@@ -61,14 +61,13 @@ impl Frontend<'_> {
                                 continue;
                             }
                             let backend = (*address, slice_port.port);
-                            if !new {
-                                backends.push(backend);
-                            } else if slice.not_ready.contains(address) {
-                                continue;
-                            } else if slice.terminating.contains(address) {
-                                serving.push(backend);
-                            } else {
-                                ready.push(backend);
+                            let is_ready = !slice.not_ready.contains(address);
+                            let is_terminating = slice.terminating.contains(address);
+                            match (new, is_ready, is_terminating) {
+                                (false, _, _) => backends.push(backend),
+                                (true, true, false) => ready.push(backend),
+                                (true, true, true) => serving.push(backend),
+                                (true, false, _) => {}
                             }
                         }
                     }
