@@ -19,7 +19,7 @@ items:
 - apiVersion: v1
   kind: Pod
   metadata: {name: a, namespace: x, labels: {app: web}}
-  spec: {nodeName: n, containers: [{name: c, ports: [{name: http, containerPort: 80}]}]}
+  spec: {nodeName: 'n', containers: [{name: c, ports: [{name: http, containerPort: 80}]}]}
   status: {podIP: 10.0.0.1}
 - apiVersion: v1
   kind: Pod

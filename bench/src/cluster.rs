@@ -215,6 +215,7 @@ fn service_with_slices() -> Vec<Change> {
             ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: PORT }],
             addresses: vec![FlowCluster::backends(v6)[0].0],
             not_ready: Vec::new(),
+            terminating: Vec::new(),
         })
     });
     std::iter::once(Change::Service(service)).chain(slices).collect()

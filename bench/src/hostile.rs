@@ -231,6 +231,7 @@ fn service_ports(size: u32, edited: bool) -> Vec<Change> {
             ports: ports.map(port).collect(),
             addresses: (0..100).map(|n| IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0001 + n))).collect(),
             not_ready: Vec::new(),
+            terminating: Vec::new(),
         })
     });
     slices.filter(|_| !edited).chain([service]).collect()

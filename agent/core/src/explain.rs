@@ -414,7 +414,7 @@ impl<'c> Explainer<'c> {
             if !frontends.is_empty() {
                 let behind = backends(self.cluster, &frontends, address.is_ipv6());
                 let all: &mut BTreeSet<_> = found.get_or_insert_default();
-                all.extend(behind.into_iter().flatten());
+                all.extend(behind.into_all());
             }
         }
         found

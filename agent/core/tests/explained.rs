@@ -203,8 +203,8 @@ fn json_has_the_probe_and_the_verdict() {
     assert_eq!(answer["egress"]["verdict"], "allow");
 }
 
-/// The shop behind a Service with this address, service port 80 and these backends (with `!`: not
-/// ready) on port 8443; an egress rule of the client's names a pod and a block.
+/// The shop behind a Service with this address, service port 80 and these backends (with `!`: not ready, with `~`:
+/// terminating and serving) on port 8443; an egress rule of the client's names a pod and a block.
 fn ask_service(to: &str, backends: &[&str]) -> Explanation {
     let named = Peer::Pods { namespaces: Some(Selector::default()), pods: is("app", "db") };
     let egress = vec![
@@ -213,9 +213,11 @@ fn ask_service(to: &str, backends: &[&str]) -> Explanation {
     ];
     let out = objects::policy("a", "out", is("app", "client"), None, Some(egress));
     let front = objects::service(("shop", "s"), &["10.96.0.1"], &[("", 80, Some(30080))]);
-    let addresses: Vec<&str> = backends.iter().map(|address| address.trim_matches('!')).collect();
+    let addresses: Vec<&str> =
+        backends.iter().map(|address| address.trim_start_matches(['!', '~'])).collect();
     let slice = EndpointSlice {
         not_ready: backends.iter().filter_map(|a| a.strip_prefix('!')?.parse().ok()).collect(),
+        terminating: backends.iter().filter_map(|a| a.strip_prefix('~')?.parse().ok()).collect(),
         ..objects::slice(("shop", "s"), "s", &addresses, &[("", 8443)])
     };
     let all = vec![Rule { peers: None, ports: None }];
@@ -250,12 +252,31 @@ fn services_are_judged_on_their_backends() {
             "Service shop/s: none of its backends is allowed; a rule allows the address itself, but the backends \
              behind it decide",
         ),
+        // Terminating ones count while none is ready.
+        (&["10.0.0.2", "~10.0.0.4"], Verdict::Allow, "Service shop/s: every backend is allowed"),
+        (
+            &["10.0.0.4", "~10.0.0.2"],
+            Verdict::Deny,
+            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but the backends \
+             behind it decide",
+        ),
+        (
+            &["~10.0.0.2", "!10.0.0.4"],
+            Verdict::Allow,
+            "Service shop/s: every backend is allowed; none is ready: terminating ones that still serve get the \
+             connections",
+        ),
     ] {
+        let in_state = |state: char| backends.iter().filter(|it| it.starts_with(state)).count();
+        let (not_ready, terminating) = (in_state('!'), in_state('~'));
+        let count = match backends.len() - not_ready - terminating {
+            0 => terminating,
+            ready => ready,
+        };
         for to in ["10.96.0.1", "svc/shop/s"] {
             let answer = ask_service(to, backends);
             assert_eq!(answer.note.as_deref(), Some(note), "{answer}");
-            let ready = backends.iter().filter(|backend| !backend.starts_with('!')).count();
-            assert_eq!((answer.verdict, answer.backends.len()), (verdict, ready));
+            assert_eq!((answer.verdict, answer.backends.len()), (verdict, count));
         }
     }
 }

@@ -84,6 +84,7 @@ fn nth_slice(number: u32, half: u32, backends: u32) -> Change {
         ports: vec![SlicePort { name: "web".into(), protocol: Protocol::Tcp, port: 80 }],
         addresses: addresses.collect(),
         not_ready: Vec::new(),
+        terminating: Vec::new(),
     })
 }
 

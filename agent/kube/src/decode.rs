@@ -250,12 +250,16 @@ mod tests {
     }
 
     #[test]
-    fn single_letters_are_text_or_booleans_as_is_wanted() {
-        let value =
-            sample("open: y\nlabels: {a: y, b: 'n'}\nlist: [{open: N}, {open: yes}]\n").unwrap();
+    fn plain_letters_of_yaml_1_1_are_booleans() {
+        let text = "open: y\nlabels: {a: 'y', b: \"n\"}\nlist: [{open: N}, {open: yes}]\n";
+        let value = sample(text).unwrap();
         assert!(value.open && !value.list[0].open && value.list[1].open);
         assert_eq!((value.labels["a"].as_str(), value.labels["b"].as_str()), ("y", "n"));
-        assert!(sample("labels: {a: yes}\n").unwrap_err().contains("is boolean `true`"));
+        for (word, boolean) in [("yes", true), ("y", true), ("Y", true), ("n", false), ("N", false)]
+        {
+            let error = sample(&format!("labels: {{a: {word}}}\n")).unwrap_err();
+            assert!(error.contains(&format!("is boolean `{boolean}`")), "{word}: {error}");
+        }
     }
 
     #[test]

@@ -83,7 +83,8 @@ pub enum TestOutput {
 const PASSED: u8 = 0;
 /// Exit status: some assertion fails.
 const FAILED: u8 = 1;
-/// Exit status: no assertion fails, but one has no answer, or its answer depends on the address; or none applies.
+/// Exit status: no assertion fails, but one has no answer, cannot be read, or its answer depends on the address; or none
+/// applies.
 const CANNOT_TELL: u8 = 2;
 /// Most failures shown per assertion.
 const TOLD: usize = 5;
@@ -223,9 +224,11 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     }
     let names: Vec<String> = args.file.iter().map(|file| file.display().to_string()).collect();
     let note = unenforced::note(&foreign);
-    print(&render::render(&outcomes, note.as_deref(), args.output, &names.join(","))?)?;
+    let notes = render::Notes { not_enforced: note, unread: files.unread_assertions };
+    print(&render::render(&outcomes, &notes, args.output, &names.join(","))?)?;
     let any = |result| outcomes.iter().any(|outcome| outcome.result() == result);
-    Ok(match (any(Verified::Unknown) || any(Verified::Depends), any(Verified::Pass)) {
+    let is_unknown = !notes.unread.is_empty() || any(Verified::Unknown) || any(Verified::Depends);
+    Ok(match (is_unknown, any(Verified::Pass)) {
         _ if any(Verified::Fail) => FAILED,
         (true, _) | (false, false) => CANNOT_TELL,
         (false, true) => PASSED,

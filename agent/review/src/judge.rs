@@ -213,7 +213,7 @@ impl Judge {
         let explainer = Explainer::new(cluster).with_ranges(&self.ranges);
         let by_backends = self.services.explain(cluster, explainer, &self.details, probe);
         let answer = by_backends.unwrap_or_else(|| explainer.explain(probe));
-        let answer = local_backends::restricted(cluster, &self.details, answer);
+        let answer = local_backends::restricted(cluster, explainer, &self.details, answer);
         let reason = services::depends(cluster, &answer)
             .or_else(|| masquerade::depends(cluster, explainer, &self.details, &answer))
             .or_else(|| host_port::depends(cluster, explainer, &self.details, &answer))

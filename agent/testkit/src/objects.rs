@@ -70,6 +70,7 @@ pub fn slice(
         ports: ports.iter().map(port).collect(),
         addresses: ips(addresses),
         not_ready: Vec::new(),
+        terminating: Vec::new(),
     }
 }
 

@@ -136,7 +136,7 @@ fn the_nearest_rule_is_the_one_that_was_meant() {
             "{{ports: [{{port: 53}}, {{port: 53, protocol: UDP}}]}}, {{ports: [{{port: 22}}]}}, {rule}"
         );
         policy("out", &format!("podSelector: {{}}, policyTypes: [Egress], egress: [{rules}]"))
-            .replace("namespace: x", "namespace: y")
+            .replace("namespace: x", "namespace: 'y'")
     };
     let (text, _) = explain(&format!("{CLUSTER}{}", egress("{ports: [{port: 80}]}")), &ask);
     assert!(text.contains("nearest: egress rule 3 of y/out"), "{text}");

@@ -62,7 +62,7 @@ fn examine(objects: &str) -> (i32, DoctorReport) {
 const CLUSTER: &str = "
 {apiVersion: v1, kind: Namespace, metadata: {name: x}}
 ---
-{apiVersion: v1, kind: Namespace, metadata: {name: y}}
+{apiVersion: v1, kind: Namespace, metadata: {name: 'y'}}
 ---
 apiVersion: v1
 kind: Pod
@@ -78,7 +78,7 @@ status: {podIP: 10.0.0.2}
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: client, namespace: y, labels: {app: client}}
+metadata: {name: client, namespace: 'y', labels: {app: client}}
 spec: {nodeName: n2, containers: [{name: c}]}
 status: {podIP: 10.0.0.3}
 ---

@@ -50,7 +50,8 @@ impl World {
     }
 }
 
-const FROM_Y: &str = "from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: y}}}]";
+const FROM_Y: &str =
+    "from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: 'y'}}}]";
 const FROM_Z: &str = "from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: z}}}]";
 
 #[test]

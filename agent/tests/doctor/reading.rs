@@ -23,7 +23,7 @@ fn problems_of_the_reader_are_findings() {
     let lines = CLUSTER.lines().count();
     let place = format!("NetworkPolicy x/p is defined twice; the one in line {} wins", lines + 3);
     assert_eq!(finds(&twice), one("defined-twice", &place));
-    let number = "{apiVersion: v1, kind: Pod, metadata: {name: n, namespace: x, labels: {app: 7}}, spec: {}}\n---\n";
+    let number = "{apiVersion: v1, kind: Pod, metadata: {name: 'n', namespace: x, labels: {app: 7}}, spec: {}}\n---\n";
     let (status, found) = finds(number);
     let [(check, places)] = &found[..] else { panic!("{found:?}") };
     assert_eq!((status, check.as_str()), (1, "object-not-read"), "{found:?}");

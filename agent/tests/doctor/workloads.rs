@@ -171,7 +171,7 @@ fn peers_beside_others_need_not_run() {
     assert_eq!(finds(absent), 1);
     assert_eq!(finds(&format!("{{podSelector: {{matchLabels: {{app: silent}}}}}}, {absent}")), 0);
     assert_eq!(finds(&format!("{{ipBlock: {{cidr: 203.0.113.0/24}}}}, {absent}")), 1);
-    let elsewhere = "{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: y}}}, {podSelector: {matchLabels: {app: client}}}";
+    let elsewhere = "{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: 'y'}}}, {podSelector: {matchLabels: {app: client}}}";
     assert_eq!(finds(elsewhere), 1, "two peers where one was meant");
 }
 

@@ -308,7 +308,7 @@ impl<'c> Allowing<'c> {
             for at_node in [false, true] {
                 let fronts = frontends(cluster, at_node, remote, flow.protocol, flow.port);
                 let behind = backends(cluster, &fronts, remote.is_ipv6());
-                for (remote, port) in behind.into_iter().flatten() {
+                for (remote, port) in behind.into_all() {
                     look(PodFlow { remote, port, ..flow }, at_node);
                 }
             }

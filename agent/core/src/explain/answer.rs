@@ -294,7 +294,8 @@ pub struct TierProblem {
 
 impl Judgement {
     /// Returns whether a Deny rule of a ClusterNetworkPolicy decides.
-    pub(super) fn is_denied_by_tier(&self) -> bool {
+    #[must_use]
+    pub fn is_denied_by_tier(&self) -> bool {
         self.cause == Cause::TierRule && self.verdict == Verdict::Deny
     }
 }

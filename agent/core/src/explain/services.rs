@@ -17,10 +17,7 @@ use crate::probe::{IpProtocol, Probe};
 struct ServiceTranslation {
     /// Services of the frontend, by name.
     services: Vec<Key>,
-    /// Backends that receive new connections.
-    backends: BackendAddresses,
-    /// Backends that only keep their existing connections: not ready.
-    waiting: BackendAddresses,
+    backends: TranslatedBackends,
     /// Whether the frontend is a node port.
     at_node: bool,
 }
@@ -60,27 +57,51 @@ pub(super) fn frontends(
         .collect()
 }
 
-/// Returns the backends of Services' ports in one family: first the ones that receive new connections, then the
-/// ones that only keep existing connections.
+/// Backends of Services' ports in one family.
+#[derive(Default)]
+pub(super) struct TranslatedBackends {
+    /// Backends that receive new connections: of each port the ready ones, else those that are terminating and still
+    /// serve.
+    pub(super) receiving: BackendAddresses,
+    /// Backends that only keep their existing connections.
+    pub(super) waiting: BackendAddresses,
+    /// Some port has no ready backend, and terminating ones receive its connections.
+    pub(super) has_terminating: bool,
+}
+
+impl TranslatedBackends {
+    /// Returns all backends; some may be there twice.
+    pub(super) fn into_all(self) -> impl Iterator<Item = (IpAddr, u16)> {
+        self.receiving.into_iter().chain(self.waiting)
+    }
+}
+
+/// Returns the backends of Services' ports in one family.
 pub(super) fn backends(
     cluster: &Cluster,
     frontends: &[(&Service, &ServicePort)],
     v6: bool,
-) -> [BackendAddresses; 2] {
-    let [mut ready, mut waiting] = [const { BackendAddresses::new() }; 2];
+) -> TranslatedBackends {
+    let mut found = TranslatedBackends::default();
     for (service, port) in frontends {
+        let [mut ready, mut serving] = [const { BackendAddresses::new() }; 2];
         for slice in cluster.translation.slices_of(&service.key) {
             let same = |p: &&_| same_port(p, port);
             for number in slice.ports.iter().filter(same).map(|p| p.port) {
-                for address in slice.addresses.iter().filter(|a| a.is_ipv6() == v6) {
-                    let waits = slice.not_ready.contains(address);
-                    let list = if waits { &mut waiting } else { &mut ready };
-                    list.insert((*address, number));
-                }
+                let at = |address: IpAddr| (address.is_ipv6() == v6).then_some((address, number));
+                ready.extend(slice.ready().filter_map(at));
+                serving.extend(slice.serving().filter_map(at));
+                found.waiting.extend(slice.not_ready.iter().copied().filter_map(at));
             }
         }
+        found.has_terminating |= ready.is_empty() && !serving.is_empty();
+        if ready.is_empty() {
+            found.receiving.append(&mut serving);
+        }
+        found.receiving.append(&mut ready);
+        found.waiting.append(&mut serving);
     }
-    [ready, waiting]
+    found
 }
 
 /// Judges traffic to Services by their backends.
@@ -112,17 +133,18 @@ impl ServiceTranslator<'_> {
         if frontends.is_empty() {
             return None;
         }
-        let [backends, waiting] = backends(self.literal.cluster, &frontends, address.is_ipv6());
+        let backends = backends(self.literal.cluster, &frontends, address.is_ipv6());
         let mut keys: Vec<Key> = frontends.iter().map(|(s, _)| s.key.clone()).collect();
         keys.sort();
         keys.dedup();
-        Some(ServiceTranslation { services: keys, backends, waiting, at_node })
+        Some(ServiceTranslation { services: keys, backends, at_node })
     }
 
     /// Returns whether some backend of an address is a pod.
     pub(super) fn leads_to_pod(&self, address: IpAddr, probe: &Probe) -> bool {
         self.translated(address, probe.protocol, probe.port).is_some_and(|to| {
             to.backends
+                .receiving
                 .iter()
                 .any(|(at, _)| self.literal.pods_behind(*at).iter().any(Option::is_some))
         })
@@ -184,8 +206,7 @@ impl ServiceTranslator<'_> {
                 .then(|| judge_at(Direction::Ingress, backend, detail));
             ingress.filter(Judgement::is_denied_by_tier).unwrap_or(egress)
         };
-        let backends: BTreeSet<(IpAddr, u16)> =
-            to.backends.iter().chain(&to.waiting).copied().collect();
+        let backends: BTreeSet<(IpAddr, u16)> = to.backends.into_all().collect();
         let judged: Vec<_> = backends.iter().map(|at| (*at, judge(*at, Detail::Verdict))).collect();
         let denied: Vec<(IpAddr, u16)> = judged
             .iter()
@@ -233,7 +254,7 @@ impl ServiceTranslator<'_> {
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Option<Explanation> {
-        let ServiceTranslation { services, backends, at_node, .. } =
+        let ServiceTranslation { services, backends, at_node } =
             self.translated(destination, probe.protocol, probe.port)?;
         let own = |pod: &Pod| self.literal.cluster.is_node_of(pod, destination);
         let out_of_sight = at_node && from.is_some_and(|pod| !own(pod));
@@ -246,7 +267,8 @@ impl ServiceTranslator<'_> {
             let pod = pod.map(|pod| pod.key.clone());
             ServiceBackend { address, port, pod, verdict, egress, ingress }
         };
-        let pods = backends.into_iter().flat_map(|at| {
+        let has_terminating = backends.has_terminating;
+        let pods = backends.receiving.into_iter().flat_map(|at| {
             let pods = self.literal.pods_behind(at.0).into_iter();
             pods.map(move |pod| (pod, at))
         });
@@ -263,6 +285,9 @@ impl ServiceTranslator<'_> {
         let allowed = Verdict::of([&egress, &None]) == Verdict::Allow
             && backends.iter().any(|backend| receives(backend) == Verdict::Allow);
         let mut note = text::translated(&services, &backends, egress.as_ref(), out_of_sight);
+        if has_terminating && let Some(note) = &mut note {
+            note.push_str("; none is ready: terminating ones that still serve get the connections");
+        }
         if detail == Detail::Reasons
             && !at_node
             && let Some(rule) = from.and_then(|pod| self.denying_address(pod, destination, probe))

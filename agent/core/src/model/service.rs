@@ -56,6 +56,23 @@ pub struct EndpointSlice {
     /// duplicates.
     #[serde(default)]
     pub not_ready: Vec<IpAddr>,
+    /// The `addresses` of terminating endpoints that are not ready. Of these, those that still serve get new connections
+    /// only while their Service's port has no ready backend. Sorted, without duplicates.
+    #[serde(default)]
+    pub terminating: Vec<IpAddr>,
+}
+
+impl EndpointSlice {
+    /// Returns the addresses that get new connections, whatever other endpoints there are.
+    pub fn ready(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let others = |it: &IpAddr| self.not_ready.contains(it) || self.terminating.contains(it);
+        self.addresses.iter().copied().filter(move |it| !others(it))
+    }
+
+    /// Returns the addresses that get new connections while their Service's port has no ready backend.
+    pub fn serving(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.terminating.iter().copied().filter(|it| !self.not_ready.contains(it))
+    }
 }
 
 /// One item of an EndpointSlice's `ports`.

@@ -4,7 +4,7 @@
 //! a cluster address have no translated address; a load balancer's address counts unless its `ipMode` is `Proxy`.
 //! Addresses are parsed as in kube-proxy, since a backend that only kube-proxy accepts may be one that policy denies.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as core;
@@ -179,14 +179,18 @@ pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Convert
     let mut ports = slice_ports(slice, &mut problems);
     ports.sort();
     ports.dedup();
-    let [ready, mut not_ready] = backends(slice, &mut problems);
-    not_ready.retain(|address| !ready.contains(address));
+    let backends = backends(slice, &mut problems);
+    let in_phase = |phases: [EndpointPhase; 2]| {
+        let found = backends.iter().filter(|(_, phase)| phases.contains(phase));
+        found.map(|(address, _)| *address).collect()
+    };
     let slice = EndpointSlice {
         key,
         service: service.cloned().unwrap_or_default(),
         ports,
-        addresses: ready.union(&not_ready).copied().collect(),
-        not_ready: not_ready.into_iter().collect(),
+        addresses: backends.keys().copied().collect(),
+        not_ready: in_phase([EndpointPhase::NotReady, EndpointPhase::Ended]),
+        terminating: in_phase([EndpointPhase::Serving, EndpointPhase::Ended]),
     };
     Ok(Converted { change: Change::EndpointSlice(slice), problems })
 }
@@ -207,13 +211,43 @@ fn slice_ports(
     ports.collect()
 }
 
-/// Returns the endpoints' addresses of the slice's own family: first the ones that receive new connections, then the
-/// others, which only keep existing connections.
+/// Conditions of an endpoint, as the nodes' proxy reads them. If several endpoints have an address, the first counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum EndpointPhase {
+    /// Receives new connections.
+    Ready,
+    /// Terminating and still serving: receives new connections while none is ready.
+    Serving,
+    /// Keeps its existing connections only.
+    NotReady,
+    /// Terminating, and keeps its existing connections only.
+    Ended,
+}
+
+impl EndpointPhase {
+    /// Absent conditions: ready, serving and not terminating.
+    fn of(endpoint: &discovery::Endpoint) -> Self {
+        let conditions = endpoint.conditions.as_ref();
+        let given =
+            |read: fn(&discovery::EndpointConditions) -> Option<bool>| conditions.and_then(read);
+        if given(|it| it.ready).unwrap_or(true) {
+            return Self::Ready;
+        }
+        let is_serving = given(|it| it.serving).unwrap_or(true);
+        match given(|it| it.terminating).unwrap_or(false) {
+            true if is_serving => Self::Serving,
+            true => Self::Ended,
+            false => Self::NotReady,
+        }
+    }
+}
+
+/// Returns the endpoints' addresses of the slice's own family.
 fn backends(
     slice: &discovery::EndpointSlice,
     problems: &mut Vec<FieldProblem>,
-) -> [BTreeSet<IpAddr>; 2] {
-    let mut all = [BTreeSet::new(), BTreeSet::new()];
+) -> BTreeMap<IpAddr, EndpointPhase> {
+    let mut all = BTreeMap::new();
     let is_v4 = match slice.address_type.as_str() {
         "IPv4" => true,
         "IPv6" => false,
@@ -224,12 +258,13 @@ fn backends(
         }
     };
     for (n, endpoint) in slice.endpoints.iter().enumerate() {
-        let addresses = &mut all[usize::from(!is_used(endpoint))];
+        let phase = EndpointPhase::of(endpoint);
         for (m, text) in endpoint.addresses.iter().enumerate() {
             let path = format!("endpoints[{n}].addresses[{m}]");
             let Some(address) = address(&path, text, problems) else { continue };
             if address.is_ipv4() == is_v4 {
-                addresses.insert(address);
+                let first = all.entry(address).or_insert(phase);
+                *first = phase.min(*first);
             } else {
                 let text = format!("{text} is not of the slice's family, {}", slice.address_type);
                 problems.push(FieldProblem::new(path, text));
@@ -237,12 +272,4 @@ fn backends(
         }
     }
     all
-}
-
-/// Returns whether an endpoint is ready (the default), or terminating and still serving: a terminating one receives
-/// packets while none is ready.
-fn is_used(endpoint: &discovery::Endpoint) -> bool {
-    let Some(conditions) = &endpoint.conditions else { return true };
-    conditions.ready.unwrap_or(true)
-        || (conditions.serving.unwrap_or(false) && conditions.terminating.unwrap_or(false))
 }

@@ -178,7 +178,7 @@ fn peers_with_selectors() {
 fn all_operators_are_read_sorted_and_once() {
     let spec = "{podSelector: {matchLabels: {e/a: ''}, matchExpressions: [
         {key: d, operator: DoesNotExist}, {key: c, operator: Exists, values: []},
-        {key: b, operator: NotIn, values: [y, x, y]}, {key: a, operator: In, values: [z]},
+        {key: b, operator: NotIn, values: ['y', x, 'y']}, {key: a, operator: In, values: [z]},
         {key: a, operator: In, values: [z]}]}}";
     let x_y = vec!["x".to_owned(), "y".to_owned()];
     let policy = policy(spec);
@@ -338,8 +338,8 @@ fn namespaces_carry_their_name_as_label() {
 #[test]
 fn nodes_have_internal_and_external_addresses() {
     let converted = convert(
-        "{apiVersion: v1, kind: Node, metadata: {name: n, namespce: x}, status: {addresses: [
-         {type: Hostname, address: n}, {type: InternalIP, address: 192.168.0.1},
+        "{apiVersion: v1, kind: Node, metadata: {name: 'n', namespce: x}, status: {addresses: [
+         {type: Hostname, address: 'n'}, {type: InternalIP, address: 192.168.0.1},
          {type: ExternalIP, address: '2001:db8::1'}, {type: InternalIP, address: nowhere}]}}",
     );
     let addresses = vec!["192.168.0.1".parse().unwrap(), "2001:db8::1".parse().unwrap()];
@@ -372,7 +372,7 @@ metadata:
   creationTimestamp: '1970-01-01T00:01:40Z'
   deletionTimestamp: '2026-01-01T00:00:00Z'
 spec:
-  nodeName: n
+  nodeName: 'n'
   hostNetwork: true
   containers:
   - name: c

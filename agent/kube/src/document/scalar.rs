@@ -22,8 +22,6 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 pub(super) enum Scalar<'t> {
     Null,
     Bool(bool),
-    /// `y` and `n`: booleans for kubectl, text unless a boolean is needed.
-    Letter(Cow<'t, str>),
     Int(i64),
     /// A whole number beyond [`i64::MAX`].
     Large(u64),
@@ -48,7 +46,6 @@ impl<'t> Scalar<'t> {
         };
         let wanted = &tag[CORE.len()..];
         match (wanted, found) {
-            ("bool", Self::Letter(letter)) => Ok(Self::Bool(is_yes(&letter))),
             ("bool", found @ Self::Bool(_))
             | ("int", found @ (Self::Int(_) | Self::Large(_)))
             | ("float", found @ Self::Float(_))
@@ -79,7 +76,7 @@ impl<'t> Scalar<'t> {
                 Value::Int(number as i64)
             }
             Self::Float(number) => Value::Float(number),
-            Self::Text(text) | Self::Letter(text) => Value::Text(text.into_owned()),
+            Self::Text(text) => Value::Text(text.into_owned()),
         })
     }
 
@@ -91,7 +88,6 @@ impl<'t> Scalar<'t> {
         Ok(match self {
             Self::Null => return Err("a key must not be empty; put it in quotes".into()),
             Self::Bool(value) => value.to_string(),
-            Self::Letter(letter) => is_yes(&letter).to_string(),
             Self::Int(number) => number.to_string(),
             Self::Large(number) => {
                 return Err(format!("{number} is too large for a key; put it in quotes"));
@@ -100,10 +96,6 @@ impl<'t> Scalar<'t> {
             Self::Text(text) => text.into_owned(),
         })
     }
-}
-
-fn is_yes(letter: &str) -> bool {
-    letter.eq_ignore_ascii_case("y")
 }
 
 /// Decodes `!!binary`: base64. Bytes that are not UTF-8 are replaced, as in JSON.
@@ -136,9 +128,10 @@ fn float_key(number: f32) -> String {
 fn resolve(text: Cow<'_, str>) -> Scalar<'_> {
     match text.as_ref() {
         "" | "~" | "null" | "Null" | "NULL" => Scalar::Null,
-        "y" | "Y" | "n" | "N" => Scalar::Letter(text),
-        "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => Scalar::Bool(true),
-        "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
+            Scalar::Bool(true)
+        }
+        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
             Scalar::Bool(false)
         }
         ".nan" | ".NaN" | ".NAN" => Scalar::Float(f64::NAN),

@@ -35,10 +35,12 @@ fn scalars_are_typed_as_kubectl_types_them() {
         ("~", Value::Null),
         ("NULL", Value::Null),
         ("true", Value::Bool(true)),
-        ("y", text("y")),
+        ("y", Value::Bool(true)),
+        ("Y", Value::Bool(true)),
+        ("n", Value::Bool(false)),
         ("Yes", Value::Bool(true)),
         ("on", Value::Bool(true)),
-        ("N", text("N")),
+        ("N", Value::Bool(false)),
         ("!!bool n", Value::Bool(false)),
         ("OFF", Value::Bool(false)),
         ("yEs", text("yEs")),
@@ -322,7 +324,7 @@ fn files_in_other_encodings_are_read_as_kubectl_reads_them() {
         assert_eq!(nodes[1].line_of("b"), 3);
     }
     assert_eq!(text(b"\xff\xfea\0\n\0\xd8"), "a\n\u{fffd}");
-    let nodes = read(b"# fa\xe7ade\na: 'x\xff'\n---\nb: y\n");
-    assert_eq!((nodes[0].text("a"), nodes[1].text("b")), (Some("x\u{fffd}"), Some("y")));
+    let nodes = read(b"# fa\xe7ade\na: 'x\xff'\n---\nb: z\n");
+    assert_eq!((nodes[0].text("a"), nodes[1].text("b")), (Some("x\u{fffd}"), Some("z")));
     assert_eq!(nodes[1].line_of("b"), 4);
 }

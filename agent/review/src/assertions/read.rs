@@ -26,14 +26,16 @@ pub(super) struct AssertionFiles {
     pub(super) objects: Vec<Change>,
     /// Those of them that cannot be decoded.
     pub(super) undecoded: Vec<Undecoded>,
-    /// Documents that cannot be read.
+    /// Documents that cannot be read, and may hold any object.
     pub(super) unread: Vec<SourceProblem>,
+    /// Documents of assertions that cannot be read, as `file:line: reason`.
+    pub(super) unread_assertions: Vec<String>,
 }
 
 /// Reads files, or standard input. `namespace` is the default for pods named without one and for objects without one.
 ///
 /// # Errors
-/// A file cannot be read or has unexpected content, with `file:line`; or no file contains an assertion.
+/// A file cannot be read or has unexpected content, with `file:line`; or no file contains an assertion that can be read.
 pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<AssertionFiles> {
     let mut all = AssertionFiles::default();
     let mut names = Vec::new();
@@ -43,13 +45,14 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<AssertionFiles>
             false => (file.display().to_string(), offline::content(file)?.to_vec()),
         };
         let text = document::text(&bytes);
-        let [assertions, objects] = parts(&text);
-        let assertions = read_text(&name, &assertions, namespace);
-        let assertions = assertions.map_err(|error| {
+        let FileParts { assertions, objects, unread } = FileParts::of(&text);
+        let describe = |error: ReadError| {
             let hint = offline::template_hint(text.as_bytes());
-            anyhow!("{name}:{}: {}{hint}", error.line, error.reason)
-        })?;
-        all.assertions.extend(assertions);
+            format!("{name}:{}: {}{hint}", error.line, error.reason)
+        };
+        all.unread_assertions.extend(unread.into_iter().map(describe));
+        let assertions = read_text(&name, &assertions, namespace);
+        all.assertions.extend(assertions.map_err(|error| anyhow!(describe(error)))?);
         if !objects.trim().is_empty() {
             let reviewed = offline::review_text(&name, objects.as_bytes(), namespace).reported();
             all.objects.extend(reviewed.objects);
@@ -59,41 +62,72 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<AssertionFiles>
         names.push(name);
     }
     if all.assertions.is_empty() {
+        if let Some(unread) = all.unread_assertions.first() {
+            return Err(anyhow!("{unread}"));
+        }
         let names = names.join(", ");
         return Err(anyhow!("{names}: no assertion found; list them under `assertions:`"));
     }
     Ok(all)
 }
 
-/// Splits a text into documents of assertions and documents of Kubernetes objects. In each part, the other's lines are
-/// empty, so that line numbers stay correct.
-fn parts(text: &str) -> [String; 2] {
-    let mut parts = [const { String::new() }; 2];
-    let mut document = Vec::new();
-    let mut end = |document: &mut Vec<&str>| {
-        let text = document.concat();
-        let nodes = parse(&text).unwrap_or_default();
-        let is_object = nodes
-            .first()
-            .is_some_and(|node| node.get("kind").is_some() && node.get("assertions").is_none());
-        let [own, other] = match is_object {
-            true => [1, 0],
-            false => [0, 1],
-        };
-        let empty = "\n".repeat(document.len());
-        parts[own].push_str(&text);
-        parts[other].push_str(&empty);
-        document.clear();
-    };
-    for line in text.split_inclusive('\n') {
-        let is_separator = line.trim_end() == "---" || line.starts_with("--- ");
-        if is_separator && !document.is_empty() {
-            end(&mut document);
+/// Documents of a file: those of assertions, and those of Kubernetes objects. In each part, the other's lines are empty,
+/// so that line numbers stay correct.
+#[derive(Debug, Default, PartialEq)]
+struct FileParts {
+    assertions: String,
+    /// Objects, and documents of unknown content that cannot be read: they may hold any object.
+    objects: String,
+    /// Errors of the documents of assertions that cannot be read.
+    unread: Vec<ReadError>,
+}
+
+impl FileParts {
+    /// Splits a text.
+    fn of(text: &str) -> Self {
+        let mut parts = Self::default();
+        let (mut document, mut line) = (Vec::new(), 0);
+        for text in text.split_inclusive('\n') {
+            let is_separator = text.trim_end() == "---" || text.starts_with("--- ");
+            if is_separator && !document.is_empty() {
+                parts.add(&document, line);
+                line += document.len() as u32;
+                document.clear();
+            }
+            document.push(text);
         }
-        document.push(line);
+        parts.add(&document, line);
+        parts
     }
-    end(&mut document);
-    parts
+
+    /// Adds the lines of a document, which follow on line `before`.
+    fn add(&mut self, document: &[&str], before: u32) {
+        let (text, empty) = (document.concat(), "\n".repeat(document.len()));
+        let (own, other) = match parse(&text) {
+            Err(error) if is_of_assertions(&text) => {
+                self.unread.push(ReadError::new(before + error.line, error.reason));
+                self.assertions.push_str(&empty);
+                self.objects.push_str(&empty);
+                return;
+            }
+            Ok(nodes) if !nodes.first().is_some_and(is_object) => {
+                (&mut self.assertions, &mut self.objects)
+            }
+            Ok(_) | Err(_) => (&mut self.objects, &mut self.assertions),
+        };
+        own.push_str(&text);
+        other.push_str(&empty);
+    }
+}
+
+fn is_object(document: &DocumentNode) -> bool {
+    document.get("kind").is_some() && document.get("assertions").is_none()
+}
+
+/// Returns whether a document that cannot be read is one of assertions.
+fn is_of_assertions(text: &str) -> bool {
+    text.lines().any(|line| line.starts_with("assertions:"))
+        || text.contains("assertions") && !text.contains("kind")
 }
 
 fn read_text(file: &str, text: &str, namespace: &str) -> Result<Vec<Assertion>, ReadError> {
@@ -309,7 +343,7 @@ mod tests {
     #[test]
     fn what_stands_in_a_file() {
         let text = "assertions:\n\
-            - {name: n, from: a, to: 10.0.0.1, port: 80, expect: allow}\n\
+            - {name: one, from: a, to: 10.0.0.1, port: 80, expect: allow}\n\
             - from: {namespace: x, labels: {app: web, tier: \"1\"}}\n  to: svc/x/s\n  protocol: udp\n  port: 53\n  expect: deny\n\
             - {from: {namespace: \"*\"}, to: x/a, protocol: ICMP, expect: deny}\n\
             - {from: a, to: {name: \"*.A.example.\", at: public}, port: 1, expect: deny}\n\
@@ -317,7 +351,7 @@ mod tests {
         let all = read_text("a.yaml", text, "x").unwrap();
         let titles: Vec<_> = all.iter().map(|a| (a.place.as_str(), a.title())).collect();
         let expected = [
-            ("a.yaml:2", "n"),
+            ("a.yaml:2", "one"),
             ("a.yaml:3", "deny pods of x with app=web, tier=1 to svc/x/s, UDP 53"),
             ("a.yaml:8", "deny pods of every namespace to x/a, ICMP"),
             ("a.yaml:9", "deny x/a to *.a.example at public addresses, TCP 1"),
@@ -330,11 +364,14 @@ mod tests {
     #[test]
     fn objects_stand_beside_assertions() {
         let text = "# both\nassertions: []\n---\n# Source: x\napiVersion: v1\nkind: Pod\n--- # more\nassertions: [a]\n";
-        let [assertions, objects] = parts(text);
+        let FileParts { assertions, objects, unread } = FileParts::of(text);
         assert_eq!(assertions, "# both\nassertions: []\n\n\n\n\n--- # more\nassertions: [a]\n");
         assert_eq!(objects, "\n\n---\n# Source: x\napiVersion: v1\nkind: Pod\n\n\n");
-        let broken = "assertions: [\n---\n{kind: Pod}\n";
-        assert_eq!(parts(broken), ["assertions: [\n\n\n", "\n---\n{kind: Pod}\n"]);
+        assert!(unread.is_empty());
+        let parts = FileParts::of("{kind: Pod}\n---\nassertions: [\n---\n{kind: Pod\n");
+        assert_eq!(parts.objects, "{kind: Pod}\n\n\n---\n{kind: Pod\n");
+        assert_eq!(parts.assertions, "\n".repeat(5));
+        assert_eq!(parts.unread.iter().map(|error| error.line).collect::<Vec<_>>(), [3]);
     }
 
     #[test]

@@ -16,18 +16,28 @@ use super::outcome::{AssertionOutcome, Verified};
 use super::probe::ProbeResults;
 use super::{Assertion, NAMED, Selected, TestOutput};
 
-/// Renders the outcomes; text for people is coloured.
-/// `note` is one on the whole answer, `file` the name of the suite.
+/// Notes on the whole answer.
+pub(super) struct Notes {
+    /// Policies of other APIs.
+    pub(super) not_enforced: Option<String>,
+    /// Documents of assertions that cannot be read, as `file:line: reason`.
+    pub(super) unread: Vec<String>,
+}
+
+/// Renders the outcomes; text for people is coloured. `file` is the name of the suite.
 pub(super) fn render(
     outcomes: &[AssertionOutcome],
-    note: Option<&str>,
+    Notes { not_enforced, unread }: &Notes,
     output: TestOutput,
     file: &str,
 ) -> Result<String> {
     let notes: Vec<String> = templates(outcomes)
         .into_iter()
         .chain(left_out(outcomes))
-        .chain(note.map(|note| printable(note).into_owned()))
+        .chain(not_enforced.iter().map(|note| printable(note).into_owned()))
+        .chain(unread.iter().map(|document| {
+            printable(&format!("assertions that cannot be read: {document}")).into_owned()
+        }))
         .collect();
     Ok(match output {
         TestOutput::Text => text(outcomes, &notes),
@@ -35,7 +45,8 @@ pub(super) fn render(
         TestOutput::Junit => junit(outcomes, &notes, file),
         TestOutput::Json => {
             let mut document = document(outcomes);
-            document["not_enforced"] = json!(note);
+            document["not_enforced"] = json!(not_enforced);
+            document["unread"] = json!(unread);
             printable_json(&mut document);
             format!("{}\n", serde_json::to_string_pretty(&document)?)
         }

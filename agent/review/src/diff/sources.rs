@@ -117,6 +117,7 @@ impl Sources {
             sources.add_policy_notes(named.iter(), &after);
         }
         sources.objects = [before, after];
+        sources.complete_namespaces();
         sources
     }
 

@@ -5,12 +5,13 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{EndpointSlice, Key, Protocol, Service, ServicePort};
+use netpold_core::model::{EndpointSlice, Key, Protocol, Service, ServicePort, SlicePort};
 
 /// Port of a Service, with addresses and ports of its backends.
 pub(super) struct PortBackends<'c> {
     pub(super) service: &'c Service,
     pub(super) port: &'c ServicePort,
+    /// Ready or not; without terminating ones, except where there are no others.
     pub(super) backends: BTreeSet<(IpAddr, u16)>,
 }
 
@@ -35,8 +36,8 @@ impl<'c> BackendIndex<'c> {
         let all = ports.map(|(service, port)| {
             let Key { namespace, name } = &service.key;
             let slices = slices.get(&(namespace.as_str(), name.as_str()));
-            let backends = slices.into_iter().flatten().flat_map(|slice| backends(slice, port));
-            PortBackends { service, port, backends: backends.collect() }
+            let slices = slices.map_or(&[][..], Vec::as_slice);
+            PortBackends { service, port, backends: backends(slices, port) }
         });
         let mut this = Self {
             all: all.collect(),
@@ -89,8 +90,18 @@ impl<'c> BackendIndex<'c> {
     }
 }
 
-fn backends(slice: &EndpointSlice, port: &ServicePort) -> Vec<(IpAddr, u16)> {
-    let same = slice.ports.iter();
-    let same = same.filter(|it| (&it.name, it.protocol) == (&port.name, port.protocol));
-    same.flat_map(|it| slice.addresses.iter().map(|address| (*address, it.port))).collect()
+/// Returns the backends of a port, ready or not; terminating ones only if there are no others.
+fn backends(slices: &[&EndpointSlice], port: &ServicePort) -> BTreeSet<(IpAddr, u16)> {
+    let (mut staying, mut terminating) = (BTreeSet::new(), BTreeSet::new());
+    for slice in slices {
+        let same = |it: &&SlicePort| (&it.name, it.protocol) == (&port.name, port.protocol);
+        for SlicePort { port, .. } in slice.ports.iter().filter(same) {
+            for address in &slice.addresses {
+                let is_terminating = slice.terminating.contains(address);
+                let list = if is_terminating { &mut terminating } else { &mut staying };
+                list.insert((*address, *port));
+            }
+        }
+    }
+    if staying.is_empty() { terminating } else { staying }
 }

@@ -61,10 +61,10 @@ pub fn slices(changes: &[Change], details: &Details) -> Vec<EndpointSlice> {
         if served.contains(&(key.namespace.as_str(), key.name.as_str())) {
             continue;
         }
-        let mut add = |addresses: &mut dyn Iterator<Item = IpAddr>, port: SlicePort| {
+        let mut add = |addresses: &mut dyn Iterator<Item = IpAddr>, port: SlicePort, leaves| {
             let [v4, v6] = by_family(addresses);
             for addresses in [v4, v6].into_iter().filter(|addresses| !addresses.is_empty()) {
-                slices.push(slice(key, addresses, port.clone(), slices.len()));
+                slices.push(slice(key, (addresses, leaves), port.clone(), slices.len()));
             }
         };
         match details.endpoints.get(key) {
@@ -72,7 +72,7 @@ pub fn slices(changes: &[Change], details: &Details) -> Vec<EndpointSlice> {
                 for backend in endpoints {
                     let (name, protocol, port) = backend.port.clone();
                     let port = SlicePort { name, protocol, port };
-                    add(&mut backend.addresses.iter().copied(), port);
+                    add(&mut backend.addresses.iter().copied(), port, false);
                 }
             }
             None => {
@@ -84,11 +84,12 @@ pub fn slices(changes: &[Change], details: &Details) -> Vec<EndpointSlice> {
     slices
 }
 
-/// Adds the endpoints that a Service's selector yields.
+/// Adds the endpoints that a Service's selector yields. `add`: adds addresses, their port, and whether the pod is
+/// terminating.
 fn of_pods<'p>(
     service: &WrittenService,
     pods: impl Iterator<Item = &'p Pod>,
-    add: &mut dyn FnMut(&mut dyn Iterator<Item = IpAddr>, SlicePort),
+    add: &mut dyn FnMut(&mut dyn Iterator<Item = IpAddr>, SlicePort, bool),
 ) {
     if service.selector.is_empty() {
         return;
@@ -100,7 +101,7 @@ fn of_pods<'p>(
             let WrittenServicePort { name, protocol, .. } = port;
             for number in numbers(&port.target, *protocol, pod) {
                 let port = SlicePort { name: name.clone(), protocol: *protocol, port: number };
-                add(&mut pod.addresses.iter().copied(), port);
+                add(&mut pod.addresses.iter().copied(), port, pod.terminating);
             }
         }
     }
@@ -131,11 +132,18 @@ fn by_family(addresses: &mut dyn Iterator<Item = IpAddr>) -> [Vec<IpAddr>; 2] {
     families
 }
 
-fn slice(service: &Key, addresses: Vec<IpAddr>, port: SlicePort, number: usize) -> EndpointSlice {
+/// Creates a slice of addresses, and whether these are terminating.
+fn slice(
+    service: &Key,
+    (addresses, is_terminating): (Vec<IpAddr>, bool),
+    port: SlicePort,
+    number: usize,
+) -> EndpointSlice {
     EndpointSlice {
         key: Key::new(service.namespace.as_str(), format!("{}-{number}.netpold", service.name)),
         service: service.name.clone(),
         ports: vec![port],
+        terminating: if is_terminating { addresses.clone() } else { Vec::new() },
         addresses,
         not_ready: Vec::new(),
     }

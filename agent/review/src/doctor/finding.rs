@@ -12,6 +12,8 @@ const PLACE_MAX: usize = 400;
 const FIX_MAX: usize = 1000;
 /// Most kinds of findings per report, and most entries of unknown things.
 const KINDS: usize = 200;
+/// Most findings of one problem with fixes of their own; further places get the check's fix.
+const FIXES: usize = 20;
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -35,7 +37,7 @@ impl std::fmt::Display for Severity {
     }
 }
 
-/// Finding, at one or more places.
+/// Finding, at one or more places with the same fix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// Severity.
@@ -85,8 +87,8 @@ pub struct Check {
     pub fix: &'static str,
 }
 
-/// Severity, check and problem.
-type FindingKey = (Severity, String, String);
+/// Severity, check, problem and fix.
+type FindingKey = (Severity, String, String, String);
 
 /// Collector of a report in bounded memory.
 #[derive(Debug, Default)]
@@ -136,8 +138,18 @@ impl Findings {
     }
 
     fn place(&mut self, check: &Check, problem: &str, fix: &str, place: String) {
-        let (kind, finding) = empty(check, problem, fix);
+        let (mut kind, mut finding) = empty(check, problem, fix);
+        if fix != check.fix && !self.found.contains_key(&kind) && self.fixes(&kind) >= FIXES {
+            (kind, finding) = empty(check, problem, check.fix);
+        }
         self.add_places(kind, finding, [place], 1);
+    }
+
+    /// Counts the fixes of a problem.
+    fn fixes(&self, (severity, check, problem, _): &FindingKey) -> usize {
+        let first = (*severity, check.clone(), problem.clone(), String::new());
+        let all = self.found.range(first..);
+        all.take_while(|((a, b, c, _), _)| (a, b, c) == (severity, check, problem)).count()
     }
 
     fn add_places(
@@ -175,14 +187,15 @@ impl Findings {
 
 /// Creates a finding without places.
 fn empty(check: &Check, problem: &str, fix: &str) -> (FindingKey, Finding) {
-    let kind = (check.severity, check.name.to_owned(), problem.to_owned());
+    let fix = netpold_core::printable::cut(fix.to_owned(), FIX_MAX);
+    let kind = (check.severity, check.name.to_owned(), problem.to_owned(), fix.clone());
     let finding = Finding {
         severity: check.severity,
         check: check.name.to_owned(),
         problem: problem.to_owned(),
         places: Vec::new(),
         count: 0,
-        fix: netpold_core::printable::cut(fix.to_owned(), FIX_MAX),
+        fix,
     };
     (kind, finding)
 }
@@ -197,7 +210,8 @@ pub fn merge(reports: Vec<(String, DoctorReport)>) -> DoctorReport {
             all.unknown(format!("node {node}: {what}"));
         }
         for mut finding in report.findings {
-            let kind = (finding.severity, finding.check.clone(), finding.problem.clone());
+            let Finding { severity, check, problem, fix, .. } = &finding;
+            let kind = (*severity, check.clone(), problem.clone(), fix.clone());
             let by_place = places.entry(kind.clone()).or_default();
             for place in std::mem::take(&mut finding.places) {
                 by_place.entry(place).or_default().push(node.clone());
@@ -260,6 +274,26 @@ mod tests {
             findings.add_of(&CHECK, &number.to_string(), "");
         }
         assert_eq!(findings.report().findings.len(), KINDS);
+    }
+
+    /// Places with other fixes are other findings, up to a limit.
+    #[test]
+    fn each_place_has_its_own_fix() {
+        let mut findings = Findings::default();
+        for (place, fix) in [("a", "one"), ("b", "two"), ("c", "one")] {
+            findings.add_of_with_fix(&CHECK, "it", fix, place);
+        }
+        let report = findings.report();
+        let found = report.findings.iter().map(|it| (it.fix.as_str(), it.places.join(" ")));
+        assert_eq!(found.collect::<Vec<_>>(), [("one", "a c".to_owned()), ("two", "b".to_owned())]);
+        let mut findings = Findings::default();
+        for number in 0..1000 {
+            findings.add_of_with_fix(&CHECK, "it", &format!("fix {number}"), "a");
+        }
+        let report = findings.report();
+        assert_eq!(report.findings.len(), FIXES + 1);
+        let general = report.findings.iter().find(|it| it.fix == CHECK.fix).map(|it| it.count);
+        assert_eq!(general, Some(1000 - FIXES));
     }
 
     #[test]

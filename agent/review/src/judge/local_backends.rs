@@ -1,15 +1,20 @@
 //! Services with `internalTrafficPolicy: Local` or `externalTrafficPolicy: Local`: only backends of one node are chosen.
 
 use netpold_core::cluster::{AddressOwner, Cluster};
-use netpold_core::explain::{Explanation, ServiceBackend, Verdict};
-use netpold_core::model::{Key, Pod};
-use netpold_core::probe::Party;
+use netpold_core::explain::{Explainer, Explanation, ServiceBackend, Verdict};
+use netpold_core::model::{Key, Pod, ServicePort, SlicePort};
+use netpold_core::probe::{Party, Probe};
 
 use crate::doctor::Details;
 
-/// Leaves out the backends that the traffic policy of a Service excludes, and judges by the others. Backends without a known
-/// node stay.
-pub(super) fn restricted(cluster: &Cluster, details: &Details, answer: Explanation) -> Explanation {
+/// Leaves out the backends that the traffic policy of a Service excludes, and judges by the others; if none of them is
+/// ready, by the terminating ones of the node. Backends without a known node stay.
+pub(super) fn restricted(
+    cluster: &Cluster,
+    explainer: Explainer<'_>,
+    details: &Details,
+    answer: Explanation,
+) -> Explanation {
     let [service] = &answer.services[..] else { return answer };
     let Some((node, policy)) = node(cluster, details, service, &answer) else { return answer };
     let is_elsewhere = |backend: &ServiceBackend| {
@@ -19,13 +24,22 @@ pub(super) fn restricted(cluster: &Cluster, details: &Details, answer: Explanati
     if answer.verdict == Verdict::Unknown || !answer.backends.iter().any(is_elsewhere) {
         return answer;
     }
-    let backends: Vec<ServiceBackend> =
+    let mut backends: Vec<ServiceBackend> =
         answer.backends.iter().filter(|it| !is_elsewhere(it)).cloned().collect();
     let left_out = answer.backends.len() - backends.len();
+    let has_ready = !backends.is_empty();
+    if !has_ready {
+        backends = terminating(cluster, explainer, service, node, &answer.probe);
+    }
     let count = |verdict| backends.iter().filter(|it| it.verdict == verdict).count();
     let (allowed, all) = (count(Verdict::Allow), backends.len());
     let outcome = match (allowed, all) {
         (_, 0) => "none is ready there: nothing answers".to_owned(),
+        (n, all) if !has_ready => {
+            format!(
+                "none is ready there, and {n} of {all} terminating ones that still serve are allowed"
+            )
+        }
         (n, all) if n == all => "every backend there is allowed".to_owned(),
         (n, all) => format!("{n} of {all} there are allowed"),
     };
@@ -39,6 +53,46 @@ pub(super) fn restricted(cluster: &Cluster, details: &Details, answer: Explanati
         (_, _) => Verdict::Allow,
     };
     Explanation { verdict, note: Some(note), backends, ..answer }
+}
+
+/// Judges the terminating backends of a Service that still serve on a node.
+fn terminating(
+    cluster: &Cluster,
+    explainer: Explainer<'_>,
+    service: &Key,
+    node: &str,
+    probe: &Probe,
+) -> Vec<ServiceBackend> {
+    let Some(at) = cluster.services().get(service) else { return Vec::new() };
+    let is_of_service = match &probe.to {
+        Party::Address(address) => at.addresses.contains(address),
+        Party::Service(_) | Party::Pod(_) => true,
+    };
+    let is_asked = |port: &&ServicePort| {
+        let number = if is_of_service { Some(port.port) } else { port.node_port };
+        port.protocol.number() == probe.protocol.0 && number == Some(probe.port)
+    };
+    let mut found = Vec::new();
+    for port in at.ports.iter().filter(is_asked) {
+        let slices = cluster.slices().values();
+        let slices = slices
+            .filter(|it| (&it.service, &it.key.namespace) == (&service.name, &service.namespace));
+        for slice in slices {
+            let same = |it: &&SlicePort| (&it.name, it.protocol) == (&port.name, port.protocol);
+            for of_slice in slice.ports.iter().filter(same) {
+                found.extend(slice.serving().map(|address| (address, of_slice.port)));
+            }
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    let here = found.into_iter().filter_map(|(address, port)| {
+        let pod = cluster.owner(address).filter(|pod| pod.node.as_str() == node)?;
+        let of_backend = Probe { to: Party::Address(address), port, ..probe.clone() };
+        let Explanation { verdict, egress, ingress, .. } = explainer.explain(&of_backend);
+        Some(ServiceBackend { address, port, pod: Some(pod.key.clone()), verdict, egress, ingress })
+    });
+    here.collect()
 }
 
 /// Returns the node of the backends that are chosen, and the name of the policy; `None`: of every node.

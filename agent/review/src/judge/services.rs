@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explainer, Explanation, ServiceBackend, Verdict};
+use netpold_core::cluster::{AddressOwner, Cluster};
+use netpold_core::explain::{Explainer, Explanation, Judgement, ServiceBackend, Verdict};
 use netpold_core::model::{self, Change, EndpointSlice, Key, Pod, ServicePort};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
@@ -38,8 +38,8 @@ impl ServiceBackends {
         Self { with_slices: slices.collect(), is_partial }
     }
 
-    /// Answers a probe to a Service that the explainer cannot answer: a Service without the port, or without an address,
-    /// or with pods that have none. `None` for other probes.
+    /// Answers a probe to a Service, or to its address, that the explainer cannot answer: a Service without the port, or
+    /// without an address, or with pods that have none. `None` for other probes.
     pub(super) fn explain(
         &self,
         cluster: &Cluster,
@@ -47,7 +47,14 @@ impl ServiceBackends {
         details: &Details,
         probe: &Probe,
     ) -> Option<Explanation> {
-        let Party::Service(key) = &probe.to else { return None };
+        let key = match &probe.to {
+            Party::Service(key) => key.clone(),
+            Party::Address(address) => {
+                return self.explain_address(cluster, explainer, details, (probe, *address));
+            }
+            Party::Pod(_) => return None,
+        };
+        let key = &key;
         if let Some(name) = details.external_names.get(key) {
             return Some(Explanation::unknown(probe, external_name(key, name)));
         }
@@ -66,6 +73,45 @@ impl ServiceBackends {
         Some(match self.targets(cluster, details, &asked)? {
             Ok(targets) => explain_targets(cluster, explainer, probe, &asked, &targets),
             Err(reason) => Explanation::unknown(probe, reason),
+        })
+    }
+
+    /// Answers a probe to an address of a Service, or to a node port, with backends that have no addresses.
+    fn explain_address(
+        &self,
+        cluster: &Cluster,
+        explainer: Explainer<'_>,
+        details: &Details,
+        (probe, address): (&Probe, IpAddr),
+    ) -> Option<Explanation> {
+        let kind = (probe.protocol, probe.port);
+        if let [key] = &explainer.services_at(address, kind.0, kind.1)[..] {
+            let (service, written) = (cluster.services().get(key)?, details.services.get(key)?);
+            let asked = ServiceQuestion { service, written, kind, is_headless: false };
+            return Some(match self.targets(cluster, details, &asked)? {
+                Ok(targets) => explain_targets(cluster, explainer, probe, &asked, &targets),
+                Err(reason) => Explanation::unknown(probe, reason),
+            });
+        }
+        if !matches!(cluster.whose(address), AddressOwner::Node { .. }) {
+            return None;
+        }
+        let is_asked = |port: &&ServicePort| {
+            port.protocol.number() == kind.0.0 && port.node_port == Some(kind.1)
+        };
+        cluster.services().values().find_map(|service| {
+            let port = service.ports.iter().find(is_asked)?.port;
+            let (key, kind) = (&service.key, (probe.protocol, port));
+            let written = details.services.get(key)?;
+            let asked = ServiceQuestion { service, written, kind, is_headless: false };
+            let reason = match self.targets(cluster, details, &asked)? {
+                Ok(targets) if targets.is_empty() => return None,
+                Ok(_) => format!(
+                    "it is a node port of Service {key}, whose backends have no addresses yet; ask for svc/{key} port {port}"
+                ),
+                Err(reason) => reason,
+            };
+            Some(Explanation::unknown(probe, reason))
         })
     }
 
@@ -172,7 +218,7 @@ fn of_slices(cluster: &Cluster, asked: &ServiceQuestion<'_>) -> BTreeSet<Backend
     let key = &asked.service.key;
     let slices = cluster.slices().values();
     let slices = slices.filter(|it| it.service == key.name && it.key.namespace == key.namespace);
-    let mut targets = BTreeSet::new();
+    let (mut ready, mut serving) = (BTreeSet::new(), BTreeSet::new());
     for slice in slices {
         let ports = slice.ports.iter().filter(|of_slice| {
             let mut ports =
@@ -185,11 +231,12 @@ fn of_slices(cluster: &Cluster, asked: &ServiceQuestion<'_>) -> BTreeSet<Backend
             true => [asked.kind.1].into(),
             false => ports.map(|port| port.port).collect(),
         };
-        for address in slice.addresses.iter().filter(|it| !slice.not_ready.contains(it)) {
-            targets.extend(numbers.iter().map(|port| (Party::Address(*address), *port)));
-        }
+        let at = |address| numbers.iter().map(move |port| (Party::Address(address), *port));
+        ready.extend(slice.ready().flat_map(at));
+        serving.extend(slice.serving().flat_map(at));
     }
-    targets
+    // The name of a headless Service resolves to ready pods only.
+    if ready.is_empty() && !asked.is_headless { serving } else { ready }
 }
 
 /// Judges a Service by its backends.
@@ -203,7 +250,7 @@ fn explain_targets(
     let (key, note) = (&asked.service.key, asked.reason());
     let mut answer = Explanation::unknown(probe, String::new());
     answer.services = vec![key.clone()];
-    let mut unknown = None;
+    let (mut unknown, mut reaches_itself) = (None, false);
     for (party, port) in targets {
         let of_backend = Probe { to: party.clone(), port: *port, ..probe.clone() };
         let judged = explainer.explain(&of_backend);
@@ -215,6 +262,11 @@ fn explain_targets(
         if judged.verdict == Verdict::Unknown {
             unknown = unknown.or(judged.reason.map(|reason| format!("backend {party}: {reason}")));
         }
+        // A template stands for any two of its pods.
+        let judgements = [&judged.egress, &judged.ingress];
+        reaches_itself |= judged.verdict == Verdict::Deny
+            && *party == probe.from
+            && !judgements.into_iter().flatten().any(Judgement::is_denied_by_tier);
         let (address, pod) = match party {
             Party::Pod(key) => {
                 let pod = cluster.pods().get(key);
@@ -247,7 +299,11 @@ fn explain_targets(
         (n, all) if n == all => "every backend is allowed".to_owned(),
         (n, all) => format!("its backends differ, {n} of {all} are allowed"),
     };
-    answer.note = Some(format!("Service {key} {note}; {count}"));
+    let itself = match reaches_itself {
+        true => format!(", but a pod of {} that is chosen itself is reached", probe.from),
+        false => String::new(),
+    };
+    answer.note = Some(format!("Service {key} {note}; {count}{itself}"));
     answer
 }
 

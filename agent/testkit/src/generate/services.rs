@@ -78,7 +78,9 @@ pub(super) fn slice(choices: &mut Choices<'_>, number: u32, services: &[Service]
     let addresses = backends(choices);
     let mut not_ready = addresses.clone();
     not_ready.retain(|_| choices.chance(20));
-    EndpointSlice { key, service, ports, addresses, not_ready }
+    let mut terminating = addresses.clone();
+    terminating.retain(|_| choices.chance(20));
+    EndpointSlice { key, service, ports, addresses, not_ready, terminating }
 }
 
 /// Port on which backends listen.

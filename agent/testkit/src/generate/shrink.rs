@@ -89,7 +89,10 @@ fn reductions(object: &Change) -> Vec<Change> {
             let ports = shorter(&slice.ports).map(|ports| EndpointSlice { ports, ..slice.clone() });
             let not_ready = shorter(&slice.not_ready)
                 .map(|not_ready| EndpointSlice { not_ready, ..slice.clone() });
-            addresses.chain(ports).chain(not_ready).map(Change::EndpointSlice).collect()
+            let terminating = shorter(&slice.terminating)
+                .map(|terminating| EndpointSlice { terminating, ..slice.clone() });
+            let conditions = not_ready.chain(terminating);
+            addresses.chain(ports).chain(conditions).map(Change::EndpointSlice).collect()
         }
         // No object of the API.
         Change::ClusterPolicyGone(_)

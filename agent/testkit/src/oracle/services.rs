@@ -42,27 +42,37 @@ impl Frontend<'_> {
     }
 
     /// Backends of the same family to which packets may be translated. A Service's port and a slice's belong together
-    /// if they have the same name and protocol. `ready`: only backends that get new connections.
-    pub(super) fn backends(self, of: Of, ready: bool) -> Vec<(IpAddr, u16)> {
+    /// if they have the same name and protocol. `new`: only backends that get new connections, which are the ready ones
+    /// of a Service's port, or if there are none, those that are terminating and still serve.
+    pub(super) fn backends(self, of: Of, new: bool) -> Vec<(IpAddr, u16)> {
         let mut backends = Vec::new();
         for service in &self.oracle.services {
             for service_port in &service.ports {
                 if !self.is_at(of, service, service_port) {
                     continue;
                 }
+                let mut ready = Vec::new();
+                let mut serving = Vec::new();
                 for slice in self.oracle.slices.iter().filter(|slice| is_slice_of(slice, service)) {
                     for slice_port in slice.ports.iter().filter(|port| is_same(port, service_port))
                     {
-                        for backend in &slice.addresses {
-                            if ready && slice.not_ready.contains(backend) {
+                        for address in &slice.addresses {
+                            if address.is_ipv4() != self.address.is_ipv4() {
                                 continue;
                             }
-                            if backend.is_ipv4() == self.address.is_ipv4() {
-                                backends.push((*backend, slice_port.port));
+                            let backend = (*address, slice_port.port);
+                            let is_ready = !slice.not_ready.contains(address);
+                            let is_terminating = slice.terminating.contains(address);
+                            match (new, is_ready, is_terminating) {
+                                (false, _, _) => backends.push(backend),
+                                (true, true, false) => ready.push(backend),
+                                (true, true, true) => serving.push(backend),
+                                (true, false, _) => {}
                             }
                         }
                     }
                 }
+                backends.extend(if ready.is_empty() { serving } else { ready });
             }
         }
         backends.sort();
@@ -163,7 +173,7 @@ impl Oracle {
         Untranslated { allowed: !denied && (literally || every), denied }
     }
 
-    /// Backends, of the same family, to which a packet to this port of an address may be translated. `ready`: only
+    /// Backends, of the same family, to which a packet to this port of an address may be translated. `new`: only
     /// backends that get new connections.
     #[must_use]
     pub fn backends(
@@ -171,11 +181,11 @@ impl Oracle {
         address: IpAddr,
         protocol: u8,
         port: u16,
-        ready: bool,
+        new: bool,
     ) -> Vec<(IpAddr, u16)> {
         let frontend = Frontend { oracle: self, address, protocol, port };
-        let mut all = frontend.backends(Of::Service, ready);
-        all.extend(frontend.backends(Of::Node, ready));
+        let mut all = frontend.backends(Of::Service, new);
+        all.extend(frontend.backends(Of::Node, new));
         all.sort();
         all.dedup();
         all

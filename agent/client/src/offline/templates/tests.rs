@@ -214,7 +214,7 @@ fn a_workload_that_is_applied_replaces_pods_that_it_would_not_make() {
 #[test]
 fn owners_are_read_of_pods() {
     let text = "{apiVersion: v1, kind: Pod, metadata: {name: a, labels: {pod-template-hash: 5f6}, ownerReferences: \
-        [{kind: Node, name: n}, {kind: ReplicaSet, name: web-5f6, controller: true}]}}";
+        [{kind: Node, name: 'n'}, {kind: ReplicaSet, name: web-5f6, controller: true}]}}";
     let all = pods(objects(text));
     let expected = WorkloadRef {
         kind: "Deployment".into(),

@@ -100,27 +100,31 @@ fn parts_of_a_service_that_are_wrong_are_left_out() {
 
 #[test]
 fn endpoints_that_get_packets() {
-    for (conditions, used) in [
-        ("", true),
-        (", conditions: {}", true),
-        (", conditions: {ready: true}", true),
-        (", conditions: {ready: false}", false),
-        (", conditions: {ready: false, serving: true}", false),
-        (", conditions: {ready: false, serving: true, terminating: true}", true),
-        (", conditions: {ready: false, serving: false, terminating: true}", false),
-        (", conditions: {ready: true, terminating: true}", true),
+    for (conditions, not_ready, terminating) in [
+        ("", false, false),
+        (", conditions: {}", false, false),
+        (", conditions: {ready: true}", false, false),
+        (", conditions: {ready: false}", true, false),
+        (", conditions: {ready: false, serving: true}", true, false),
+        (", conditions: {ready: false, serving: true, terminating: true}", false, true),
+        (", conditions: {ready: false, terminating: true}", false, true),
+        (", conditions: {ready: false, serving: false, terminating: true}", true, true),
+        (", conditions: {ready: true, terminating: true}", false, false),
     ] {
         let rest = format!("addressType: IPv4, endpoints: [{{addresses: [10.0.0.1]{conditions}}}]");
         let (slice, problems) = slice_of(&rest);
-        assert_eq!((slice.not_ready.is_empty(), problems), (used, vec![]), "{conditions}");
+        let is_in = [!slice.not_ready.is_empty(), !slice.terminating.is_empty()];
+        assert_eq!((is_in, problems), ([not_ready, terminating], vec![]), "{conditions}");
         assert_eq!(slice.addresses, ips(&["10.0.0.1"]), "{conditions}");
+        assert_eq!(slice.ready().count(), usize::from(!not_ready && !terminating), "{conditions}");
+        assert_eq!(slice.serving().count(), usize::from(!not_ready && terminating), "{conditions}");
     }
 }
 
 #[test]
 fn a_slice_with_everything() {
     let (slice, problems) = slice_of(
-        "addressType: IPv6, endpoints: [{addresses: ['fd00::2', 'fd00::1'], nodeName: n},
+        "addressType: IPv6, endpoints: [{addresses: ['fd00::2', 'fd00::1'], nodeName: 'n'},
          {addresses: ['fd00::2', 10.0.0.1, '::ffff:10.0.0.1']}],
          ports: [{name: web, port: 8080, appProtocol: http}, {port: 53, protocol: UDP},
          {name: all}, {name: bad, port: 65536}]",
@@ -132,6 +136,7 @@ fn a_slice_with_everything() {
         ports: vec![slice_port("", Protocol::Udp, 53), slice_port("web", Protocol::Tcp, 8080)],
         addresses: ips(&["fd00::1", "fd00::2"]),
         not_ready: vec![],
+        terminating: vec![],
     };
     assert_eq!(slice, expected);
     assert_eq!(

@@ -50,11 +50,11 @@ fn objects_without_a_namespace_are_where_they_are_put() {
     let text = "
 kind: List
 items:
-- {apiVersion: v1, kind: Namespace, metadata: {name: n}}
+- {apiVersion: v1, kind: Namespace, metadata: {name: 'n'}}
 - {apiVersion: v1, kind: Pod, metadata: {name: a}}
 - {apiVersion: v1, kind: Pod, metadata: {name: b, namespace: }}
 - {apiVersion: v1, kind: Pod, metadata: {name: c, namespace: ''}}
-- {apiVersion: v1, kind: Pod, metadata: {name: d, namespace: y}}
+- {apiVersion: v1, kind: Pod, metadata: {name: d, namespace: 'y'}}
 ";
     let content = read_settled("f", text, "x");
     let ids: Vec<String> = content.objects.keys().map(ToString::to_string).collect();
@@ -125,7 +125,7 @@ fn items_are_what_they_are_wherever_the_kind_of_the_list_stands() {
 fn keys_given_twice_are_named_where_policy_reads_them() {
     let text = |kind: &str| {
         format!(
-            "apiVersion: v1\nkind: {kind}\nmetadata: {{name: a}}\nspec: {{}}\nspec: {{nodeName: n}}\n"
+            "apiVersion: v1\nkind: {kind}\nmetadata: {{name: a}}\nspec: {{}}\nspec: {{nodeName: 'n'}}\n"
         )
     };
     let content = read_settled("f", &text("Pod"), "x");

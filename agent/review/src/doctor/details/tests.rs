@@ -135,7 +135,7 @@ fn addresses_of_nodes() {
 apiVersion: v1
 kind: Node
 metadata:
-  name: n
+  name: 'n'
   annotations:
     projectcalico.org/IPv4Address: 192.0.2.1/24
     k8s.ovn.org/node-subnets: '{\"default\":[\"10.128.0.0/23\",\"fd00::/64\"]}'
