@@ -65,7 +65,8 @@ pub(super) struct Settling<'a> {
 }
 
 impl Settling<'_> {
-    /// Assigns a class to every address, to those of Services and nodes last. Returns the settled prefixes in order.
+    /// Assigns a class to every address; Services' and nodes' addresses come last. Returns the settled prefixes in
+    /// order.
     pub(super) fn settle(
         &mut self,
         dirty: &Dirty,
@@ -267,8 +268,8 @@ impl Settling<'_> {
         peer_sets
     }
 
-    /// Peer set of an address that may lead a pod back to itself, while Services have no other effect: service targets
-    /// without content, which allow nothing but have packets marked.
+    /// Peer set of an address that may lead a pod back to itself, while Services have no other effect: an empty service
+    /// target, which allows nothing and only causes packets to be marked.
     fn leads_back(&mut self, address: IpAddr) -> Vec<SetId> {
         let services = &self.cluster.translation;
         let backed = |service: &Arc<Service>| self.services.backed.contains(&service.key);
