@@ -121,7 +121,7 @@ impl World {
     }
 
     /// Returns whether the flow is to a Service's port at another node: it passes if every backend is allowed, and is
-    /// no pair of its own.
+    /// not a pair of its own.
     fn is_node_port(&self, flow: PodFlow<'_>) -> bool {
         let is_node = |node: &Node| node.addresses.contains(&flow.remote);
         let services = self.cluster.services().values();

@@ -89,7 +89,7 @@ pub(crate) fn map_memory(process: &str) -> Result<BTreeMap<u32, u64>> {
     Ok(maps)
 }
 
-/// Runs `ip` once per line in the own network namespace.
+/// Runs `ip` once per line in the process's network namespace.
 ///
 /// # Errors
 /// `ip` is missing or fails on a line.
@@ -173,7 +173,7 @@ impl Drop for OneCpu {
     }
 }
 
-/// Index of an interface in the own network namespace.
+/// Index of an interface in the process's network namespace.
 ///
 /// # Errors
 /// There is no such interface.

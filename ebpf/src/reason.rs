@@ -5,7 +5,7 @@
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Passes: the interface is no endpoint's.
+    /// Passes: the interface is not an endpoint's.
     NotEndpoint = 0,
     /// Passes: this direction of the pod is not isolated.
     NotIsolated = 1,
@@ -22,12 +22,12 @@ pub enum Reason {
     /// Passes: ARP, IPv6 neighbour discovery, multicast listener discovery.
     Neighbour = 7,
     /// Passes: policy allows the packet to an address that may be translated, as a Service's. It is marked, and judged
-    /// again behind the translation: see [`crate::judge::post_nat`].
+    /// again after the translation: see [`crate::judge::post_nat`].
     Translated = 8,
     /// Passes: reply of a flow that policy allows, at (or from) an address that may be translated. The node's
     /// conntrack shows where it leaves (or comes from): see [`crate::judge::connection`].
     Answer = 9,
-    /// Drops: no rule allows the packet and it is no reply.
+    /// Drops: no rule allows the packet and it is not a reply.
     Policy = 10,
     /// Drops: neither IP nor ARP.
     NotIp = 11,

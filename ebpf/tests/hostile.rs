@@ -96,7 +96,7 @@ fn a_pod_that_may_send_anything_may_ask_for_its_address() {
     assert_eq!(egress(&tables(NOBODY, 0), &stranger), Reason::SpoofedSource);
 }
 
-/// The unspecified address is no source of data: no rule about pods, and no Deny of them, matches it.
+/// The unspecified address is not a source of data: no rule about pods, and no Deny of them, matches it.
 #[test]
 fn the_unspecified_address_asks_for_an_address_and_sends_nothing_else() {
     let groups = [group(1), group(2), group(0x16)];

@@ -259,7 +259,7 @@ fn a_change_of_the_addresses_that_count_is_compared() {
     compared(&before, &unknown, CANNOT_TELL, &[gap]);
     let gone = world(&[], &[], BY_LABEL);
     compared(&before, &gone, CANNOT_TELL, &[gap]);
-    // An address of another object is no address of the pod.
+    // An address of another object is not an address of the pod.
     let of_node = world(&storage("192.168.5.11"), &storage("172.30.5.3"), BY_LABEL);
     compared(&of_node, &of_node, NOTHING, &[]);
     let held = "other objects have, before or after, addresses that it claims on the secondary network shop/storage";
@@ -320,7 +320,7 @@ fn doctor_names_addresses_that_do_not_count() {
     // Networks that a pod requests, without a status.
     unknown[3] = annotated("cl", "k8s.v1.cni.cncf.io/networks", "10.244.2.31", &[]);
     one(&unknown, "second-address-unknown", &["network-status none"]);
-    // An open namespace, and a device that is no veth.
+    // An open namespace, and a device that is not a veth.
     let mut open = world(&none, &[], BY_LABEL);
     open[1] = "{apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: {netpold.io/second-interfaces: open}}}"
         .to_owned();

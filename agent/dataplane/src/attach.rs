@@ -266,7 +266,7 @@ impl Attacher {
         detach_all(links, |name| name.contains(WATCHING))
     }
 
-    /// Removes netpold's program from a hook. A missing program or interface is no error.
+    /// Removes netpold's program from a hook. A missing program or interface is not an error.
     ///
     /// # Errors
     /// The kernel refuses.

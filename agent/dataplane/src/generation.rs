@@ -177,7 +177,7 @@ fn globals() -> &'static Globals {
 /// Flow tables of a generation, by the buckets of the IPv4 table; the IPv6 table has half of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTables {
-    /// The pinned tables, whatever their size; new ones if there are none.
+    /// The pinned tables, regardless of their size; new ones if there are none.
     Pinned(u32),
     /// New tables, which replace the pinned ones when the generation is published.
     Own(u32),

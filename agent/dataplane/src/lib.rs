@@ -411,7 +411,7 @@ impl Dataplane {
     /// Attaches traced programs to pods' interfaces, until [`Dataplane::end_trace`] or the next generation.
     ///
     /// # Errors
-    /// The programs are of another generation, an interface is no pod's, or the kernel refuses; then the ordinary
+    /// The programs are of another generation, an interface is not a pod's, or the kernel refuses; then the ordinary
     /// programs judge.
     pub fn trace(&mut self, ifindexes: &[u32], programs: &TracedPrograms) -> Result<(), String> {
         let generation = self.active.generation().ok_or("nothing is enforced yet")?;

@@ -6,8 +6,8 @@
 //! to a budget; the rest waits for the next sweep.
 //!
 //! Not seen: flows displaced from the table between two sweeps (counted as missed), packets without an entry (ICMP
-//! errors, connections older than the isolation of their pod), and traffic that needs no rule (of the own node, of a
-//! pod to itself).
+//! errors, connections older than the isolation of their pod), and traffic that needs no rule (of this node, of a pod
+//! to itself).
 
 mod flows;
 mod observed;

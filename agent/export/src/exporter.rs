@@ -19,7 +19,7 @@ use crate::metrics::{self, StartTimes};
 use crate::queue::ExportQueue;
 use crate::wire::{LogsRequest, ResourceLogs, ScopeLogs, resource, scope};
 
-/// Most records per request.
+/// Maximum number of records per request.
 const BATCH: usize = 512;
 /// Time in which records are gathered for a request.
 const GATHERED: Duration = Duration::from_millis(500);

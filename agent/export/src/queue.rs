@@ -7,7 +7,7 @@ use bytes::Bytes;
 use netpold_core::lock::lock;
 use tokio::sync::Notify;
 
-/// Most bytes of records that wait, with [`OVERHEAD`] for each.
+/// Maximum number of bytes of records that wait, with [`OVERHEAD`] for each.
 const BYTES_MAX: usize = 8 << 20;
 /// Bytes that the queue itself needs for a record.
 const OVERHEAD: usize = 64;

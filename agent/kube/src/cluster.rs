@@ -67,9 +67,9 @@ const IN_FLIGHT: usize = 64;
 pub enum FollowedNodes {
     /// All of them.
     All,
-    /// The own node.
+    /// This node.
     Own,
-    /// The own node; all of them from the moment on at which policy on the own node depends on others.
+    /// This node; all of them from the moment on at which policy on this node depends on others.
     Needed,
 }
 
@@ -88,7 +88,7 @@ pub enum FollowedPeers {
 pub struct Settings {
     /// Access to the API server.
     pub access: Access,
-    /// Name of the own node.
+    /// Name of this node.
     pub node: String,
     /// Nodes to follow.
     pub nodes: FollowedNodes,

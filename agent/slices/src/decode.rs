@@ -13,11 +13,12 @@ use crate::packing::MAX_PODS;
 use crate::varint;
 use crate::vocabulary::is_possible;
 
-/// Most characters of the pods' binary form. A pod has at most 253 characters of a name, 16 addresses and six numbers.
+/// Maximum number of characters of the pods' binary form. A pod has at most 253 characters of a name, 16 addresses and
+/// six numbers.
 const MAX_TEXT: usize = MAX_PODS * 800;
-/// Most addresses of a pod; the API server accepts two.
+/// Maximum number of addresses of a pod; the API server accepts two.
 const MAX_ADDRESSES: u64 = 16;
-/// Most bytes of all texts of a slice: an object on the API server has at most 1.5 MB.
+/// Maximum number of bytes of all texts of a slice: an object on the API server has at most 1.5 MB.
 const MAX_TEXTS: usize = 1_500_000;
 
 /// Fault of a slice.

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use netpold_api::peer_slice::SLICE_PREFIX;
 use netpold_core::model::{Key, Labels, Pod};
 
-/// Most pods of a slice. A change of one pod sends its slice, so smaller slices are cheaper while pods change one by one;
-/// each slice adds 0.3 kB of metadata.
+/// Maximum number of pods of a slice. A change of one pod sends its slice, so smaller slices are cheaper while pods
+/// change one by one; each slice adds 0.3 kB of metadata.
 pub const MAX_PODS: usize = 16;
-/// Most bytes of labels, ports and claims of a pod that shares a slice.
+/// Maximum number of bytes of labels, ports and claims of a pod that shares a slice.
 const MAX_SHARING: usize = 2 << 10;
-/// Most bytes of labels, ports and claims of the pods that share a slice.
+/// Maximum number of bytes of labels, ports and claims of the pods that share a slice.
 const MAX_WEIGHT: usize = 32 << 10;
 
 /// Number of a slice, from 0; part of its object's name.

@@ -21,19 +21,19 @@ pub enum PeerOrigin {
 
 /// All pods, and those of them that were reported.
 ///
-/// The own node's pods are always those of their own watch; entries of slices with the same names, or with the own node, do
+/// This node's pods are always those of their own watch; entries of slices with the same names, or with this node, do
 /// not count. So a slice can misname peers, but neither isolates an own pod nor frees it.
 ///
 /// Two slices have a pod while it moves from one to the other. The one with the higher `resourceVersion` counts; the other
 /// counts again if that one loses the pod.
 #[derive(Debug)]
 pub struct PeerView {
-    /// Name of the own node.
+    /// Name of this node.
     node: String,
     origin: PeerOrigin,
     /// Whether pods of other nodes are reported: slices that nobody renews may be of any age.
     is_started: bool,
-    /// Pods of the own node, from their watch.
+    /// Pods of this node, from their watch.
     own: BTreeMap<Key, Pod>,
     slices: BTreeMap<SliceNumber, Slice>,
     /// Of each pod of slices, the slice that counts.
@@ -76,7 +76,7 @@ impl PeerView {
         }
     }
 
-    /// Takes in a change from the watch of the own pods; returns the change to report.
+    /// Takes in a change from the watch of this node's pods; returns the change to report.
     #[expect(
         clippy::wildcard_enum_match_arm,
         reason = "of the many changes, the ones this is about"
@@ -208,7 +208,7 @@ impl PeerView {
         self.origin
     }
 
-    /// Returns whether the own node has a pod of a namespace.
+    /// Returns whether this node has a pod of a namespace.
     #[must_use]
     pub fn has_own_in(&self, namespace: &str) -> bool {
         let first = self.own.range(Key::new(namespace, "")..).next();
@@ -227,7 +227,7 @@ impl PeerView {
         self.reported.is_empty()
     }
 
-    /// Returns the own pods with another state in slices, each with a hash of both. A slice that lags differs for a
+    /// Returns this node's pods with another state in slices, each with a hash of both. A slice that lags differs for a
     /// moment only.
     #[must_use]
     pub fn own_differences(&self, vocabulary: &Vocabulary) -> BTreeMap<Key, u64> {
@@ -248,7 +248,7 @@ impl PeerView {
         }
         let state = self.state_by_origin(key);
         let gone = self.hidden.get(key);
-        // A pod of the own node begins and ends with its own watch.
+        // A pod of this node begins and ends with its own watch.
         let state = state.filter(|pod| *pod.node != *self.node);
         state.filter(|pod| gone.is_none_or(|gone| !is_same(pod, gone)))
     }

@@ -14,7 +14,7 @@ const NODE: &str = "own";
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The pod with this number changes; on the own node or on another one.
+    /// The pod with this number changes; on this node or on another one.
     Set(u8, bool),
     /// The pod goes.
     Remove(u8),
@@ -148,7 +148,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether some version of the pod ran on the own node: two watches deliver it.
+    /// Whether some version of the pod ran on this node: two watches deliver it.
     fn view_is_own(&self, key: &Key) -> bool {
         self.history.iter().any(
             |change| matches!(change, Change::Pod(pod) if pod.key == *key && &*pod.node == NODE),

@@ -95,7 +95,7 @@ fn pods_on_the_hosts_network_are_named_by_blocks() {
     assert_eq!(finds(&format!("{}{twin}", pod("x", host[0], "Running"))), partly);
 }
 
-/// References of a chart to objects outside the chart are no findings.
+/// References of a chart to objects outside the chart are not findings.
 #[test]
 fn peers_outside_of_a_chart() {
     let chart = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: x, labels: {app: web}}, spec: {containers: [{name: c}]}}\n---\n";

@@ -218,7 +218,7 @@ fn resets_that_go_on_count_for_the_limit() {
     }
 }
 
-/// An answer of the program at one hook passes the other one as it is, whatever policy denies, and leaves its flow's
+/// An answer of the program at one hook passes the other one as it is, regardless of policy, and leaves its flow's
 /// entry as it is. Without one of its two marks it is judged, or drops if it comes from the pod with the proof.
 #[test]
 fn an_answer_passes_the_other_hook_unjudged() {

@@ -426,7 +426,7 @@ fn frames_for_others_are_neither_tracked_nor_told_of() {
         assert_eq!(world.ingress(&segment(family, c, other, (4000, 81), SYN)), Reason::Flooded);
         let later = family.fragment(c, other, 2, false, &[0; 8]);
         assert_eq!(world.ingress(&later), Reason::Flooded);
-        // An answer to another pod is no reply for this pod, even if all other fields match.
+        // An answer to another pod is not a reply for this pod, even if all other fields match.
         assert_eq!(
             world.egress(&segment(family, p, Who::Server, (5000, 443), SYN)),
             Reason::Allowed

@@ -96,7 +96,7 @@ pub(crate) fn pin(answer: i32, path: &Path) -> io::Result<()> {
     let program = program(BPF_PROG_TYPE_SCHED_CLS, answer)?;
     let path = CString::new(path.as_os_str().as_bytes())?;
     let pin: [u64; 3] = [path.as_ptr() as u64, program.as_raw_fd() as u64, 0];
-    // The call returns 0, which is no descriptor.
+    // The call returns 0, which is not a descriptor.
     // SAFETY: pathname, bpf_fd and file_flags; the path outlives the call.
     let done = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_PIN, &raw const pin, 24) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -319,7 +319,7 @@ fn packets_past_the_programs_are_named() {
     drop(past);
 }
 
-/// The kernel removes the programs of a deleted interface, which is no removal by another owner.
+/// The kernel removes the programs of a deleted interface, which is not a removal by another owner.
 #[test]
 fn programs_of_interfaces_that_go_are_not_reported_as_gone() {
     require_root!();

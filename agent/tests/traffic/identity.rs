@@ -210,7 +210,7 @@ fn deleted(cni: Cni) {
         none_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
     };
     locked(&cluster);
-    // A later policy applies to the pod, and the pod is no peer of other pods' policies any more.
+    // A later policy applies to the pod, and the pod is not a peer of other pods' policies any more.
     cluster.policy("stranger", allow_to("stranger", "server"));
     cluster.policy("server", allow_from("server", "stranger")).enforce();
     locked(&cluster);

@@ -307,7 +307,7 @@ fn names_outlive_an_upgrade_of_layouts() {
     }
 }
 
-/// Answers by pods that are no resolvers, with the right port, identifier and name.
+/// Answers by pods that are not resolvers, with the right port, identifier and name.
 #[test]
 fn forged_answers_open_nothing() {
     require_root!();

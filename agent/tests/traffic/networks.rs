@@ -129,7 +129,7 @@ fn peers_by_label_match_on_a_further_network() {
     cluster.restart(0);
     reaches(&cluster, "friend");
     denied(&cluster, "stranger");
-    // A device that is no veth is named.
+    // A device that is not a veth is named.
     let devices = json!([
         { "name": "shop/storage", "interface": "net1", "ips": [storage(2).to_string()] },
         { "name": "shop/lan", "interface": "net2", "ips": ["192.168.78.2"] },
@@ -231,8 +231,8 @@ fn forged_annotations_gain_nothing() {
     reaches(&cluster, "friend");
     reaches(&cluster, "hostile");
     denied(&cluster, "stranger");
-    // Claims the address of another pod, of the node, of a Service, of the Internet: the pod's earlier
-    // addresses stay valid, and the owner of the claimed address is no peer by the labels of the hostile pod.
+    // Claims the address of another pod, of the node, of a Service, of the Internet: the pod's earlier addresses stay
+    // valid, and the owner of the claimed address is not a peer by the labels of the hostile pod.
     let of_stranger = cluster.pod("stranger").ip4().unwrap();
     let of_node = cluster.nodes[0].addresses()[0];
     let outside: IpAddr = [8, 8, 8, 8].into();

@@ -1,4 +1,4 @@
-//! `netpold trace` beside real traffic: its output, unchanged verdicts, and the return of the ordinary programs
+//! `netpold trace` alongside real traffic: its output, unchanged verdicts, and the return of the ordinary programs
 //! however it ends.
 
 use std::collections::BTreeMap;

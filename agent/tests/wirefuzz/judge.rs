@@ -23,7 +23,7 @@ pub(crate) struct Sent {
     pub(crate) parsed: Option<Parsed>,
 }
 
-/// Number of a sender that is no party, usually a node.
+/// Number of a sender that is not a party, usually a node.
 const NO_PARTY: usize = usize::MAX;
 /// First port of sockets without a chosen port; generated packets use lower ports.
 const EPHEMERAL: u16 = 32768;
@@ -84,7 +84,7 @@ impl History {
     pub(crate) fn record_by_source(&mut self, world: &World, receiver: usize, frame: &[u8]) {
         let Some(parsed) = read::frame(frame) else { return };
         if parsed.others.is_empty() && parsed.tuple.from.1.max(parsed.tuple.to.1) >= EPHEMERAL {
-            // The packet belongs to the test's own flows, which run beside the generated packets.
+            // The packet belongs to the test's own flows, which run alongside the generated packets.
             return;
         }
         let claims = |party: &Party| party.addresses.contains(&parsed.tuple.from.0);

@@ -16,7 +16,7 @@ use crate::world::{Kind, World};
 
 /// Number of packets between two collections of arrivals.
 const BURST: usize = 40;
-/// Number of bursts between two checks of the flows that run beside.
+/// Number of bursts between two checks of the flows that run alongside.
 const BURSTS: usize = 25;
 /// Time without arrivals after which all packets have arrived.
 const QUIET: Duration = Duration::from_millis(30);

@@ -3,7 +3,7 @@
 //! For each direction of a connection, the kernel keeps one tuple, with the ends of its packets before the node
 //! translates them. A packet that has the other tuple's ends reversed was not translated. A packet in the reply
 //! direction goes back through the translation of its connection: it is a reply of the host that received the original
-//! packets, whatever its address.
+//! packets, regardless of its address.
 
 use crate::{
     endpoint::EndpointRef,

@@ -84,9 +84,9 @@ impl<'a, D: Direction, T: Tables> EndpointContext<'a, D, T> {
             && !F::is_shared(to)
     }
 
-    /// Verdict on a packet that no rule allows and that is no reply: a pod's packet to itself passes, all others drop.
-    /// In ingress only the interface that the packet came by proves that, since any host can forge the pod's address
-    /// as source.
+    /// Verdict on a packet that no rule allows and that is not a reply: a pod's packet to itself passes, all others
+    /// drop. In ingress only the interface that the packet came by proves that, since any host can forge the pod's
+    /// address as source.
     ///
     /// # Errors
     /// [`Reason::Policy`].

@@ -21,12 +21,12 @@
 //!    far. And if they have a socket of another namespace at a pod's veth: all packets of a pod's own veth have the
 //!    proof, so these came by a device on top of that veth (a macvlan), and their apparent interface is one of the
 //!    other namespace.
-//! 3. A packet to an endpoint is judged by that endpoint's own policy, unless the kernel proves that the node
-//!    generated it: it has no interface, and a socket of the node's network namespace. A missing interface alone
-//!    proves nothing, since the kernel rebuilds packets of other senders (refragmentation, Open vSwitch, SYNPROXY). A
-//!    pod's socket stays with its packet across a bridge, through refragmentation there, and through a macvlan on a
-//!    device of the node. On kernels before 6.15, which do not reveal a socket's namespace, any socket counts, but
-//!    only for a packet that is no fragment.
+//! 3. A packet to an endpoint is judged by that endpoint's own policy, unless the kernel proves that the node generated
+//!    it: it has no interface, and a socket of the node's network namespace. A missing interface alone proves nothing,
+//!    since the kernel rebuilds packets of other senders (refragmentation, Open vSwitch, SYNPROXY). A pod's socket
+//!    stays with its packet across a bridge, through refragmentation there, and through a macvlan on a device of the
+//!    node. On kernels before 6.15, which do not reveal a socket's namespace, any socket counts, but only for a packet
+//!    that is not a fragment.
 //!
 //!    Likewise a packet without interface, proof and socket of the node was rebuilt by the kernel from a received one
 //!    ([`Anew`]). Packets rebuilt from a pod's packet with the proof have the proof. So without it:
@@ -188,7 +188,7 @@ impl Origin {
         }
     }
 
-    /// Origin of a packet without proof from a device that is no endpoint's.
+    /// Origin of a packet without proof from a device that is not an endpoint's.
     #[inline(always)]
     #[expect(
         clippy::multiple_unsafe_ops_per_block,

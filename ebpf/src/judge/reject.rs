@@ -10,15 +10,15 @@
 //! * In pod egress it is one of the pod's own addresses. The answer goes to the pod itself.
 //! * In pod ingress from a pod of the node, that pod's program has checked it and its station ([`EP_CHECK_SOURCE`]), as the
 //!   proof shows.
-//! * In pod ingress from elsewhere, it is no pod's of the node, and the node's routes to it go by the interface that
+//! * In pod ingress from elsewhere, it is not a pod's of the node, and the node's routes to it go by the interface that
 //!   the packet came by.
 //!
 //! In pod ingress the source of a packet that the node has masqueraded is the one from before. The answer takes the way
 //! back through the same connection of the node's conntrack.
 //!
-//! A packet that policy denies behind a Service's translation is answered at the exit that denies it, by the interface of
-//! the endpoint in its mark. The answer comes from the address that the endpoint asked, by the node's conntrack, and goes
-//! to the endpoint's own address ([`as_sent`]). So nobody else gets it, whatever the exit and its routes.
+//! A packet that policy denies behind a Service's translation is answered at the exit that denies it, by the interface
+//! of the endpoint in its mark. The answer comes from the address that the endpoint asked, by the node's conntrack, and
+//! goes to the endpoint's own address ([`as_sent`]). So nobody else gets it, regardless of the exit and its routes.
 //!
 //! An answer is not longer than the denied packet and the headers in front of the quotation. Their number is limited by
 //! endpoint and direction, and by node. The first of each endpoint and direction in a second ([`OWN`]) do not count for the
@@ -67,7 +67,7 @@ pub fn seal<T: Tables>(tables: &T) -> [u32; 2] {
     [(product ^ product >> 32) as u32 | 1, (product >> 16) as u32]
 }
 
-/// Reads a denied packet of an endpoint; `None`: it gets no answer, whatever its source.
+/// Reads a denied packet of an endpoint; `None`: it gets no answer, regardless of its source.
 #[inline(always)]
 pub fn read<D: Direction, F: Written, B: Bytes>(
     bytes: &B,
@@ -154,7 +154,7 @@ pub fn source<F: Sender, T: Tables + LocalEndpoints>(
         // Routed off a bridge, whose ports have programs: by any of its pods.
         Some(slot) if checks_all(tables) => tables.endpoint(slot).map_or(Source::Unproved, checked),
         Some(_) => Source::Unproved,
-        // A pod of the node sent it, with a source that is no pod's.
+        // A pod of the node sent it, with a source that is not a pod's.
         None if proven => Source::Unproved,
         None => Source::Routed,
     }

@@ -1,7 +1,7 @@
 //! Conntrack entries: creation, refresh and use by packets.
 //!
 //! An entry records the initiator: the direction of the first packet that policy allowed. Replies pass for as long as
-//! policy allows that direction, whatever the policy of their own. So every allowed packet of an endpoint with any
+//! policy allows that direction, regardless of the policy of their own. So every allowed packet of an endpoint with any
 //! isolation refreshes its flow's entry. If only flows with replies that could be dropped at the moment were recorded,
 //! a server's replies would later look like flows that the pod began, and outlive the policy that denies its client.
 
@@ -223,7 +223,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         // SAFETY: found in the table just now, by this family's key.
         unsafe {
             if transport.flags & (TCP_FIN | TCP_RST) != 0 {
-                // Clears the cached verdict: the slow path judges the next packet, whatever its flags.
+                // Clears the cached verdict: the slow path judges the next packet, regardless of its flags.
                 tables.store(hit.cached_verdict::<F::Key>(), 0);
             }
             Flow::<F::Key>::touch(tables, hit, marks, now, after);

@@ -2,9 +2,9 @@
 
 /// Number of the set of peers that an address belongs to. Class 0 is the empty set.
 pub type ClassId = u32;
-/// Flag of a class word (in the trie or the IPv6 tables): packets to the address may be translated on their way, as
-/// for a Service or the own node. They are judged again where they reach a local pod or leave the node. Not part of
-/// the number.
+/// Flag of a class word (in the trie or the IPv6 tables): packets to the address may be translated on their way, as for
+/// a Service or this node. They are judged again where they reach a local pod or leave the node. Not part of the
+/// number.
 pub const CLASS_TRANSLATED: ClassId = 1 << 30;
 /// Flag of a class word beside [`CLASS_TRANSLATED`]: the address is a Service's cluster address, which never begins a
 /// flow. Not part of the number.

@@ -80,7 +80,7 @@ pub type Ct6Bucket = [Ct6Way; CT_WAYS];
 pub const OBSERVED4_BUCKETS: u32 = 8_192;
 /// Buckets of the table of observed IPv6 flows: 16,384 records in a megabyte.
 pub const OBSERVED6_BUCKETS: u32 = 4_096;
-/// Most records that an interface may add in a second.
+/// Maximum number of records that an interface may add in a second.
 pub const OBSERVED_PER_SECOND: u32 = 1_000;
 
 /// Conntrack flag: the key may be compared.

@@ -35,8 +35,8 @@ pub const fn parts_of(mark: u32) -> (u32, bool) {
     (if answer { mark - (MARK_NUMBERS << MARK_SLOT_BITS) } else { mark }, answer)
 }
 
-/// Value in place of a [`mark`] on packets from devices that are no endpoint's: of another namespace, other ports of
-/// bridges with pods, and tunnels.
+/// Value in place of a [`mark`] on packets from devices that are not an endpoint's: of another namespace, other ports
+/// of bridges with pods, and tunnels.
 pub const STRANGER: u32 = 1;
 
 /// Value in place of a [`mark`] on answers to denied packets, until the program of the pod's interface has seen them.

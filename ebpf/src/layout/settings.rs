@@ -71,7 +71,7 @@ pub struct Settings {
     /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`], [`ANY_UNCHECKED`], [`ANY_OVER_TCP`]. The agent sets a
     /// flag before it writes the first such endpoint, and clears it behind the last.
     pub any_endpoint: u32,
-    /// Most answers to denied packets in a second, for each endpoint and direction; 0: none.
+    /// Maximum number of answers to denied packets in a second, for each endpoint and direction; 0: none.
     pub rejections: u32,
     /// The same for all endpoints of the node together, without the first of each ([`OWN`](crate::judge::reject::OWN)).
     pub node_rejections: u32,

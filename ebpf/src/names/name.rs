@@ -90,8 +90,8 @@ impl Sums {
 }
 
 /// Reads the name at an offset of the message, following compression pointers, into [`Work`] in canonical form. Returns
-/// the offset behind the name; 0 if it is no name: beyond the message's end, longer than 255 bytes, with a pointer that
-/// does not lead back (RFC 1035 section 4.1.4), or with labels of another type.
+/// the offset behind the name; 0 if it is not a name: beyond the message's end, longer than 255 bytes, with a pointer
+/// that does not lead back (RFC 1035 section 4.1.4), or with labels of another type.
 #[inline(always)]
 pub fn read<T: NameTables>(tables: &T, work: Work, at: u32) -> u32 {
     work.set_cursor(Cursor { at, before: at, end: 0, left: 0 });
@@ -145,7 +145,7 @@ fn step(work: Work) -> u32 {
     if written >= NAME as u32 || left == 0 && byte >= 64 {
         return 0;
     }
-    // A label's length is no letter: it is below 64.
+    // A label's length is not a letter: it is below 64.
     let upper = byte.wrapping_sub(b'A') < 26 && left != 0;
     work.put(written, if upper { byte | 0x20 } else { byte }, left == 0);
     let left = if left == 0 { u32::from(byte) } else { left - 1 };

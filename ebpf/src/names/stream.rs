@@ -20,7 +20,7 @@
 //!   cookies of the same minute the pod may begin one up to three bytes later, too few for a question before.
 //! * Each byte of the answers is read once and in order. A segment behind a gap, or with bytes read and unread, ends the
 //!   reading, as does one that acknowledges what the pod has not sent. A segment of bytes that were read passes.
-//! * A message that is no answer to a question in this connection ends the reading.
+//! * A message that is not an answer to a question in this connection ends the reading.
 //! * A TCP fragment of the pod is dropped. Linux sends none.
 //! * A stream is read up to [`WINDOW`] bytes: sequence numbers repeat after 2^32 bytes.
 //!

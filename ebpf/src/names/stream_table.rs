@@ -88,7 +88,7 @@ impl StreamWay {
         unsafe { memory.swap(self.first.add(UNTIL), old, new) == old }
     }
 
-    /// 0 if the entry is of the segment's connection. The other end is no part of the key: a Service's address and a
+    /// 0 if the entry is of the segment's connection. The other end is not part of the key: a Service's address and a
     /// backend's may be two keys of one connection, depending on where the node translates.
     #[inline(always)]
     fn difference<M: Memory>(self, memory: &M, work: Work) -> u64 {

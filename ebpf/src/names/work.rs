@@ -141,7 +141,7 @@ pub(crate) struct StreamWork {
     pub(crate) taken: u32,
     /// Words of the message that were copied.
     pub(crate) copied: u32,
-    /// 1 for a message that is no answer to a question of the pod.
+    /// 1 for a message that is not an answer to a question of the pod.
     pub(crate) unasked: u32,
 }
 

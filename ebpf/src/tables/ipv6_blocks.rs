@@ -16,8 +16,8 @@ use crate::{
     layout::{BLOCKS6_KEYS, BLOCKS6_LOWER, BLOCKS6_NODES, BLOCKS6_POINTER, Blocks6Node, ClassId},
 };
 
-/// Most nodes on the way to a class: two trees of [`BLOCKS6_NODES`] nodes, in which all but the roots have at least
-/// three children.
+/// Maximum number of nodes on the way to a class: two trees of [`BLOCKS6_NODES`] nodes, in which all but the roots have
+/// at least three children.
 pub const DEPTH: usize = 32;
 
 const VALUES: usize = core::mem::offset_of!(Blocks6Node, values) / 8;

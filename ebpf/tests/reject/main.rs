@@ -238,7 +238,7 @@ fn what_gets_no_answer() {
     }
 }
 
-/// Addresses that are no single host's.
+/// Addresses that are not a single host's.
 #[test]
 fn groups_and_special_addresses_get_no_answer() {
     let tables = tables();

@@ -57,7 +57,7 @@ fn icmp_errors_follow_the_flow_they_quote() {
 }
 
 /// A host that sends from a Service's address must not turn the pod's packets to the Service into replies, which are
-/// not judged again behind the translation.
+/// not judged again after the translation.
 #[test]
 fn a_services_address_begins_no_flow() {
     let mut tables = tables();
@@ -141,7 +141,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     assert_eq!(round, Reason::Policy);
 }
 
-/// A backend that was denied behind the translation still has a connection in the kernel, and could answer.
+/// A backend that was denied after the translation still has a connection in the kernel, and could answer.
 #[test]
 fn answers_are_of_those_whom_the_pod_may_send_to() {
     let mut tables = tables();

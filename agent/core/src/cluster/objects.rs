@@ -30,7 +30,7 @@ pub enum ObjectKey {
     EndpointSlice(Key),
     /// A veth by interface index.
     Interface(u32),
-    /// The addresses of the own node's interfaces.
+    /// The addresses of this node's interfaces.
     OwnAddresses,
 }
 

@@ -63,7 +63,7 @@ impl Cluster {
         Self { denial, ..self }
     }
 
-    /// Name of the own node.
+    /// Name of this node.
     #[must_use]
     pub fn node_name(&self) -> &str {
         self.nodes.own_name()
@@ -313,14 +313,14 @@ impl Cluster {
             .map_or(AddressOwner::Outside, |key| AddressOwner::Service(key.clone()))
     }
 
-    /// Whether an address belongs to the own node: to its Node object, to a hostNetwork pod on it, or to one of its
+    /// Whether an address belongs to this node: to its Node object, to a hostNetwork pod on it, or to one of its
     /// interfaces, unless it is a pod's or a Service's cluster address (which NodeLocal DNS puts on an interface).
     #[must_use]
     pub fn is_own_node(&self, address: IpAddr) -> bool {
         self.nodes.is_own(address) || self.nodes.found().contains(&address) && self.is_free(address)
     }
 
-    /// Addresses of the own node.
+    /// Addresses of this node.
     pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let found = self.nodes.found().iter().copied();
         let found = found.filter(|address| !self.nodes.is_own(*address));

@@ -170,7 +170,7 @@ pub enum Cause {
     /// at another node's node port).
     Backend,
     /// A ClusterNetworkPolicy denies every backend behind the address of a Service (at another node's node port: some
-    /// backend; at the sender's own backend: that one), whatever the verdict on the address itself.
+    /// backend; at the sender's own backend: that one), regardless of the verdict on the address itself.
     BackendDenied,
 }
 

@@ -184,7 +184,7 @@ fn sent_from(probe: &Probe, from: &ProbeEnd<'_>) -> Option<String> {
     Some(format!("pod {} sends from {address}, {}", pod.key, interface.title()))
 }
 
-/// Returns the reason for which denied packets may pass: each denying end is a device that is no veth.
+/// Returns the reason for which denied packets may pass: each denying end is a device that is not a veth.
 fn beyond_policy(answer: &Explanation, [from, to]: [&ProbeEnd<'_>; 2]) -> Option<String> {
     let ends = [(&answer.egress, from), (&answer.ingress, to)];
     let mut denying = ends.into_iter().filter(|(judgement, _)| {

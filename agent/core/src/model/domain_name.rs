@@ -67,7 +67,7 @@ impl From<DomainName> for String {
     }
 }
 
-/// Reason why a text is no [`DomainName`].
+/// Reason why a text is not a [`DomainName`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "is not a domain name such as api.example.com or *.example.com, of at least two labels of letters, digits, - and _"

@@ -29,7 +29,7 @@ pub enum Owner {
     Unbound,
     /// This pod, whatever addresses it uses.
     Pod(Bound),
-    /// No pod; traffic of the addresses behind the interface is allowed only with the own node.
+    /// No pod; traffic of the addresses behind the interface is allowed only with this node.
     Denied,
 }
 

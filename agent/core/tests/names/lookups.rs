@@ -188,7 +188,7 @@ fn an_earlier_deny_and_a_pass_win_over_a_name() {
     for (rules, reached) in [
         (vec![outside(Action::Deny), names()], false),
         (vec![names(), outside(Action::Deny)], true),
-        // After a Pass nothing isolates the pods for egress, so the address is allowed, whatever its name.
+        // After a Pass nothing isolates the pods for egress, so the address is allowed, regardless of its name.
         (vec![outside(Action::Pass), names()], true),
     ] {
         let net = Net::new(rules.clone());

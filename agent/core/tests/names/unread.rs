@@ -200,7 +200,7 @@ fn a_segment_to_another_address_of_the_resolver_ends_the_reading() {
                 }
             }
         }
-        // Another address that the node does not translate is no resolver's.
+        // Another address that the node does not translate is not a resolver's.
         let net = Net::of_api();
         let other = Connection { resolver: ip(BACKEND), remote_port: 443, ..connection() };
         net.asks_in(&it);

@@ -70,7 +70,7 @@ const HOLD: Duration = Duration::from_secs(10);
 /// and its CNI plugins may take long on a busy node. The kubelet gives up a sandbox after four minutes.
 const HOLD_MAX: Duration = Duration::from_mins(4);
 
-/// Most names kept of gone veths.
+/// Maximum number of names kept of gone veths.
 const GONE_MAX: usize = 1024;
 
 /// A veth with its other side in another namespace.
@@ -87,11 +87,11 @@ struct Veth {
 
 /// Whether the runtime keeps CNI results, which name the pod of a new veth before the pod's containers start.
 ///
-/// A directory alone is no proof: an image or a package may have created it. An empty directory is no disproof: after a
-/// boot, or on a new node, no pod has started yet. The first pod's veth would then be open between its creation and its
-/// result, and for good if the agent ended in between. So new veths wait until a pod has existed for [`HOLD`] without
-/// any result. On a node with pods this takes little time, and then veths without a pod (of a container engine beside
-/// Kubernetes) no longer wait.
+/// A directory alone is not proof: an image or a package may have created it. An empty directory is not disproof: after
+/// a boot, or on a new node, no pod has started yet. The first pod's veth would then be open between its creation and
+/// its result, and for good if the agent ended in between. So new veths wait until a pod has existed for [`HOLD`]
+/// without any result. On a node with pods this takes little time, and then veths without a pod (of a container engine
+/// beside Kubernetes) no longer wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Results {
     /// No directory, or pods come without results.

@@ -26,9 +26,9 @@ use super::succession::{Behind, Job, Made, Order, Workshop, Written};
 
 /// Interval at which the engine checks whether the other thread has finished.
 const POLL: Duration = Duration::from_millis(20);
-/// Most objects changed since the start that the engine takes over in one update of its own.
+/// Maximum number of objects changed since the start that the engine takes over in one update of its own.
 const FEW: usize = 128;
-/// Most times that the other thread catches up before the engine takes the remaining changes itself.
+/// Maximum number of times that the other thread catches up before the engine takes the remaining changes itself.
 const ROUNDS: u32 = 10;
 /// Pause before the next successor, in multiples of the processor time of the last one, so that a processor has rest.
 const REST: u32 = 2;

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 
 use super::dropped::{Dropped, unix_millis};
 
-/// Most drops and audited flows kept, and most new flows kept: about a megabyte each.
+/// Maximum number of drops and audited flows kept, and of new flows kept: about a megabyte each.
 const KEPT: usize = 8192;
 
 /// An observed drop or flow.

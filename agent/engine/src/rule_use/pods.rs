@@ -12,11 +12,11 @@ use netpold_core::model::{Key, Pod};
 /// Time that names outlive their pods, in milliseconds: longer than TCP retransmits to an address that does not answer
 /// (15 minutes, `net.ipv4.tcp_retries2`).
 const KEPT: u64 = 20 * 60_000;
-/// Most tenures of addresses kept.
+/// Maximum number of tenures of addresses kept.
 const TENURES_MAX: usize = 16_384;
-/// Most tenures kept of one address, the latest.
+/// Maximum number of tenures kept of one address, the latest.
 const OF_ADDRESS_MAX: usize = 4;
-/// Most endpoints kept after their end.
+/// Maximum number of endpoints kept after their end.
 const ENDED_MAX: usize = 4096;
 
 /// A local pod at one of its interfaces.

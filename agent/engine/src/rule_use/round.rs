@@ -253,7 +253,7 @@ impl<'u> Round<'u> {
     ) -> u32 {
         let RuleUse { pods, recorder, resolved, .. } = &mut *self.of;
         let Some(pod) = pods.of(tuple.endpoint) else { return 0 };
-        // For TCP the table knows the initiator. Requests of the own node need no rule.
+        // For TCP the table knows the initiator. Requests of this node need no rule.
         let is_answer = tuple.protocol == UDP && answers(tuple, direction);
         let direction = match is_answer && !self.cluster.is_node_of(pod, tuple.remote) {
             true => direction.opposite(),

@@ -18,7 +18,7 @@ use super::failure::Failure;
 use super::split::{Part, Raw, Splitter};
 use crate::convert::{self, ObjectIdentity, Read};
 
-/// Most bytes taken in at once if they are already available.
+/// Maximum number of bytes taken in at once if they are already available.
 const AT_ONCE: usize = 1 << 20;
 /// Media type of answers. Servers since Kubernetes 1.38 omit `metadata.managedFields` (KEP-5958), a third to a half of
 /// an object; older servers ignore the parameter.

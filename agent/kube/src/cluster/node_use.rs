@@ -14,9 +14,9 @@ use netpold_core::model::{Change, Key, Pod, Policy, Service};
 /// | a NetworkPolicy with egress rules in a namespace with a pod of this node, and a Service with a node port | the node port passes if every backend is allowed; unknown, the address is an ordinary one, and the port is denied unless a block allows it |
 #[derive(Debug, Default)]
 pub(super) struct NodeUse {
-    /// Name of the own node.
+    /// Name of this node.
     node: String,
-    /// Pods of the own node that policy can select.
+    /// Pods of this node that policy can select.
     own_pods: NamesByNamespace,
     /// Pods of any node with such a claim.
     claimants: NamesByNamespace,

@@ -1,6 +1,6 @@
 //! Peer slices, listed and watched.
 //!
-//! Only the controller writes them, so kube's own watcher serves: an object that cannot be decoded is no tenant's.
+//! Only the controller writes them, so kube's own watcher serves: an object that cannot be decoded is not a tenant's.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

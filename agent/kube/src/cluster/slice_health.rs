@@ -95,8 +95,9 @@ impl SliceHealth {
         is_renewal
     }
 
-    /// Takes in the time of the API server's last answer, and whether every kind's last request failed. The controller cannot
-    /// write while the server does not answer, so an outage is no silence of the controller; nor is it a renewal.
+    /// Takes in the time of the API server's last answer, and whether every kind's last request failed. The controller
+    /// cannot write while the server does not answer, so an outage is not silence of the controller; nor is it a
+    /// renewal.
     pub(super) fn set_answered(&mut self, answered: Instant, is_failing: bool, now: Instant) {
         let hangs = self.times.reported * 3 / 2;
         let pause = answered.saturating_duration_since(self.answered);

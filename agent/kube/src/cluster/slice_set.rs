@@ -9,7 +9,7 @@ use netpold_slices::{SliceNumber, Vocabulary, decode, slice_name, slice_number};
 
 use super::slice_follower::SliceEvent;
 
-/// Most slices: more than a million pods.
+/// Maximum number of slices: more than a million pods.
 const MAX_SLICES: usize = 100_000;
 
 /// Change by an event of slices.

@@ -6,7 +6,7 @@ use netpold_core::printable::cut;
 
 use crate::decode::Mismatch;
 
-/// Most problems of a policy that are named; the others are counted. A policy may have 60,000.
+/// Maximum number of problems of a policy that are named; the others are counted. A policy may have 60,000.
 const NAMED: usize = 50;
 
 /// Longest path or text of a [`FieldProblem`], in bytes: a value may be as long as a megabyte.

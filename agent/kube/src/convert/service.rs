@@ -20,8 +20,8 @@ use super::problem::FieldProblem;
 /// Label of an EndpointSlice that names its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// Labels that exclude Services and EndpointSlices from the nodes' proxy, whatever their value (by kube-proxy's source,
-/// the selector of its informers).
+/// Labels that exclude Services and EndpointSlices from the nodes' proxy, regardless of their value (by kube-proxy's
+/// source, the selector of its informers).
 const UNSERVED_LABELS: [&str; 2] =
     ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"];
 

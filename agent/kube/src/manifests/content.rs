@@ -14,7 +14,7 @@ use crate::convert::{
 };
 use crate::document::{Document, DocumentNode, Documents, MappingEntry, ReadError, Value};
 
-/// Most problems of a file that are named; the others are counted.
+/// Maximum number of problems of a file that are named; the others are counted.
 const NAMED: usize = 200;
 /// Outcome of an object that cannot be decoded, and has no former version.
 const ABSENT: &str = "it counts as absent";

@@ -22,7 +22,7 @@ pub const AUDIT_POLICY: &str = r#"{
 pub struct Request {
     /// User of the request, as `system:serviceaccount:netpold:netpold`.
     pub user: String,
-    /// `list`, `watch`, `create`, …; for a path that is no resource, the HTTP method in lower case.
+    /// `list`, `watch`, `create`, …; for a path that is not a resource, the HTTP method in lower case.
     pub verb: String,
     /// API group; empty for the core.
     pub group: String,

@@ -100,7 +100,7 @@ impl Oracle {
     }
 
     /// Whether packets of `pod` to some port of an address may be translated: to Service ports, to node ports, or at
-    /// the own node, which has node ports too.
+    /// this node, which has node ports too.
     #[must_use]
     pub fn is_translated(&self, pod: &Pod, address: IpAddr) -> bool {
         let is_node = self.is_node(address);
@@ -113,7 +113,7 @@ impl Oracle {
     }
 
     /// Whether packets to some port of an address may be translated to `pod` itself: a Service with the pod as backend
-    /// has the address, or has node ports and the address is the own node's.
+    /// has the address, or has node ports and the address is this node's.
     #[must_use]
     pub fn leads_back(&self, pod: &Pod, address: IpAddr) -> bool {
         let own_node = self.is_own_node(pod, address);

@@ -50,7 +50,7 @@ fn netpold_node_ip(context: TcContext) -> i32 {
     node(context.as_ptr().cast(), NO_LINK_HEADER)
 }
 
-/// TC ingress of devices that lead to other namespaces and are no endpoints, and of other ports of bridges with pods.
+/// TC ingress of devices that lead to other namespaces and are not endpoints, and of other ports of bridges with pods.
 #[classifier]
 #[inline(always)]
 fn netpold_unmark(context: TcContext) -> i32 {
@@ -72,7 +72,7 @@ fn netpold_tunnel(context: TcContext) -> i32 {
     DROP
 }
 
-/// Lets a packet pass as one that is no endpoint's.
+/// Lets a packet pass as one that is not an endpoint's.
 #[inline(always)]
 fn strange(skb: *mut __sk_buff) -> i32 {
     write(skb, STRANGER);

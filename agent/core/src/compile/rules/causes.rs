@@ -1,8 +1,8 @@
 //! Namespaces to charge for a compilation of everything that a full table made necessary.
 //!
 //! The cause is growth: of a table that was full before, the namespaces that use more of it than at that time, or after
-//! the last compilation of everything that had room. Combinations that such a compilation opens again are no growth. Where
-//! nothing is known of the table, or nobody grew, the cause is the edits of the refused update.
+//! the last compilation of everything that had room. Combinations that such a compilation opens again are not growth.
+//! Where nothing is known of the table, or nobody grew, the cause is the edits of the refused update.
 
 use std::collections::{BTreeMap, BTreeSet};
 

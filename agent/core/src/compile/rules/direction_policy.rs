@@ -77,7 +77,7 @@ impl DirectionPolicy {
         Arc::new(Self::default())
     }
 
-    /// Whether it is the direction policy of closed combinations: it allows nothing but the own node.
+    /// Whether it is the direction policy of closed combinations: it allows nothing but this node.
     pub(crate) fn is_closed(&self) -> bool {
         self.everyone.is_none()
             && self.peers.keys().all(|id| *id == OWN_NODE)

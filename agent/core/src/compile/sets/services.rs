@@ -128,7 +128,7 @@ impl Settling<'_> {
             return work;
         }
         work.services.clone_from(&dirty.services);
-        // The address may have become, or ceased to be, the own node's.
+        // The address may have become, or ceased to be, this node's.
         let translated = |a: &&IpAddr| services.is_node(**a) || !services.at(**a).is_empty();
         work.addresses.extend(dirty.addresses.iter().filter(translated));
         for hairpin in served {
@@ -229,7 +229,7 @@ impl Settling<'_> {
         }
     }
 
-    /// Peer sets of an address as a Service's or a node's, sorted. The own node's addresses need none: everything is
+    /// Peer sets of an address as a Service's or a node's, sorted. This node's addresses need none: everything is
     /// allowed there.
     fn targets_of(
         &mut self,
