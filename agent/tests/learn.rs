@@ -290,7 +290,7 @@ fn record(recorder: &mut Recorder, pods: &[&Pod], remote: IpAddr, server: &Pod) 
     recorder.meet(&cluster, flow, |_| None, met(1000), &mut 0);
 }
 
-/// Records of an agent that did not know a pod have its address as the peer.
+/// While the agent does not have a pod's object, its records have the pod's address as the peer.
 #[test]
 fn no_block_is_written_for_what_is_a_pods_address() {
     let options =

@@ -1,4 +1,4 @@
-//! Pod events in the agent's engine while clients ask on the control socket.
+//! Pod events in the agent's engine while clients query the control socket.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ use crate::control::{Scale, milliseconds, percentile};
 use crate::engine::{MeasuredEngine, Veths};
 use crate::figures::{say, table};
 
-/// Questions of one kind, or of all kinds in turn, beside pod events.
+/// Questions of one kind, or of all kinds in turn, alongside pod events.
 #[derive(Debug, Serialize)]
 pub(crate) struct Questioned {
     /// Kind of the questions.

@@ -61,7 +61,7 @@ fn an_error_goes_only_to_who_sent_what_it_quotes() {
     assert_eq!(egress(&tables, &frame4(1, POD, STRANGER, &error)), Reason::Policy);
 }
 
-/// A pod without egress policy goes on answering a client that policy has cut.
+/// A pod without egress policy continues to answer a client that policy has cut.
 #[test]
 fn a_flow_that_policy_cut_is_not_opened_by_its_answers() {
     let mut tables = tables(CLIENTS, 0);
@@ -254,7 +254,7 @@ fn a_full_flow_table_drops_only_what_could_not_be_answered() {
     let port = full.expect("64 entries are full at some time");
     let request = udp4((CLIENT, port), (POD, 53));
     assert_eq!(ingress(&tables, &request), Reason::ConntrackFull);
-    // Flows in the table go on.
+    // Flows in the table continue.
     assert_eq!(ingress(&tables, &udp4((CLIENT, 1000), (POD, 53))), Reason::Allowed);
     assert_eq!(egress(&tables, &udp4((POD, 53), (CLIENT, 1000))), Reason::Reply);
     // No entry is needed if replies pass without one.

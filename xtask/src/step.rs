@@ -68,8 +68,8 @@ pub(crate) fn quiet(command: &mut Command) -> Result<()> {
     ended(status, command)
 }
 
-/// A command that runs beside other steps, without output. Dropping it ends the command and its children: the command's
-/// result is not needed.
+/// A command that runs in parallel with other steps, without output. Dropping it ends the command and its children: the
+/// command's result is not needed.
 pub(crate) struct BackgroundCommand(Option<Child>);
 
 impl BackgroundCommand {

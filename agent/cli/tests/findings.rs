@@ -97,7 +97,7 @@ fn run(arguments: &[&str], folder: &TempDir) -> (i32, String) {
     (output.status.code().unwrap(), String::from_utf8(text).unwrap())
 }
 
-/// Returns the findings about these objects beside the cluster.
+/// Returns the findings for the cluster plus these objects.
 fn findings(objects: &[&str]) -> Vec<Finding> {
     let (status, text) = run(&["doctor", "-o", "json"], &folder(objects));
     let report: DoctorReport = serde_json::from_str(&text).unwrap();

@@ -421,7 +421,7 @@ fn a_service_without_slices_has_the_backends_that_controllers_find() {
     let unselected =
         "clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9], ports: [{name: http, port: 80}]";
     explained(&with(vec![service(unselected)]), ask, CANNOT_TELL, &["has no selector"]);
-    // The objects beside assertions count, too.
+    // Objects in the assertions' file count, too.
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("a.yaml");
     let assertion = "assertions: [{from: shop/api, to: svc/shop/web, port: 80, expect: allow}]";

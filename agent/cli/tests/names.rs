@@ -206,13 +206,13 @@ fn an_edit_of_names_is_a_change() {
 #[test]
 fn a_name_is_compared_where_it_decides() {
     let api = names("api.example.com", &[443]);
-    // Blocks open what the name had opened; they are a change of their own.
+    // Blocks open the same addresses as the name did; this is a separate change.
     let open = "{action: Accept, to: [{networks: [0.0.0.0/0]}], protocols: [{tcp: {destinationPort: {number: 443}}}]}";
     assert_eq!(
         diff(&[&api, NOTHING_ELSE], &[open, NOTHING_ELSE], 1, &[]),
         "shop/web -> shop/cart, outside: gains TCP 443\ncut: 0 pairs, opened: 2 pairs\n"
     );
-    // Names after a rule that denies everything, or beside one that allows everything, decide nothing.
+    // Names after a rule that denies everything, or next to a rule that allows everything, decide nothing.
     let nothing = "no connection is cut or opened\n";
     assert_eq!(diff(&[NOTHING_ELSE], &[NOTHING_ELSE, &api], 0, &[]), nothing);
     assert_eq!(diff(&[], &[&api], 0, &[]), nothing);
@@ -306,7 +306,7 @@ fn names_of_services_allow_nothing() {
         assert_eq!(of(&format!("'{name}'")), finding(name));
     }
     for name in [
-        // Headless, and beside a headless one.
+        // A headless Service, and a Service next to a headless one.
         "db.data.svc.cluster.local",
         "*.data.svc.cluster.local",
         "*.svc.cluster.local",

@@ -63,7 +63,7 @@ fn net(interface: &str, network: &str, addresses: &[&str]) -> Value {
     json!({ "name": network, "interface": interface, "ips": addresses, "dns": {} })
 }
 
-/// A pod with one address, and these entries beside that of its first interface.
+/// A pod with one address, and these entries in addition to its first interface's.
 fn annotated(name: &str, annotation: &str, address: &str, second: &[Value]) -> String {
     let first = json!({ "name": "cbr0", "interface": "eth0", "ips": [address], "default": true, "dns": {} });
     let entries: Vec<&Value> = [&first].into_iter().chain(second).collect();
@@ -267,7 +267,7 @@ fn a_change_of_the_addresses_that_count_is_compared() {
     // Addresses that change within a block are as before.
     let moved = world(&storage("172.30.5.7"), &storage("172.30.5.8"), BY_LABEL);
     compared(&before, &moved, NOTHING, &[]);
-    // A block of one address on the network, which no other address stands for.
+    // A block of one address on the network, which no other address represents.
     let one = |number: u8| {
         let rule = format!("{{ipBlock: {{cidr: 172.30.5.{number}/32}}}}");
         world(&storage("172.30.5.2"), &storage("172.30.5.3"), &rule)

@@ -105,7 +105,7 @@ fn objects_without_a_namespace_belong_to_the_one_of_the_flag() {
     let folder = TempDir::new().unwrap();
     let file = assertions(folder.path(), &["svc/shop/web", "web"]);
     expect("test", &objects, &["-f", &file], (0, &["2 passed"]));
-    // Also those beside the assertions.
+    // Also objects in the assertions' file.
     let text = [fs::read_to_string(&file).unwrap(), SERVICE.to_owned()].join("---\n");
     fs::write(&file, text).unwrap();
     expect("test", &objects[..3], &["-f", &file], (0, &["2 passed"]));

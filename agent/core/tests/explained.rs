@@ -73,7 +73,7 @@ fn ask(from: &str, to: &str, protocol: &str, port: u16) -> Explanation {
     explain([], &objects::probe_of(protocol, from, to, port))
 }
 
-/// With these objects beside the shop.
+/// With these objects in addition to the shop.
 fn explain(more: impl IntoIterator<Item = Change>, probe: &Probe) -> Explanation {
     Explainer::new(&shop().into_iter().chain(more).collect()).explain(probe)
 }

@@ -52,7 +52,7 @@ impl AttachError {
 pub struct Attacher {
     backend: AttachBackend,
     closing: HookCloser,
-    /// Random: process identifiers are alike in containers.
+    /// Random, because process identifiers repeat in containers.
     process: u64,
 }
 

@@ -46,7 +46,7 @@ pub(super) struct Barriers {
     raised: Mutex<BTreeMap<Hook, Barrier>>,
 }
 
-/// A barrier as this process knows it. Another process may have removed it.
+/// A barrier, as recorded by this process. Another process may have removed it.
 #[derive(Debug, Default)]
 struct Barrier {
     /// Name of the device; `None`: an earlier process has raised the barrier.

@@ -5,7 +5,7 @@
 //! differ.
 //!
 //! The initiator is reliable if the kernel saw the first packet ([`KernelFlow::seen_from_start`]). An RST with a TTL
-//! that ends at the node closes the kernel's entry of a connection that goes on. Seconds later the entry is gone, and
+//! that ends at the node closes the kernel's entry of a connection that continues. Seconds later the entry is gone, and
 //! the server's next packet creates one with the server as initiator (`nf_conntrack_tcp_loose`). For such flows the
 //! ports decide: if only one side has a client port, it is the initiator; else the flow is imported without one. A flow
 //! without initiator passes where policy allows both directions.

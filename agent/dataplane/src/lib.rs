@@ -224,8 +224,8 @@ impl Dataplane {
         })
     }
 
-    /// Replaces the generation in force by a filled one, and returns the former, which goes on judging until the next
-    /// [`Dataplane::attach`].
+    /// Replaces the generation in force by a filled one, and returns the former, which continues to judge until the
+    /// next [`Dataplane::attach`].
     ///
     /// # Errors
     /// See [`GenerationError`]; then the generation in force does not change.

@@ -69,7 +69,7 @@ pub enum FollowedNodes {
     All,
     /// This node.
     Own,
-    /// This node; all of them from the moment on at which policy on this node depends on others.
+    /// This node; all nodes once policy on this node depends on other nodes.
     Needed,
 }
 

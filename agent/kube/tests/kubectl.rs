@@ -1,5 +1,5 @@
 //! Generated documents, read by netpold and by kubectl: `kubectl annotate --local` reads objects as `apply` does, and
-//! asks no server.
+//! contacts no server.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs;

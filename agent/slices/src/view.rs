@@ -1,4 +1,5 @@
-//! Pods as an agent knows them: the own ones from a watch, those of other nodes from slices or from a watch of all pods.
+//! The pods in an agent's view: pods of its own node from a watch, pods of other nodes from slices or from a watch of
+//! all pods.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

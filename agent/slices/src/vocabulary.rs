@@ -1,4 +1,4 @@
-//! Names by which policies tell pods of other nodes apart.
+//! Names by which policies distinguish pods of other nodes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

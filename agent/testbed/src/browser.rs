@@ -23,7 +23,7 @@ use crate::skip;
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Names of the browser's program, in the order of preference.
 const PROGRAMS: [&str; 3] = ["chromium", "google-chrome", "chromium-browser"];
-/// The browser shall ask nobody but the page.
+/// The browser must contact no host except the page's.
 const FLAGS: [&str; 10] = [
     "--headless",
     "--no-sandbox",

@@ -103,7 +103,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The three protocols that NetworkPolicy ports know.
+    /// The three protocols of NetworkPolicy ports.
     pub const WITH_PORTS: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 }
 

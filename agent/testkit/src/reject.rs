@@ -33,7 +33,7 @@ pub struct Arrival {
 pub struct Sent {
     /// Frame that goes back to the sender.
     pub back: Option<Vec<u8>>,
-    /// Frame that goes on to the receiver.
+    /// Frame forwarded to the receiver.
     pub onward: Option<Vec<u8>>,
 }
 

@@ -360,7 +360,7 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     assert!(!world.reaches_pod("friend", &others[0].pod));
 }
 
-/// A server refuses every write: enforcement goes on, each refusal is logged once, and the writes succeed once
+/// A server refuses every write: enforcement continues, each refusal is logged once, and the writes succeed once
 /// allowed.
 #[test]
 fn an_agent_that_may_say_nothing_enforces() {

@@ -258,7 +258,7 @@ fn connections_of_all_nodes(world: &World) {
     assert!(problems.contains("node n5: its agent does not answer"), "{live}");
 }
 
-/// Asks the agent of the pods' node beside the cluster's objects, and no agent of another node.
+/// Queries the cluster's objects and the agent on the pods' node, and no agent of another node.
 fn verdicts_of_the_nodes(world: &World) {
     let (server, admin) = (&world.server, &world.server.admin());
     let port = PORT.to_string();

@@ -1,4 +1,5 @@
-//! Peer slices: a controller writes them, and an agent's source follows them beside one that follows all pods.
+//! Peer slices: a controller writes them, and an agent's source follows them; another source follows all pods for
+//! comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

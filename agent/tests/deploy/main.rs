@@ -183,7 +183,7 @@ fn the_boot_unit_keeps_the_node_until_the_agent_is_there() {
     assert_eq!(&word[..length], b"READY=1");
     assert!(shop.probe().dropped(), "in force when the unit is ready");
 
-    // The DaemonSet's agent starts and cannot read all objects yet: the boot unit goes on.
+    // The DaemonSet's agent starts and cannot read all objects yet: the boot unit continues.
     shop.manifests.write("broken.yaml", "kind: [").unwrap();
     agent.restart(&shop.node).unwrap();
     std::thread::sleep(Duration::from_secs(1));

@@ -70,7 +70,7 @@ fn what_is_enforced_is_not_foreign() {
     ];
     let (_, report) = examine(&format!("{CLUSTER}{own}{}", others.concat()));
     assert!(!places(&report).contains_key("foreign-policy"), "{report:#?}");
-    // The object beside its own enforcer, which is a finding by itself.
+    // The object together with its own enforcer, which is a separate finding.
     let cilium = "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: cilium, namespace: kube-system}, spec: {template: {spec: \
                   {containers: [{name: cilium-agent, image: 'quay.io/cilium/cilium:v1.20'}]}}}}\n---\n";
     let policies = [

@@ -196,7 +196,7 @@ fn open_connection(world: &mut World, family: Family) {
     }
 }
 
-/// A reset goes on only within the limit of the node, and one beyond takes nothing from a later one.
+/// A reset is forwarded only within the node's limit, and a reset beyond the limit does not use up a later one.
 #[test]
 fn resets_that_go_on_count_for_the_limit() {
     let Some(mut world) = rejecting() else { return };

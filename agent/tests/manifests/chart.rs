@@ -208,7 +208,7 @@ fn collect(value: &Value, path: &str, documented: &[String], leaves: &mut Vec<St
     }
 }
 
-/// Checks that the schema refuses an unknown key beside, and a wrong type of, every documented key.
+/// Checks that the schema refuses an unknown sibling key and a wrong type for every documented key.
 #[test]
 fn the_schema_refuses_unknown_keys_and_wrong_types() {
     if !can_render("the_schema_refuses_unknown_keys_and_wrong_types") {

@@ -114,7 +114,7 @@ fn older(mut object: Value) -> Value {
     object
 }
 
-/// Values beside the options' switches, as arguments of `--set`.
+/// Values needed in addition to the options' switches, as arguments of `--set`.
 const VALUES: [&str; 15] = [
     "image.repository=registry.example/netpold,image.tag=v1,imagePullSecrets[0].name=registry",
     "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",

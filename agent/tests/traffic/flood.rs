@@ -1,4 +1,4 @@
-//! Floods beside ten thousand established connections: no connection breaks, and the agent's work is unaffected.
+//! Floods alongside ten thousand established connections: no connection breaks, and the agent's work is unaffected.
 
 mod echo;
 mod sender;

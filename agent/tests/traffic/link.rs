@@ -253,7 +253,7 @@ fn no_pod_of_a_bridge_claims_anothers_address() {
     }
 }
 
-/// Sends packets to the own node, which every pod may reach, with a source route on to a denied pod.
+/// Sends packets to the pod's own node, which every pod may reach, with a source route onwards to a denied pod.
 #[test]
 fn a_route_beyond_the_destination_is_not_taken() {
     require_root!();

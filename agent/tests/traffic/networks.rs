@@ -314,7 +314,7 @@ fn further_interfaces_are_open_where_the_operator_says_so() {
     annotate(&mut cluster, "server", &[storage(1)]);
     cluster.labels = vec![("netpold.io/second-interfaces", "open")];
     cluster.enforce();
-    // Interfaces with known addresses are under policy all the same.
+    // Interfaces with known addresses are nevertheless under policy.
     wait_for_line(
         &mut cluster,
         "not_enforced",

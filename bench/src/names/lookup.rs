@@ -72,7 +72,7 @@ impl Lookup {
         ask(self.id(), &name, self.kind, self.has_edns0)
     }
 
-    /// The answer: a chain of up to 16 aliases and up to 64 records, among them the own address at any place.
+    /// The answer: a chain of up to 16 aliases and up to 64 records, among them the lookup's own address at any place.
     fn answer(self, question: &[u8]) -> Vec<u8> {
         let mut random = Random::new(u64::from(self.number) << 32);
         let name = name_of(question);

@@ -1,4 +1,4 @@
-//! A node with a pod that asks, a resolver, and a server that has all addresses of the answers.
+//! A node with a client pod, a resolver, and a server that has all addresses of the answers.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -83,7 +83,7 @@ impl Scene {
         &self.cluster.agents[0]
     }
 
-    /// The pod that asks.
+    /// The client pod.
     pub(crate) fn client(&self) -> &Pod {
         self.cluster.pod("client")
     }

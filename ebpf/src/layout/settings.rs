@@ -102,8 +102,8 @@ pub const WATCH_ONLY: u32 = 1 << 0;
 /// Flag in [`Settings::watch`]: both programs have the same tables of domain names. With [`WATCH_ONLY`], those behind read
 /// DNS messages. Without it, these are behind, and those in front have read most packets.
 pub const SHARES_NAMES: u32 = 1 << 1;
-/// Flag in [`Settings::watch`]: those in front judge alone. These programs at pods' hooks leave every packet and its marks
-/// as they are, XDP programs drop none, and those at other devices go on.
+/// Flag in [`Settings::watch`]: those in front judge alone. These programs at pods' hooks leave every packet and its
+/// marks as they are, XDP programs drop none, and those at other devices continue.
 pub const STANDS_ASIDE: u32 = 1 << 2;
 /// Flag in [`Settings::watch`]: programs may run in front of these, so packets may have their proof already.
 pub const MAY_BE_BEHIND: u32 = 1 << 3;

@@ -170,7 +170,7 @@ pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
 
 /// Result of [`record`], and of the steps of a stream: the answer ends, or the segment.
 pub const END: u32 = 0;
-/// Result of [`record`]: the answer goes on.
+/// Result of [`record`]: the answer continues.
 pub const GOES_ON: u32 = 1;
 /// Result of [`record`]: the record has an address of the wanted name, which [`learn`] records.
 pub const ADDRESS: u32 = 2;

@@ -3,7 +3,7 @@
 //! The canonical form of a name is its labels in lower case (RFC 1035 section 2.3.3, RFC 4343), each behind its length,
 //! without the root's empty label. Its hash is computed from its end, so that the hash of every suffix at the border of
 //! a label is met on the way. It consists of three polynomials modulo 2^31 - 1 in secret points: two different names
-//! collide with a probability of (255 / 2^30)^3, whoever chose them.
+//! collide with a probability of (255 / 2^30)^3, even if an attacker chose them.
 
 use crate::{
     layout::{HASH_KEYS, NAME_WILDCARD, Settings},

@@ -101,7 +101,7 @@ fn passes<S: Steps>(steps: &S, result: u32) -> bool {
 
 /// Ends the reading of a connection, by a TCP packet of it that is not read:
 ///
-/// * one that policy drops. It may go on as a reset, and in ingress be answered by one in the pod's name
+/// * one that policy drops. It may be forwarded as a reset, and in ingress be answered by one in the pod's name
 ///   ([`crate::judge::cut`], [`crate::judge::reject`]);
 /// * one of the node itself: what the pod sends to the node passes no exit.
 ///

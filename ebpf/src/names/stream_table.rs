@@ -239,7 +239,7 @@ pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Hel
     (Held::Entry(way), until)
 }
 
-/// The entry of the segment's connection, whoever holds it.
+/// The entry of the segment's connection, also while another CPU holds it.
 #[inline(always)]
 pub(crate) fn find<T: NameTables>(tables: &T, work: Work) -> Option<StreamWay> {
     let bucket = bucket(tables, work)?;

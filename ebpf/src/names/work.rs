@@ -145,7 +145,7 @@ pub(crate) struct StreamWork {
     pub(crate) unasked: u32,
 }
 
-/// Place in a name that is being read. It is kept in memory, of which the verifier knows nothing: otherwise it would
+/// Place in a name that is being read. It is kept in memory, which the verifier does not track: otherwise it would
 /// follow each step once for each value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {

@@ -171,7 +171,7 @@ fn reset<B: Bytes, A>(bytes: &B, network: &Network<A>, transport: &Transport) ->
     Some(Rejection::Reset { ports, sequence: 0, acknowledgement, flags: TCP_RST | TCP_ACK })
 }
 
-/// The reset that goes on to the receiver in place of a denied TCP segment of a connection: with the segment's sequence
+/// The reset forwarded to the receiver in place of a denied TCP segment of a connection: with the segment's sequence
 /// and acknowledgement number, and nothing else of it. `None`: no TCP, or a segment that opens a connection.
 #[inline(always)]
 pub fn onward<B: Bytes, A: Copy>(bytes: &B, denied: &Denied<A>) -> Option<Denied<A>> {
@@ -317,7 +317,7 @@ impl Written for V6 {
 }
 
 /// Writes the answer to a packet; returns the length of its frame, which begins at [`FRAME`]. 0: none. `quote` copies
-/// so many bytes from the start of the IP packet to [`quote_at`], and returns their number, 0 on failure.
+/// that number of bytes from the start of the IP packet to [`quote_at`], and returns their number, 0 on failure.
 #[inline(always)]
 pub fn compose<F: Written>(
     letter: &mut Letter,

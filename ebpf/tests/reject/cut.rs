@@ -1,4 +1,4 @@
-//! Resets that go on to the receiver of a connection that policy has cut.
+//! Resets forwarded to the receiver of a connection that policy has cut.
 
 use netpold_ebpf::layout::{EP_REJECT_EGRESS, EP_REJECT_INGRESS};
 use netpold_testkit::frames::{ACK, FAMILIES, FIN, Family, RST, SYN, TCP, Who, frame, ip, tcp};
@@ -62,7 +62,7 @@ fn a_cut_connection_is_reset_at_both_ends_once() {
     }
 }
 
-/// After that, the reset that the end without a connection sends goes on, once.
+/// After that, the reset of the end without a connection is forwarded, once.
 #[test]
 fn a_reset_of_a_cut_connection_goes_on_once() {
     for family in FAMILIES {
@@ -88,7 +88,7 @@ fn a_reset_of_a_cut_connection_goes_on_once() {
     }
 }
 
-/// A reset that comes while the limit of answers is used up takes nothing from a later one.
+/// A reset that arrives while the limit of answers is used up does not use up a later reset.
 #[test]
 fn a_reset_beyond_the_limit_leaves_its_place_to_a_later_one() {
     for family in FAMILIES {
@@ -104,7 +104,7 @@ fn a_reset_beyond_the_limit_leaves_its_place_to_a_later_one() {
     }
 }
 
-/// Only segments of connections that the table knows as established go on.
+/// Only segments of connections that are established in the table are forwarded as resets.
 #[test]
 fn what_does_not_go_on() {
     for family in FAMILIES {
@@ -146,7 +146,7 @@ fn what_does_not_go_on() {
     }
 }
 
-/// A connection that policy allows again goes on as if nothing had been, and has no further resets.
+/// A connection that policy allows again continues undisturbed, without further resets.
 #[test]
 fn resets_go_on_once_for_each_connection() {
     let mut tables = connected(Family::V4, 3);

@@ -122,7 +122,7 @@ fn clients_that_may_arrive_with_a_nodes_address_are_named() {
     let sides = ([NAMESPACE, &web, &open, &local], [NAMESPACE, &web, &customers, &local]);
     let text = expect(&sides.0, &sides.1, DIFFERENT, &[]);
     assert!(!text.contains("externalTrafficPolicy"), "{text}");
-    // A change for every client alike is none that depends on the address.
+    // A change that applies to every client does not depend on the address.
     let none = policy("web", "policyTypes: [Ingress]");
     let text = expect(
         &[NAMESPACE, &web, &open, &cluster],

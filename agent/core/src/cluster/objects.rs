@@ -63,7 +63,7 @@ impl ObjectKey {
         }
     }
 
-    /// The change that removes the object; for the own addresses, an empty list.
+    /// The change that removes the object; for the node's addresses, an empty list.
     #[must_use]
     pub fn gone(self) -> Change {
         match self {

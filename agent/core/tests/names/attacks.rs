@@ -205,7 +205,7 @@ fn no_fragment_of_a_pods_segments_passes() {
     let net = Net::of_api();
     let it = connection();
     let addresses = [[10, 0, 0, 1], [10, 96, 0, 10]];
-    // With a header that goes on in the next fragment, before any entry.
+    // With a header that continues in the next fragment, before any entry.
     let mut reset =
         segment((PORT, 53), TCP_RST | TCP_ACK, (it.client + 1, it.server + 1), &[0; 40]);
     reset[12] = 0xf0;
@@ -232,7 +232,7 @@ fn a_segment_that_policy_drops_ends_the_reading() {
     }
 }
 
-/// Strangers end nothing: they do not know the numbers.
+/// Hosts that do not know the sequence numbers end nothing.
 #[test]
 fn a_strangers_packets_end_nothing() {
     let net = Net::of_api();

@@ -53,7 +53,7 @@ fn a_doubt_lasts_for_half_a_minute_at_any_time() {
     }
 }
 
-/// A pod that uses every port casts doubt on no port of another one, of as many pods as there are blocks.
+/// A pod that uses every port casts doubt on no port of another pod, for as many pods as there are blocks.
 #[test]
 fn a_pod_that_uses_every_port_ends_its_own_readings_alone() {
     let net = Net::of_api();
@@ -88,8 +88,9 @@ fn no_doubt_is_lost_to_another_one() {
     }
 }
 
-/// While flow tables grow, programs of two generations run at each hook, and have the same tables of names. Those behind
-/// expect that those in front have read a packet; what the pod sends twice ends the reading.
+/// While flow tables grow, programs of two generations run at each hook, and have the same tables of names. The
+/// programs behind expect that the programs in front have read a packet; a segment that the pod sends twice ends the
+/// reading.
 #[test]
 fn a_packet_that_two_generations_read_ends_no_reading() {
     for sends_twice in [false, true] {

@@ -1,4 +1,4 @@
-//! Generated conversations over TCP, held against the oracle, which sees who resolved what.
+//! Generated conversations over TCP, compared with the oracle, which records every pod's resolved addresses.
 
 use std::net::IpAddr;
 
@@ -48,7 +48,7 @@ struct Conversation {
     ifindex: u32,
     /// Bytes of the resolver.
     bytes: Vec<u8>,
-    /// The place behind each answer that counts, and what it resolves; up to the first one that nobody asked for.
+    /// For each answer that counts, the place after it and its addresses; up to the first answer without a question.
     answers: Vec<(usize, (String, Vec<IpAddr>))>,
 }
 
@@ -119,7 +119,7 @@ impl Conversation {
         read
     }
 
-    /// Whether the reading goes on behind an event in front of the byte at a place.
+    /// Whether the reading continues after an event in front of the byte at a place.
     fn disturb(&self, net: &Net, random: &mut Random, event: Event, at: usize) -> bool {
         let (it, bytes) = (&self.it, &self.bytes);
         let passes = |packet: Packet| assert!(net.at(self.ifindex, packet));

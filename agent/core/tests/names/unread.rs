@@ -134,7 +134,7 @@ fn a_resolver_on_the_node_is_not_read_over_tcp() {
     }
 }
 
-/// A segment of the pod that policy drops may go on as a reset.
+/// A segment of the pod that policy drops may be forwarded as a reset.
 #[test]
 fn a_question_that_policy_drops_ends_the_reading() {
     for it in families() {

@@ -14,7 +14,7 @@ use crate::{
     namespaces,
 };
 
-/// A compiler that starts over beside the world's, with tables of this size.
+/// A second compiler next to the world's, which starts over with tables of this size.
 fn successor(world: &World, capacity: Capacity) -> World {
     let mut other = World::new([]);
     other.compiler = world.compiler.blank();
@@ -68,7 +68,7 @@ fn with_sets(of: &str, number: u32, sets: u32) -> [Change; 3] {
     isolated(of, number, (0..sets).map(nth).collect())
 }
 
-/// Installs two namespaces with as many sets of ports each, which fill the table together.
+/// Installs two namespaces with equally many port sets, which together fill the table.
 fn rivals(capacity: Capacity) -> World {
     let mut world = World::new([]);
     let rivals = (0..20).flat_map(|n| {
@@ -104,7 +104,7 @@ fn who_grows_pays_for_what_a_full_table_costs() {
     assert!(world.egress(VICTIM, "198.51.100.7", 443));
 }
 
-/// A tenant that fills a table, makes room, and fills it again, beside a larger one that never changes.
+/// A tenant that fills a table, frees room, and fills it again, next to a larger tenant that never changes.
 #[test]
 fn who_fills_a_table_by_turns_pays_each_time() {
     const CAPACITY: Capacity = Capacity { bitmaps: 300, ..ROOM };

@@ -41,7 +41,7 @@ pub struct FlowCounts {
     pub full_buckets: u64,
 }
 
-/// Fill of a table, estimated from a part of it: keys are hashed with a seed, so all parts are alike.
+/// Fill of a table, estimated from a part of it: keys are hashed with a seed, so all parts have about the same fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupancy {
     /// Ways that are not free, expired ones included.

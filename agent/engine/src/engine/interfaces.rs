@@ -317,7 +317,7 @@ impl NodeInterfaces {
     /// Assigns the role of each interface. A veth with an unknown pod is closed while it is new; later it is one of the
     /// node's devices, which judge only packets to Services.
     ///
-    /// `restored`: pods may exist that the compiler does not know.
+    /// `restored`: pods may exist that the compiler does not have.
     pub(super) fn assign_roles(
         &mut self,
         compiler: &Compiler,

@@ -19,7 +19,7 @@ use crate::metrics::Instruments;
 /// Shortest and longest pause before a failed compilation is retried.
 pub(super) const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
-/// State of the compilation beside the engine.
+/// State of the compilation on another thread.
 #[derive(Default)]
 pub(super) struct Succession {
     pub(super) job: Option<Job>,

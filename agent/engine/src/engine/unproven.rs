@@ -42,7 +42,7 @@ struct Counted {
 enum Fault {
     /// The proof is cleared by another tool.
     Erased,
-    /// Another tool clears the witness beside the proof.
+    /// Another tool clears the witness but not the proof.
     Unmarked,
     /// The pod bypasses the program, or another tool clears both.
     Skipped,

@@ -160,7 +160,7 @@ impl<K: Kind> Follower<K> {
             let metadata = match outcome {
                 Ok(metadata) => metadata,
                 Err(failure) => {
-                    // The store knows these objects, so the next list returns no changes for them.
+                    // The store already has these objects, so the next list returns no changes for them.
                     self.say(changes, at).await;
                     return Err(failure);
                 }

@@ -262,7 +262,7 @@ mod tests {
             }
         }
 
-        /// Written entries are read back, with any other fields beside them.
+        /// Written entries are read back, with any other fields among them.
         #[test]
         fn entries_are_read_whatever_else_they_have(
             names in proptest::collection::vec("[a-z]{1,12}", 1..8),

@@ -1,7 +1,7 @@
-//! An attacker in a pod against answers over TCP: it knows each number, sends any segment from its own address, around its
-//! hook too, and to another Service with the same resolver behind it, has packets on the way lost, repeated and reordered,
-//! and owns a zone. Whatever it does, no address counts that stands inside of a text
-//! in an answer.
+//! An attacker in a pod against answers over TCP: it can read each sequence number, sends any segment from its own
+//! address, around its hook too, and to another Service with the same resolver behind it, has packets on the way lost,
+//! repeated and reordered, and owns a zone. Regardless of its actions, an address inside a text of an answer never
+//! counts.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -123,7 +123,7 @@ fn tables() -> NodeTables {
     NodeTables { policy: world.tables, flows: FlowTables::new(16) }
 }
 
-/// The answer that the attacker wants: to a question that it asks, with an address of its choice.
+/// The answer that the attacker wants to inject: an address of its choice for its own question.
 fn evil() -> Vec<u8> {
     framed(&answer(7, &wire(NAME), &[Record::address(vec![0xc0, 12], ip(EVIL), 300)]))
 }

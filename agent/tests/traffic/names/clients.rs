@@ -1,4 +1,4 @@
-//! Resolvers and clients as Debian has them: dnsmasq and unbound, asked by the GNU C library, musl and Go.
+//! Resolvers and clients from Debian: dnsmasq and unbound, queried by the GNU C library, musl and Go.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,7 +12,8 @@ use netpold_testbed::{Cni, KillOnDrop, PodSpec, Protocol, require_root};
 use super::resolver::DNS;
 use super::{enforce, passes, run_configured};
 
-/// Clients, and whether they ask again by TCP. The musl of Debian 12 (1.2.3) uses what the truncated answer has: of unbound, nothing.
+/// Clients, and whether they retry over TCP. The musl of Debian 12 (1.2.3) uses the truncated answer, which is empty
+/// from unbound.
 const CLIENTS: [(&str, bool); 3] = [("glibc", true), ("musl", false), ("go", true)];
 /// Addresses of a name of each family: of both, the answers over UDP are truncated, unless EDNS0 has room for IPv4.
 const MANY: usize = 60;

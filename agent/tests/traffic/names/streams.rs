@@ -128,8 +128,8 @@ fn no_connection_is_faster_than_its_name_over_tcp() {
     });
 }
 
-/// Growing flow tables end no reading: lookups go on while both programs run, and none is read by neither or ended by
-/// both.
+/// Growing flow tables end no reading: lookups continue while both programs run, and none is read by neither or ended
+/// by both.
 #[test]
 fn lookups_by_tcp_go_on_while_flow_tables_grow() {
     require_root!();

@@ -1,4 +1,4 @@
-//! Answers behind a Service: they come from the address that the client asked.
+//! Answers behind a Service: they come from the address to which the client sent.
 
 use netpold_testbed::cluster::{Cluster, NAMESPACE};
 use netpold_testbed::services::{Service, describe, lost, may_reach, provide};

@@ -236,7 +236,7 @@ pub(crate) fn load_message(bytes: &Copied, place: u32, offset: u32, length: u32)
     }
 }
 
-/// The same number, of which the compiler knows nothing.
+/// The same number, opaque to the compiler.
 #[inline(always)]
 fn unknown(number: u32) -> u32 {
     let mut hidden = number;

@@ -167,7 +167,7 @@ fn answer<D: Direction>(skb: *mut __sk_buff, four: [Global; 2], six: [Global; 2]
     NEXT as u32
 }
 
-/// Lengths of the answer in the scratch, and of the reset that goes on.
+/// Lengths of the answer in the scratch, and of the forwarded reset.
 #[inline(always)]
 fn written(skb: *mut __sk_buff, [answer, cut]: [Global; 2]) -> (u32, u32) {
     match answer(skb) {
@@ -321,8 +321,7 @@ fn compose_backend<F: Routed>(skb: *mut __sk_buff) -> u32 {
     rejection::compose::<F>(letter, &denied, quote, &Kernel)
 }
 
-/// Writes the reset that goes on in place of a packet whose answer was composed; returns the length of its frame, 0:
-/// none.
+/// Writes the reset forwarded in place of a packet whose answer was composed; returns the length of its frame, 0: none.
 #[inline(always)]
 fn go_on<D: Direction, F: Routed + TableFamily>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
@@ -509,7 +508,7 @@ impl Sums for Kernel {
 /// Number of bytes at the start of a denied packet that go with any pending checksum, see [`netpold_replace`].
 const BEGINNING: u32 = 96;
 
-/// Replaces a packet by the answer in the scratch, or with `onward` by the reset that goes on, with a frame of `length`
+/// Replaces a packet by the answer in the scratch, or with `onward` by the forwarded reset, with a frame of `length`
 /// bytes; 0 on failure.
 ///
 /// The packet may leave its checksum to the card (`CHECKSUM_PARTIAL`), which would write it into the answer. The kernel
@@ -531,7 +530,7 @@ extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32, onward: u32) -> 
     }
     let gone = (BEGINNING as i32).wrapping_neg();
     let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
-    // SAFETY: the program's context, and a letter with so many bytes.
+    // SAFETY: the program's context, and a letter of that length.
     unsafe {
         if bpf_skb_change_tail(skb, BEGINNING, 0) != 0
             || bpf_skb_change_tail(skb, BEGINNING + length, 0) != 0
@@ -547,7 +546,7 @@ extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32, onward: u32) -> 
     }
 }
 
-/// Defines the functions that write answers of a direction, and the resets that go on.
+/// Defines the functions that write answers of a direction, and the forwarded resets.
 macro_rules! composing {
     ($direction:ty, $four:ident, $six:ident, $cut4:ident, $cut6:ident) => {
         #[unsafe(no_mangle)]
