@@ -288,7 +288,7 @@ impl<'c> Explainer<'c> {
         Explanation::judged(probe, verdict, None, egress, ingress)
     }
 
-    /// Judges connections of a pod to the addresses that it resolved a name to; a wildcard stands for the names below
+    /// Judges connections of a pod to the addresses that it resolved a name to; a wildcard represents the names below
     /// it that no other name of the pod's rules matches.
     ///
     /// # Errors

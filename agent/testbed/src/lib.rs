@@ -8,9 +8,9 @@
 //!    Cni::Ptp: host routes                 Cni::Bridge
 //! ```
 //!
-//! All traffic stays in namespaces without a way out, which the process makes itself; they go when their owner is
-//! dropped, on panic too, and [`sweep()`] removes those of a killed process. The crate uses no part of netpold, so the
-//! observations of tests do not depend on the code under test.
+//! All traffic stays in namespaces without external links, which the process creates itself. They are removed when
+//! their owner is dropped, also on panic, and [`sweep()`] removes those of a killed process. The crate uses no part of
+//! netpold, so the observations of tests do not depend on the code under test.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {

@@ -363,8 +363,8 @@ impl Compiler {
         self.compiled.fill(&self.options.capacity)
     }
 
-    /// The objects behind the installed tables, see [`StateSnapshot`]. `deleted` are local pods that the API lists no
-    /// longer; they are kept as finished pods, which are not peers.
+    /// The objects behind the installed tables, see [`StateSnapshot`]. `deleted` are local pods that the API no longer
+    /// lists; they are kept as finished pods, which are not peers.
     #[must_use]
     pub fn state_snapshot<'a>(&self, deleted: impl Iterator<Item = &'a Arc<Pod>>) -> StateSnapshot {
         StateSnapshot::new(&self.cluster, &self.compiled.tables.addresses, deleted)

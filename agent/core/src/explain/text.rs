@@ -327,7 +327,7 @@ fn port(rule: &PortRule) -> String {
     }
 }
 
-/// Describes a peer of a rule, as `pods app=web of namespace shop`; `namespace` is that of the policy.
+/// Describes a peer of a rule, such as `pods app=web of namespace shop`; `namespace` is that of the policy.
 #[must_use]
 pub fn peer_text(namespace: &str, peer: &Peer) -> String {
     match peer {

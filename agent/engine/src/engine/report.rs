@@ -154,7 +154,7 @@ fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<Endpoi
     listed.into_values().collect()
 }
 
-/// Returns the directions of which something is true.
+/// Returns the directions for which `is_true` is set.
 fn chosen(is_true: [bool; 2]) -> Vec<Direction> {
     let directions = Direction::BOTH.into_iter().zip(is_true);
     directions.filter_map(|(direction, is_true)| is_true.then_some(direction)).collect()

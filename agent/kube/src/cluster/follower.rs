@@ -49,7 +49,7 @@ enum State {
 
 /// Field selector of a part of a kind's objects.
 pub(super) struct Narrow {
-    /// The selector, as `metadata.name=n1`.
+    /// The selector, such as `metadata.name=n1`.
     pub(super) fields: String,
     /// Whether all objects are needed; then they are listed, and followed from there on.
     pub(super) widened: watch::Receiver<bool>,

@@ -15,7 +15,7 @@ const PROBLEM_MAX: usize = 400;
 /// A part of an object that could not be interpreted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldProblem {
-    /// Path of the field, as `spec.ingress[0].ports[1].endPort`.
+    /// Path of the field, such as `spec.ingress[0].ports[1].endPort`.
     pub path: String,
     /// Description of the problem.
     pub text: String,

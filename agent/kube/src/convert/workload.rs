@@ -38,9 +38,9 @@ pub struct ConvertedTemplate {
 }
 
 /// Returns the stand-in pod of a workload's pod template: a pod without address and node, named by the workload's kind
-/// and name, as `deployment.web`. The template also counts with `replicas: 0`, or suspended: the policies apply as soon
-/// as that changes. `None` for an object of another kind, for one without a name, and for one without replicas that
-/// another workload owns: the ReplicaSet of a Deployment's former revision.
+/// and name, such as `deployment.web`. The template also counts with `replicas: 0`, or suspended: the policies apply as
+/// soon as that changes. `None` for an object of another kind, for one without a name, and for one without replicas
+/// that another workload owns: the ReplicaSet of a Deployment's former revision.
 #[must_use]
 pub fn template(node: &DocumentNode) -> Option<ConvertedTemplate> {
     let (version, kind) = (node.text("apiVersion")?, node.text("kind")?);
