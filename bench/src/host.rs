@@ -69,7 +69,7 @@ pub(crate) fn own_memory() -> Result<u64> {
         fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
     let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let kib = kib.and_then(|text| text.trim().split(' ').next()).context("no RssAnon")?;
-    Ok(kib.parse::<u64>().context("RssAnon is no number")? * 1024)
+    Ok(kib.parse::<u64>().context("RssAnon is not a number")? * 1024)
 }
 
 /// Kernel memory in bytes of each BPF map that a process (a number, or `self`) has open, by map identifier.

@@ -158,7 +158,7 @@ pub fn function_of<T>(_closure: &T) -> &'static str {
 ///
 /// # Panics
 /// Under CI, where no test may be skipped.
-#[expect(clippy::print_stderr, reason = "speaks to whoever runs the tests")]
+#[expect(clippy::print_stderr, reason = "reports to the user who runs the tests")]
 pub fn skip(test: &str, why: impl std::fmt::Display) {
     let skipped = format!("SKIPPED {test}: {why:#}");
     let is_ci = std::env::var("CI").is_ok_and(|v| v == "true");
@@ -170,7 +170,7 @@ pub fn skip(test: &str, why: impl std::fmt::Display) {
 ///
 /// # Panics
 /// Unless this kernel is known to be older: a feature missing on a newer kernel is a failure.
-#[expect(clippy::print_stderr, reason = "speaks to whoever runs the tests")]
+#[expect(clippy::print_stderr, reason = "reports to the user who runs the tests")]
 pub fn skip_before(since: (u32, u32), test: &str, why: impl std::fmt::Display) {
     let (major, minor) = since;
     let skipped = format!("SKIPPED {test}: {why:#}");

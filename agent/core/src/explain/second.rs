@@ -1,9 +1,9 @@
 //! Sides of a probe on secondary networks.
 //!
-//! A pod sends from the address of the interface by which the packet leaves, which its routes choose. Towards an address
-//! on a network of its own it is that network's interface; towards one on another network it may be any interface. A
-//! claimed address that counts for no pod still belongs to interfaces under policy: its claimants are judged there, and
-//! no peer by label matches the address.
+//! A pod sends from the address of the outgoing interface, which its routes choose: the network's interface towards an
+//! address on a secondary network of its own, any interface towards another secondary network, else the first
+//! interface. A claimed address that counts for no pod still belongs to interfaces under policy: its claimants are
+//! judged there, and no peer selected by labels matches the address.
 
 use std::net::IpAddr;
 

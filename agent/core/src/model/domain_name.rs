@@ -44,7 +44,7 @@ impl DomainName {
         }
     }
 
-    /// The name as in a DNS message, without the root's empty label: each label behind its length.
+    /// The name as in a DNS message, without the root's empty label: each label preceded by its length.
     #[must_use]
     pub fn canonical(&self) -> Vec<u8> {
         let label = |label: &str| {
