@@ -23,9 +23,9 @@ const SHOWN: usize = 3;
 /// Addresses to which a name is assumed to resolve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Within {
-    /// Blocks of them; none: every address.
+    /// Blocks of these addresses; empty: every address.
     pub blocks: Vec<IpNet>,
-    /// Blocks without them.
+    /// Blocks excluded from these addresses.
     pub except: Vec<IpNet>,
 }
 
