@@ -32,7 +32,7 @@ pub fn zero(read: u64) -> usize {
     }
 }
 
-/// Returns `place`, for reads that must stay behind the one that returned `read`.
+/// Returns `place`, for reads that must be ordered after the one that returned `read`.
 #[must_use]
 #[inline(always)]
 pub fn after_load<T>(place: *mut T, read: u64) -> *mut T {

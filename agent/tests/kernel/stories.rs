@@ -272,7 +272,7 @@ fn sctp_associations() {
 #[test]
 fn listener_discovery_before_the_pod_has_an_address() {
     let Some(mut world) = world() else { return };
-    // A report (RFC 3810): behind a router alert option, with hop limit 1, from the unspecified address.
+    // A report (RFC 3810): after a router alert option, with hop limit 1, from the unspecified address.
     let report = |hop_limit, multicast: bool| {
         let mut data = vec![58, 0, 5, 2, 0, 0, 1, 0];
         let mut record = vec![4, 0, 0, 0, 0xff, 2];

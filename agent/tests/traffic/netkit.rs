@@ -40,7 +40,7 @@ fn pair(name: &str, pod: &Pod, mode: NetkitMode) -> io::Result<()> {
     socket.bind_auto()?;
     socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
     let (answer, _) = socket.recv_from_full()?;
-    // Acknowledgement: 0 or a negative errno, behind the header of 16 bytes.
+    // Acknowledgement: 0 or a negative errno, after the header of 16 bytes.
     let code = answer.get(16..20).and_then(|code| code.try_into().ok()).map(i32::from_ne_bytes);
     match code {
         Some(0) => Ok(()),

@@ -31,7 +31,7 @@ pub(crate) struct Shape {
 pub(crate) type Part = (usize, Vec<u8>, bool);
 
 impl Shape {
-    /// Returns the bytes to cut into fragments, behind the headers that each fragment repeats.
+    /// Returns the bytes to cut into fragments, after the headers that each fragment repeats.
     pub(crate) fn body(&self) -> Vec<u8> {
         if !self.inside {
             return self.message.clone();

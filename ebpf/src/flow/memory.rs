@@ -2,7 +2,7 @@
 
 /// Access to shared words under concurrent writes.
 pub trait Memory {
-    /// Reads a word; later reads stay behind it.
+    /// Reads a word; later reads are ordered after it.
     ///
     /// # Safety
     /// The word must be readable, aligned, and only ever changed atomically.

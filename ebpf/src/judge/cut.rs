@@ -37,7 +37,8 @@ use crate::{
 
 /// The reset forwarded in place of a denied packet with a proved source, and the change of its flow's entry; `None`:
 /// the packet belongs to no established TCP flow, the flow has had its resets, or the limit of answers is used up.
-/// `take_answer`: takes the reset that answers another one from that limit; a segment's own answer has taken one.
+/// `take_answer`: takes an answer from that limit for a denied segment that is itself a reset; any other segment's
+/// answer has already taken one.
 #[inline(always)]
 pub fn reset<D: Direction, F: TableFamily + Written, B: Bytes, T: Tables>(
     bytes: &B,
@@ -58,8 +59,8 @@ pub fn reset<D: Direction, F: TableFamily + Written, B: Bytes, T: Tables>(
     may_go_on(tables, endpoint, &flow, is_reset, take_answer).then_some(onward)
 }
 
-/// Whether a segment of a flow may be forwarded as a reset; sets the flag in the flow's entry if so. Another writer's
-/// change at the same moment is another segment's.
+/// Whether a segment of a flow may be forwarded as a reset; sets the flag in the flow's entry if so. A concurrent
+/// change of the flag comes from another segment.
 #[inline(always)]
 fn may_go_on<F: TableFamily, T: Tables>(
     tables: &T,
@@ -83,7 +84,7 @@ fn may_go_on<F: TableFamily, T: Tables>(
         return false;
     }
     let gone_on = if is_reset { CT_CUT_RESET } else { CT_CUT };
-    // Before the flag: a reset beyond the limit leaves the flow's place to a later one.
+    // The limit is checked before the flag is set: a reset beyond the limit leaves the flag to a later one.
     if flags & gone_on != 0 || is_reset && !take_answer() {
         return false;
     }

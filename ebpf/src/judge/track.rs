@@ -131,8 +131,8 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
             self.touch(found, add, settings, now);
         }
         let Some(reason) = allowed else { return Ok(policy.answering(Reason::Reply, class)) };
-        // A reply goes back through the translation of its flow: its destination, an address of the node, may stand
-        // for any client that the policy of the other direction has admitted.
+        // A reply goes back through the translation of its flow: its destination, an address of the node, may represent
+        // any client that the policy of the other direction has admitted.
         let flags = found.control.flags();
         let answers = D::EGRESS && flags & D::SEEN == 0 && !begins(&packet.transport);
         Ok(if answers { policy.answering(reason, class) } else { policy.passing(reason, class) })
@@ -155,7 +155,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
     fn begin(&self, key: F::Key, hash: u64, expired: Option<Hit>, now: u32) -> Result<(), Reason> {
         let Self { context, packet, class, .. } = *self;
         // A Service never begins a flow. With a flow begun from a forged Service address, the pod's packets to the
-        // Service would pass as replies, whichever backend the node sends them to.
+        // Service would pass as replies, to any backend that the node chooses.
         if !D::EGRESS && class & CLASS_SERVICE != 0 {
             return Ok(());
         }
@@ -243,7 +243,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
     }
 
     /// An ICMP error of the pod passes if policy allows the flow that it quotes. The node translates an error like its
-    /// flow, so it is judged again behind that, unless the other side began the flow: then it goes back to an
+    /// flow, so it is judged again after the translation, unless the other side began the flow: then it goes back to an
     /// initiator that policy has admitted. The error goes to the sender of the quoted packet, so both have the same
     /// class.
     #[inline(always)]

@@ -55,7 +55,7 @@ pub(crate) const fn confirming(flags: u16, transport: &Transport) -> u16 {
 pub(crate) const LEAVE: u16 = CT_BUSY;
 
 /// Flags of FIN and RST that any passing packet sets or clears. A FIN or RST can be forged, so later packets clear it:
-/// any packet clears an RST, and data from the FIN's sender clears that FIN (PSH indicates data, so that nothing behind
+/// any packet clears an RST, and data from the FIN's sender clears that FIN (PSH indicates data, so that nothing after
 /// the header is read).
 #[inline(always)]
 pub(crate) const fn closing<D: Direction>(transport: &Transport) -> Marks {

@@ -9,9 +9,9 @@ pub const CLASS_TRANSLATED: ClassId = 1 << 30;
 /// Flag of a class word beside [`CLASS_TRANSLATED`]: the address is a Service's cluster address, which never begins a
 /// flow. Not part of the number.
 pub const CLASS_SERVICE: ClassId = 1 << 29;
-/// Class with the column of the grants behind the place of translation. A class with [`CLASS_TRANSLATED`] has an even
-/// number, and its column is the next one; any other class keeps its own. A packet that still has such an address there
-/// was not translated, so only literal grants count.
+/// Class with the column of the grants after the translation. A class with [`CLASS_TRANSLATED`] has an even number, and
+/// its column is the next one; any other class keeps its own. A packet that still has such an address there was not
+/// translated, so only literal grants count.
 #[must_use]
 #[inline(always)]
 pub const fn untranslated(class: ClassId) -> ClassId {

@@ -129,7 +129,7 @@ pub const CT_USED: u16 = 1 << 15;
 pub struct FragmentKey {
     /// [`Endpoint::id`](crate::layout::Endpoint::id).
     pub endpoint: u32,
-    /// 0 pod ingress, 1 pod egress; 2 is added for IPv6, and 4 for a marked packet behind its translation.
+    /// 0 pod ingress, 1 pod egress; 2 is added for IPv6, and 4 for a marked packet after its translation.
     pub direction: u32,
     /// Remote address, network byte order; IPv4 in the first four bytes.
     pub remote: [u8; 16],

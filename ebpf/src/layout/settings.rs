@@ -68,8 +68,8 @@ pub struct Settings {
     /// Not zero once [`Settings::devices`] is filled and all programs are attached: packets without the proof from an
     /// interface in none of the tables drop where they leave.
     pub closes_unknown: u32,
-    /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`], [`ANY_UNCHECKED`], [`ANY_OVER_TCP`]. The agent sets a
-    /// flag before it writes the first such endpoint, and clears it behind the last.
+    /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`], [`ANY_UNCHECKED`],
+    /// [`ANY_OVER_TCP`]. The agent sets a flag before it writes the first such endpoint, and clears it after the last.
     pub any_endpoint: u32,
     /// Maximum number of answers to denied packets in a second, for each endpoint and direction; 0: none.
     pub rejections: u32,

@@ -261,8 +261,8 @@ const fn is_ip(protocol: u8) -> bool {
     matches!(protocol, 4 | 41)
 }
 
-/// Follows IPv6 extension headers: hop-by-hop, routing, fragment, authentication, destination options (RFC 8200
-/// section 4). Headers behind a later fragment's Fragment header are not read.
+/// Follows IPv6 extension headers: hop-by-hop, routing, fragment, authentication, destination options (RFC 8200 section
+/// 4). Headers after a later fragment's Fragment header are not read.
 ///
 /// # Errors
 /// As [`ipv4`], and [`Reason::TooManyHeaders`]. [`Reason::Malformed`] also for nested fragments, and for a routing

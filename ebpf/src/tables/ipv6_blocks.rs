@@ -70,7 +70,7 @@ unsafe fn search<M: Memory>(memory: &M, node: *const u64, key: u64) -> u64 {
     for place in 0..BLOCKS6_KEYS {
         // SAFETY: a key of the node.
         let begin = unsafe { memory.load(node.add(place)) };
-        // Subtracts 1 for each interval that begins behind the key.
+        // Subtracts 1 for each interval that begins after the key.
         index -= key.wrapping_sub(begin) >> 63;
     }
     let index = memory.opaque(index as usize, key) & BLOCKS6_KEYS;

@@ -1,4 +1,4 @@
-//! Answers to packets that policy denies behind a Service's translation.
+//! Answers to packets that policy denies after a Service's translation.
 
 use netpold_ebpf::{
     endpoint::EndpointRef,

@@ -109,7 +109,7 @@ fn no_second_connection_goes_on_in_the_first_ones_place() {
     let second = around(&filler);
     assert_eq!(second[first.len()..][..evil().len()], evil());
     let segments = [&second[..first.len()], &second[first.len()..]];
-    // The pod hides its reset in the first fragment, and behind a header.
+    // The pod hides its reset in the first fragment, and after a header.
     let reset = |it: &Connection| {
         segment((PORT, 53), TCP_RST | TCP_ACK, (it.client + 1, it.server + 1), &[0; 8])
     };

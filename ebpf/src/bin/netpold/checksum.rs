@@ -58,7 +58,8 @@ fn known(word: usize) -> u32 {
     unsafe { (&raw const CHECKSUM).cast::<u32>().add(word).read_volatile() }
 }
 
-/// Place of a partial checksum, in bytes: start of the sum from the frame's start, and offset of the sum behind that.
+/// Place of a partial checksum, in bytes: start of the sum from the frame's start, and offset of the sum after that
+/// start.
 #[derive(Clone, Copy)]
 struct Place {
     start: u32,

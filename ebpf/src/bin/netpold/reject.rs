@@ -200,7 +200,7 @@ fn compose<D: Direction, F: Routed>(skb: *mut __sk_buff) -> u32 {
     rejection::compose::<F>(letter, &denied, quote, &Kernel)
 }
 
-/// Answers a packet that policy denies behind its translation, by its sender's interface; returns the program's action.
+/// Answers a packet that policy denies after its translation, by its sender's interface; returns the program's action.
 /// `link` as in [`mark::link_header`].
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -296,7 +296,7 @@ fn leave_before<F: Routed>(skb: *mut __sk_buff, scratch: *mut Scratch) -> Option
     Some(())
 }
 
-/// Writes the answer to a packet that policy denies behind its translation; returns the length of its frame, 0: it gets
+/// Writes the answer to a packet that policy denies after its translation; returns the length of its frame, 0: it gets
 /// none.
 #[inline(always)]
 fn compose_backend<F: Routed>(skb: *mut __sk_buff) -> u32 {
@@ -469,7 +469,7 @@ fn take(maps: &Maps, settings: &Settings, index: u32, most: u32) -> Option<u32> 
     unsafe { reject::take(maps, word, maps.now(), settings, most) }
 }
 
-/// Copies the start of a packet behind the headers of its answer; returns the number of bytes, 0 on failure.
+/// Copies the start of a packet after the headers of its answer; returns the number of bytes, 0 on failure.
 #[inline(always)]
 fn quote<F: Written>(skb: *mut __sk_buff, letter: &mut Letter, quoted: u32) -> u32 {
     let mut length = u64::from(quoted);
