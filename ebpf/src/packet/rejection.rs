@@ -111,9 +111,8 @@ impl<A: Copy> Denied<A> {
     }
 }
 
-/// Reads a denied packet. `None`: it gets no answer. That is: a frame to a group of stations, a tag, IPv4 options,
-/// extension headers, a fragment other than the first, a fragment of TCP, and all of ICMP but requests (RFC 1122
-/// section 3.2.2).
+/// Reads a denied packet. `None`: it gets no answer, as a frame to a group of stations, a tag, IPv4 options, extension
+/// headers, a fragment other than the first, a fragment of TCP, and all of ICMP but requests (RFC 1122 section 3.2.2).
 #[inline(always)]
 pub fn read<F: Written, B: Bytes>(bytes: &B) -> Option<Denied<F::Address>> {
     let link = bytes.window::<14>(0)?;
@@ -172,7 +171,7 @@ fn reset<B: Bytes, A>(bytes: &B, network: &Network<A>, transport: &Transport) ->
 }
 
 /// The reset forwarded to the receiver in place of a denied TCP segment of a connection: with the segment's sequence
-/// and acknowledgement number, and nothing else of it. `None`: no TCP, or a segment that opens a connection.
+/// and acknowledgement number, and nothing else of it. `None`: not TCP, or a segment that opens a connection.
 #[inline(always)]
 pub fn onward<B: Bytes, A: Copy>(bytes: &B, denied: &Denied<A>) -> Option<Denied<A>> {
     let Network { source, destination, payload, protocol, .. } = denied.network;
