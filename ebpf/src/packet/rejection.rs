@@ -111,8 +111,9 @@ impl<A: Copy> Denied<A> {
     }
 }
 
-/// Reads a denied packet. `None`: it gets no answer, as a frame to a group of stations, a tag, IPv4 options, extension
-/// headers, a fragment other than the first, a fragment of TCP, and all of ICMP but requests (RFC 1122 section 3.2.2).
+/// Reads a denied packet. `None`: it gets no answer. These are frames to a group of stations, packets with a tag, IPv4
+/// options or extension headers, fragments other than the first, TCP fragments, and all ICMP messages except requests
+/// (RFC 1122 section 3.2.2).
 #[inline(always)]
 pub fn read<F: Written, B: Bytes>(bytes: &B) -> Option<Denied<F::Address>> {
     let link = bytes.window::<14>(0)?;
