@@ -57,9 +57,9 @@ const SLICES: u32 = 40;
 const OFFERED: Duration = Duration::from_millis(100);
 /// Time that an agent has to begin its offer of a takeover.
 const OFFER_PATIENCE: Duration = Duration::from_mins(1);
-/// Interval of checks of the flow tables, whatever `--readback` is. Larger tables take a second to make. If more flows
-/// begin within that second and this interval than three quarters of a table hold (20,000 a second in the smallest),
-/// the rest finds no room.
+/// Interval of checks of the flow tables, independent of `--readback`. Larger tables take a second to make. If more
+/// flows begin within that second and this interval than three quarters of a table hold (20,000 a second in the
+/// smallest), the rest finds no room.
 const ROOM: Duration = Duration::from_secs(1);
 /// Longest wait for tasks that still run at the end.
 const LAST_TASKS: Duration = Duration::from_millis(500);

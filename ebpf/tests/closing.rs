@@ -124,7 +124,7 @@ fn forged_fins_end_no_flow_that_goes_on() {
     forged(FIN | RST);
 }
 
-/// The next packet restores the flow, whatever its end was.
+/// The next packet restores the flow after any kind of end.
 #[test]
 fn the_next_packet_takes_a_forged_end_back() {
     for (ends, idle) in [(RST, 2 * HOUR), (RST | ACK, 2 * HOUR), (FIN | ACK, MINUTE)] {

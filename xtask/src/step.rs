@@ -1,4 +1,4 @@
-//! Output for the user about steps: their begin, duration and end.
+//! Output for the user about steps: their start, duration and end.
 
 use std::io::{IsTerminal, Read, Seek};
 use std::os::unix::process::CommandExt;
@@ -77,7 +77,7 @@ impl BackgroundCommand {
     pub(crate) fn start(command: &mut Command) -> Self {
         let child = silent(command).process_group(0).spawn().ok();
         if let Some(child) = &child {
-            // Without the tool it only competes with them.
+            // Without the tool, the command competes with them.
             let group = child.id().to_string();
             let _ = silent(Command::new("renice").args(["-n", "10", "-g", &group])).status();
         }

@@ -152,7 +152,7 @@ fn pods_that_resolve_no_names() {
     }
 }
 
-/// A misspelt annotation leaves a policy enforced that was meant to be on trial.
+/// A misspelt annotation leaves a policy enforced that was meant to be audited.
 #[test]
 fn annotations_of_policies() {
     let with = |metadata: &str| {

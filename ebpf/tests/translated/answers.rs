@@ -123,7 +123,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
         let tuples = connection([pod, node_port], [to, pod]);
         assert_eq!(answered(to, POD, Course::of(&tuples, NEW)), expected, "{to:?}");
     }
-    // Forgotten, but with its destination unchanged, whatever its source became.
+    // Forgotten, but with its destination unchanged and any new source.
     let plain = connection([pod, (SERVICE, 80)], [(SERVICE, 80), (NODE, 80)]);
     assert_eq!(answered((SERVICE, 80), NODE, Course::of(&plain, NEW)), Reason::Reply);
     // Not tracked: the destination is unchanged, so the packet was not translated.
@@ -160,7 +160,7 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
         ((ALLOWED, 8081), false),
         ((OPEN, 1), true),
         ((DENIED, 8080), false),
-        // Not translated itself, as a backend that is a node.
+        // Not translated itself, such as a backend that is a node.
         ((NODE, 6443), true),
         ((SERVICE, 443), true),
         ((SERVICE, 80), true),

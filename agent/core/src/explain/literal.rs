@@ -168,7 +168,7 @@ impl<'c> Literal<'c> {
                 vec![of_cluster(&rule.policy.policy)]
             }
             None if !policies.is_empty() => policies,
-            // One policy on trial passes the traffic around rules that would otherwise be evaluated.
+            // One audited policy passes the traffic around rules that would otherwise be evaluated.
             Some(_) | None => tiers.into_iter().chain(policies).collect(),
         }
     }

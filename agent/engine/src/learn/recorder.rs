@@ -7,7 +7,7 @@
 //!
 //! The remote side of a flow is named at the observation. The address of a pod is replaced by its workload: if a pod's
 //! address becomes known after its first flows, the records get the workload's name ([`Recorder::named`]), and an
-//! address that no object has any more keeps its recorded workload.
+//! address that no object has any longer keeps its recorded workload.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -81,7 +81,7 @@ pub struct FlowSighting {
 /// Workload, direction and remote side of flows.
 type WorkloadPeer = (Arc<Workload>, Direction, LearnedPeer<Arc<Workload>>);
 
-/// See the module.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Recorder {
     /// Last number given to a record; numbers are unique and never 0.

@@ -10,9 +10,10 @@
 //! ```
 //!
 //! The hub and the engine get the same changes as from a watch of all pods. While the controller does not renew the
-//! slices, what is known stays in force; after half a minute all pods are followed, and slices again once they are
-//! renewed. One update of the hub contains each exchange, so no packet is judged by a mixture. Before slices replace the
-//! watch of all pods, its changes wait until the slices have those before, so that no pod's state is followed by an older one.
+//! slices, the known state stays in force; after half a minute all pods are followed, and slices again once they are
+//! renewed. One update of the hub contains each exchange, so no packet is judged by a mixture. Before slices replace
+//! the watch of all pods, its changes wait until the slices have those before, so that no pod's state is followed by an
+//! older one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

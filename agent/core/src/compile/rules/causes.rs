@@ -49,7 +49,8 @@ impl Causes {
         self.edited.clear();
     }
 
-    /// Records compiled units; 0 are those of ClusterNetworkPolicies alone, which nobody is charged for.
+    /// Records compiled units. Units of ClusterNetworkPolicies alone count as 0, because no namespace is charged for
+    /// them.
     pub(super) fn edit(&mut self, namespace: &str, units: u64) {
         if units == 0 {
             return;
@@ -62,7 +63,7 @@ impl Causes {
         self.refused = std::mem::take(&mut self.edited);
     }
 
-    /// Records that larger tables take the refused update, which nobody is charged for.
+    /// Records that larger tables take the refused update, for which no namespace is charged.
     pub(super) fn forgive(&mut self) {
         self.refused.clear();
     }
