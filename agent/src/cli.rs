@@ -35,7 +35,7 @@ pub struct Cli {
 /// Subcommands of `netpold`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Commands that ask, of `kubectl netpold` too.
+    /// Client commands, also of `kubectl netpold`.
     #[command(flatten)]
     Ask(netpold_cli::Command),
     /// Enforce NetworkPolicy on this node's pods
@@ -68,8 +68,7 @@ pub struct RunArgs {
     /// Context of the kubeconfig, instead of its current one
     #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT", requires = "kubeconfig")]
     pub context: Option<String>,
-    /// Node objects to watch. `auto`: this node's, and all from the moment on at which policy needs the addresses of
-    /// others
+    /// Node objects to watch. `auto`: this node's, and all nodes' once policy needs the addresses of other nodes
     #[arg(long, value_name = "WHICH", env = "NETPOLD_WATCH_NODES", default_value = "auto")]
     pub watch_nodes: WatchNodes,
     /// Origin of the pods of other nodes
@@ -467,7 +466,7 @@ pub enum WritePeerSlices {
 pub enum ClusterNetworkPolicies {
     /// If their CRD is installed, now or later
     Auto,
-    /// Never; the API server is not asked for them
+    /// Never; they are not requested from the API server
     Off,
 }
 

@@ -98,7 +98,7 @@ impl Workshop {
         let Self { capacity, full, recipe, instruments } = &self;
         let ops = instruments.compiling(|| install(&mut compiler, *capacity, full))?;
         let generation = recipe.make(&compiler.capacity(), &ops)?;
-        // The clients pay, not those for whom policies had to be closed.
+        // The clients are charged, not the namespaces whose policies had to be closed.
         drop(compiler.take_causes(None));
         // No packet is judged by this generation yet.
         compiler.grace_passed();

@@ -191,7 +191,7 @@ pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Convert
     Ok(Converted { change: Change::EndpointSlice(slice), problems })
 }
 
-/// Reads the ports. A port without a number stands for every port; no Service's port can be translated to it.
+/// Reads the ports. A port without a number means every port; no Service's port can be translated to it.
 fn slice_ports(
     slice: &discovery::EndpointSlice,
     problems: &mut Vec<FieldProblem>,
