@@ -1,9 +1,9 @@
 //! `netpold standby`: closes pods that start while no agent runs on the pin root.
 //!
-//! An agent holds an exclusive lock on its pin root, and the kernel releases it with the process. The standby
-//! waits for a shared lock, so it runs within microseconds of the agent's end, whatever ended it. It holds the
-//! shared lock while it closes interfaces, so no agent starts in between; the agent that comes replaces the
-//! closing program ([`netpold_discovery::newcomers`]).
+//! An agent holds an exclusive lock on its pin root, and the kernel releases it with the process. The standby waits for
+//! a shared lock, so it runs within microseconds of the agent's end, for any reason of the end. It holds the shared
+//! lock while it closes interfaces, so no agent starts in between; the agent that comes replaces the closing program
+//! ([`netpold_discovery::newcomers`]).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

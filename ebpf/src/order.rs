@@ -11,7 +11,7 @@
 //! feature a plain store replaces the compare-and-swap that publishes an entry
 //! ([`crate::flow::memory::Memory::publish`]), since x86 keeps stores in order too.
 
-/// Returns 0, available only once `read` is. As part of an address, it keeps the read at that address behind the one
+/// Returns 0, available only once `read` is. As part of an address, it keeps the read at that address after the one
 /// that returned `read`. Call it before `read` is compared with anything: after a comparison the compiler may use its
 /// other side instead.
 #[must_use]

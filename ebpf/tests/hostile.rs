@@ -139,7 +139,7 @@ const fn group(last: u8) -> [u8; 16] {
     [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]
 }
 
-/// At its last segment the kernel unpacks the packet behind a routing header, and sends it on.
+/// At its last segment the kernel unpacks the packet after a routing header, and forwards it.
 #[test]
 fn a_packet_behind_a_routing_header_is_malformed() {
     for row in [0, CLIENTS, NOBODY] {

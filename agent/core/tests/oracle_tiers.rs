@@ -357,7 +357,7 @@ fn a_pod_through_its_own_service_is_exempt_from_network_policy_alone() {
     assert!(ask(&oracle));
     oracle.cluster_policies = vec![deny(Admin)];
     assert!(!ask(&oracle));
-    // Also if the ingress rule denies it, and whatever other backends there are.
+    // Also if the ingress rule denies it, and with any other backends.
     let ClusterPolicy { ingress, egress, .. } = oracle.cluster_policies.remove(0);
     oracle.cluster_policies = vec![cluster_policy("p", (Admin, 1), egress, ingress)];
     serve(&mut oracle, &["10.0.0.1", "10.0.1.2"]);

@@ -229,7 +229,7 @@ impl Attacher {
     }
 
     /// Replaces the attached program by the one that [`Attacher::watch`] put in front of it. (A hook takes a program
-    /// only once, so the link behind cannot be updated to it.)
+    /// only once, so the other link cannot be updated to it.)
     ///
     /// The pin moves first: at each moment the hook's pin is that of a link in force. A process that ends
     /// in between takes the former link along, and the next one's guard finds the hook occupied.

@@ -243,7 +243,7 @@ impl Ipv6Hosts {
         self.map.store_u64(first, DISPLACED, word | count << shift)
     }
 
-    /// Addresses of a bucket; `None` behind the last bucket.
+    /// Addresses of a bucket; `None` after the last bucket.
     ///
     /// # Errors
     /// Never, since the bucket is in the map.

@@ -20,8 +20,8 @@ struct MetricFamily<'t> {
     samples: Vec<(&'t str, MetricSample)>,
 }
 
-/// Start times of cumulative series, in nanoseconds since 1970. A series that was displaced and returns begins anew: its
-/// start time changes with it (OpenTelemetry's data model, "Resets and Gaps").
+/// Start times of cumulative series, in nanoseconds since 1970. A series that was displaced and returns begins again:
+/// its start time changes with it (OpenTelemetry's data model, "Resets and Gaps").
 #[derive(Debug)]
 pub(crate) struct StartTimes {
     /// Time of the last request; before the first one, the begin of the counters.

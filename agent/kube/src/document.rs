@@ -5,7 +5,7 @@
 //! independently: an error in one document does not affect the others.
 //!
 //! Accepted here but refused by `kubectl`: tabs where YAML 1.2 has white space, directives, content in the line of
-//! `---`. Refused here but accepted by `kubectl`: text behind the end of a document, nesting deeper than 128, anchors
+//! `---`. Refused here but accepted by `kubectl`: text after the end of a document, nesting deeper than 128, anchors
 //! and tags with characters that YAML 1.2 reserves.
 
 mod json;

@@ -164,7 +164,7 @@ impl Packing {
         self.slices.get(&number).map_or(0, BTreeMap::len)
     }
 
-    /// Returns the slice for a new pod: the newest with room beside pods like it, else the fullest with room.
+    /// Returns the slice for a new pod: the newest with room next to pods like it, else the fullest with room.
     fn place_for(&self, pod: &Pod) -> SliceNumber {
         if !shares(pod) {
             return self.unused();

@@ -278,7 +278,7 @@ proptest! {
     }
 }
 
-/// A slice cannot change an own pod, whatever it contains.
+/// A slice cannot change a pod of this node, regardless of its content.
 #[test]
 fn own_pods_are_those_of_their_watch() {
     let mut view = PeerView::new(NODE.into());

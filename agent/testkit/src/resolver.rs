@@ -35,7 +35,7 @@ pub struct Stream {
     /// Bytes that the resolver has written.
     pub written: Vec<u8>,
     unanswered: Vec<u8>,
-    /// Bytes behind a gap, by number.
+    /// Bytes after a gap, by number.
     early: Vec<(u32, Vec<u8>)>,
 }
 
@@ -151,7 +151,7 @@ impl Stream {
         }
     }
 
-    /// Takes bytes of the pod at their place; those behind a gap once it is filled.
+    /// Takes bytes of the pod at their place; those after a gap once it is filled.
     fn take(&mut self, sequence: u32, data: &[u8], answer: impl Fn(&[u8]) -> Option<Vec<u8>>) {
         if sequence.wrapping_sub(self.next).wrapping_add(WINDOW) <= 2 * WINDOW && !data.is_empty() {
             self.early.push((sequence, data.to_vec()));

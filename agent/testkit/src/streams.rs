@@ -83,7 +83,7 @@ impl Connection {
         self.received(TCP_ACK, 1 + before as u32, data)
     }
 
-    /// The resolver's FIN behind all bytes.
+    /// The resolver's FIN after all bytes.
     #[must_use]
     pub fn fin(&self, before: usize) -> Packet {
         self.received(TCP_ACK | TCP_FIN, 1 + before as u32, &[])
@@ -96,13 +96,13 @@ impl Connection {
     }
 }
 
-/// A message behind its length.
+/// A message preceded by its length.
 #[must_use]
 pub fn framed(message: &[u8]) -> Vec<u8> {
     [&(message.len() as u16).to_be_bytes()[..], message].concat()
 }
 
-/// A resolver's sending of bytes in order, in parts of random lengths up to `longest`; behind each part, it sends bytes
+/// A resolver's sending of bytes in order, in parts of random lengths up to `longest`; after each part, it sends bytes
 /// again that it sent before.
 pub fn transmit_in_order(
     connection: &Connection,

@@ -1,4 +1,5 @@
-//! Clients of the webhook: the API server is answered whatever pods do, and no client costs the controller much.
+//! Clients of the webhook: pods cannot keep the API server from being answered, and no client costs the controller
+//! much.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -198,7 +198,7 @@ fn writes(world: &World) -> usize {
     slices.filter(|it| it.code < 300 && has_pods(&it.uri)).count()
 }
 
-/// Both sources have the same objects after any series of changes; a new leader writes no slice anew.
+/// Both sources have the same objects after any series of changes; a new leader rewrites no slice.
 #[test]
 fn slices_give_the_pods_of_a_watch() {
     let Some(mut world) = world("slices_give_the_pods_of_a_watch") else { return };

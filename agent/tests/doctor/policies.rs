@@ -63,7 +63,7 @@ fn ports_that_no_container_has() {
         one(&ingress("{port: 9090}")),
         found("port-not-listed", &format!("{at} TCP 9090 (Pod x/web)"))
     );
-    // A rule with the Service's port, without and with the port that packets have behind the Service.
+    // A rule with the Service's port, without and with the port that packets have after the Service's translation.
     assert_eq!(
         one(&ingress("{port: 80}")),
         found(

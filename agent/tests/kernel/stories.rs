@@ -381,7 +381,7 @@ fn routes_beyond_the_destination() {
     assert_eq!(world.egress(&options(&route(131))), Reason::NotIsolated);
 }
 
-/// Fragments with options behind the Fragment header: only the first holds the transport header.
+/// Fragments with options after the Fragment header: only the first holds the transport header.
 #[test]
 fn fragments_with_options_behind_their_header() {
     let Some(mut world) = world() else { return };

@@ -102,7 +102,7 @@ pub(crate) fn pin(answer: i32, path: &Path) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Attaches a program with a constant return value behind all others for packets into the pod; detached on drop.
+/// Attaches a program with a constant return value after all others for packets into the pod; detached on drop.
 fn attach(cluster: &Cluster, pod: &str, answer: i32) -> io::Result<OwnedFd> {
     attach_at(cluster, pod, (BPF_PROG_TYPE_SCHED_CLS, BPF_TCX_EGRESS), answer)
 }

@@ -123,7 +123,7 @@ fn arp(number: [u8; 6], from: (&Pod, Ipv4Addr), to: Ipv4Addr, padding: usize) ->
     packet
 }
 
-/// Builds a listener report of one group, behind the required router alert option.
+/// Builds a listener report of one group, after the required router alert option.
 fn report(number: [u8; 6], more: usize) -> Vec<u8> {
     let alert = [58, 0, 5, 2, 0, 0, 1, 0];
     let mut message = [&alert[..], &[143, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0, 0xff, 2]].concat();

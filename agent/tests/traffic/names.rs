@@ -85,7 +85,7 @@ fn cluster(cni: Cni, patterns: &[&str], arguments: &[&str]) -> (Cluster, Zone) {
     (cluster, zone)
 }
 
-/// [`cluster`], with clients that start behind the agent: it reads their connections from the first one on.
+/// [`cluster`], with clients that start after the agent: it reads their connections from the first one on.
 fn cluster_with_newcomers(patterns: &[&str]) -> (Cluster, Zone) {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
     let zone = resolver(cluster.pod("dns"));

@@ -80,7 +80,7 @@ fn behind_netkit(cluster: &Cluster, mode: NetkitMode) -> io::Result<Pod> {
     Ok(pod)
 }
 
-/// Packets from the device get the mark of an unknown sender, whatever mark the pod sets.
+/// Packets from the device get the mark of an unknown sender, regardless of the mark that the pod sets.
 #[test]
 fn a_pod_behind_a_netkit_device_cannot_forge_a_mark() {
     const TEST: &str = "a_pod_behind_a_netkit_device_cannot_forge_a_mark";

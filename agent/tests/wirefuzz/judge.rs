@@ -273,7 +273,7 @@ impl Exchange<'_> {
             let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
             self.world.oracle.judge_translated(pod, direction, remote, protocol, port)
         };
-        // The kernel may have fragmented the packet behind other headers than its sender did.
+        // The kernel may have fragmented the packet after other headers than its sender did.
         let mut whole = self.sent.forms().flat_map(|form| form.meanings);
         let later = self.parsed.is_later
             && whole.any(|(protocol, _)| PORTS.iter().any(|port| judge(protocol, *port)));

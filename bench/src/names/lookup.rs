@@ -9,7 +9,7 @@ use crate::random::Random;
 /// Types of records.
 pub(crate) const A: u16 = 1;
 pub(crate) const AAAA: u16 = 28;
-/// Length of a message's header, behind which the question's name is.
+/// Length of a message's header; the question's name follows.
 const HEADER: usize = 12;
 /// Place of the number of additional records in the header.
 const ADDITIONAL: usize = 10;

@@ -1,4 +1,4 @@
-//! Lookups at a steady rate while the agent runs, ends and starts, beside as many on a node without netpold.
+//! Lookups at a steady rate while the agent runs, ends and starts, alongside equally many on a node without netpold.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,9 +64,9 @@ const ROUND: usize = 1_000;
 const KNOWN: u32 = 50;
 /// Numbers of datagrams to these, above those of lookups.
 const AGAIN: u32 = 1 << 30;
-/// One of so many lookups has a new name, and datagrams behind it.
+/// One of this number of lookups has a new name, and is followed by datagrams.
 const OF_LOOKUPS: u32 = 5;
-/// The other lookups repeat so many names, from this number on.
+/// The other lookups repeat this number of names, from this number on.
 const NAMES: u32 = 1_000;
 const REPEATED: u32 = 130_000;
 const LATE: f64 = 5e3;

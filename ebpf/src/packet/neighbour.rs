@@ -1,8 +1,8 @@
 //! Messages between the hosts of a link, without which no packet is delivered: ARP, neighbour discovery and multicast
 //! listener discovery.
 //!
-//! They pass whatever policy allows, so only in their exact form, to the destinations that they are meant for, and
-//! from a pod only with its own addresses. Any other packet that resembles them is judged by policy.
+//! They pass regardless of policy, so only in their exact form, to the destinations that they are meant for, and from a
+//! pod only with its own addresses. Any other packet that resembles them is judged by policy.
 
 use crate::{
     endpoint::EndpointRef,
@@ -32,7 +32,7 @@ const LISTENER_REPORT_V2: u8 = 143;
 const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
 const NONCE: u8 = 14;
-/// Longest router advertisement that passes to a pod whatever policy allows.
+/// Longest router advertisement that passes to a pod regardless of policy.
 const MAX_ADVERTISEMENT: u32 = 512;
 /// Highest number of records in a listener report, and of sources in a record or a query.
 const MAX_RECORDS: u16 = 8;

@@ -148,7 +148,7 @@ fn clients_outside_of_the_cluster_are_no_compared_senders_to_a_service() {
     }
 }
 
-/// The number behind the port's name changes, the Service does not.
+/// The number of the named port changes, the Service does not.
 #[test]
 fn a_named_target_port_with_another_number_cuts_its_clients() {
     let (cart, web) = (deployment("cart", ""), deployment("web", ""));

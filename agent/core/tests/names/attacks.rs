@@ -16,7 +16,7 @@ use netpold_testkit::streams::{Connection, Packet, framed};
 use super::connections::{EVIL, PORT, around, connection, evil, good, question, questions};
 use super::net::{API, BACKEND, DNS, DNS6, FOUND, Net, accept, domain, found, pointer};
 
-/// Packets before an answer, and whether the answer counts behind them.
+/// Packets before an answer, and whether the answer counts after them.
 #[test]
 fn forged_and_malformed_streams_open_nothing() {
     type Attack = fn(&Net, &Connection);

@@ -20,7 +20,7 @@ enum Event {
     Repetition,
     /// A segment of somebody else: from a stranger's address, or at another pod.
     Foreign,
-    /// A segment behind a gap, as of a lost or reordered one.
+    /// A segment after a gap, as of a lost or reordered one.
     Gap,
     /// A segment with bytes that were read and others.
     Overlap,
@@ -68,7 +68,8 @@ impl Conversation {
             let case = |c: char, up| if up { c.to_ascii_uppercase() } else { c };
             let mixed: String = name.chars().map(|c| case(c, random.below(2) == 0)).collect();
             let question = framed(&query(id, &wire(&mixed)));
-            // Several questions in a segment, each in its own, or behind its length in one of its own.
+            // Several questions in a segment, each in its own segment, or with its length in a separate segment before
+            // it.
             match random.below(3) {
                 0 => pending.extend(question),
                 1 if pending.is_empty() => {

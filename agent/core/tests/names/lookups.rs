@@ -149,7 +149,7 @@ fn forged_and_malformed_answers_open_nothing() {
 #[test]
 fn names_that_are_no_names_open_nothing() {
     let long = vec!["abcdefg"; 32].join(".");
-    // The record begins at 33. Whether the same bytes are a name behind an alias there.
+    // The record begins at 33. Whether the same bytes are a name after an alias there.
     let owners: [(Vec<u8>, bool); 6] = [
         (vec![0xc0, 40], true),
         (vec![0xc0, 33], true),

@@ -69,7 +69,7 @@ struct LinkDetach {
     link_fd: u32,
 }
 
-/// The whole block, since the kernel writes `revision` whatever the given size.
+/// The whole block, since the kernel writes `revision` regardless of the given size.
 #[repr(C)]
 #[derive(Default)]
 struct Query {

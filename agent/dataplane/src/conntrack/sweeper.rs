@@ -35,7 +35,7 @@ pub struct FlowCounts {
     pub busy: u64,
     /// Expired flows removed by this pass.
     pub removed: u64,
-    /// Flows of gone endpoints removed by this pass.
+    /// Flows of removed endpoints that this pass removed.
     pub orphaned: u64,
     /// Buckets without a free way: a further flow there evicts an unreplied one or is refused.
     pub full_buckets: u64,

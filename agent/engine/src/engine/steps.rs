@@ -164,8 +164,8 @@ impl Engine {
         self.reconciler.dataplane.active_mut().events()
     }
 
-    /// Removes expired flows and flows of gone endpoints, and counts the others. The set of gone endpoints is known
-    /// once everything is enforced.
+    /// Removes expired flows and flows of removed endpoints, and counts the others. The set of removed endpoints is
+    /// known once everything is enforced.
     ///
     /// Returns new flows, and denials of audited policies.
     pub fn sweep(&mut self) -> NewFlows {

@@ -71,7 +71,7 @@ impl EventRing {
         self.first + before as u64
     }
 
-    /// Reads up to `most` events and moves the cursor behind them; returns the number of events missed.
+    /// Reads up to `most` events and moves the cursor past them; returns the number of events missed.
     fn read(&self, cursor: &mut u64, most: usize, into: &mut Vec<JournalEvent>) -> u64 {
         let from = (*cursor).max(self.first);
         let missed = from - *cursor;

@@ -1,5 +1,5 @@
 //! Names of pods: of local pods by endpoint number, of all pods by address. Names outlive their pods for a while, so
-//! that flows and drops of a recently gone pod are attributed to it.
+//! that flows and drops of a recently removed pod are attributed to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -178,7 +178,7 @@ fn nested(depth: usize) -> String {
 fn damaged(mut json: Vec<u8>, random: &mut Random) -> Vec<u8> {
     for _ in 0..=random.below(3) {
         let at = random.below(json.len());
-        // Values begin behind a colon, a comma or a bracket.
+        // Values begin after a colon, a comma or a bracket.
         let begin = json[at..].iter().position(|b| b",:[".contains(b)).map_or(at, |n| at + n + 1);
         let end =
             json[begin..].iter().position(|b| b",]}".contains(b)).map_or(begin, |n| begin + n);

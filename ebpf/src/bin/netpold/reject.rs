@@ -42,8 +42,8 @@ use crate::{
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// Whether a packet is an answer of these programs. It passes without a judgement: a reset would end its flow's entry, which
-/// the next packet of the other side would begin anew, as the initiator.
+/// Whether a packet is an answer of these programs. It passes without a judgement: a reset would end its flow's entry,
+/// which the next packet of the other side would begin again, as the initiator.
 #[inline(always)]
 pub(crate) fn is_answer(skb: *mut __sk_buff) -> bool {
     mark::read(skb) == REJECTION && netpold_is_answer(skb) != 0
@@ -515,7 +515,7 @@ const BEGINNING: u32 = 96;
 /// The packet may leave its checksum to the card (`CHECKSUM_PARTIAL`), which would write it into the answer. The kernel
 /// discards the pending checksum if the start of the summed bytes is removed (`skb_postpull_rcsum`). So the beginning
 /// of the packet, which contains that start or else cannot be cut to this length (`__bpf_skb_min_len`), is removed, and
-/// the answer is written behind it.
+/// the answer is written after it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32, onward: u32) -> u32 {

@@ -127,7 +127,7 @@ impl Builder<'_> {
     fn add_tiers(&mut self, draft: &mut Draft<'_>) -> Vec<TierRule> {
         let Source { direction, isolated, tiers, labelled, .. } = *draft.source;
         let (mut rules, mut groups) = (Vec::<TierRule>::new(), Vec::new());
-        // Index behind the last rule of the last group.
+        // Index after the last rule of the last group.
         let mut grouped = 0;
         for policy in tiers.iter().filter(|it| !(isolated && it.tier == Tier::Baseline)) {
             let selects = labelled || policy.subject.pods.requirements.is_empty();
