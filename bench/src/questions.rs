@@ -130,7 +130,7 @@ pub(crate) fn measure(
     kinds.collect()
 }
 
-/// Asks at one client's share of the rate; returns the milliseconds of each answer.
+/// Sends queries at one client's share of the rate; returns the milliseconds of each answer.
 fn ask(path: &Path, questions: &[&str], stop: &AtomicBool) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     let pause = Duration::from_secs(1) * CLIENTS / QUESTIONS_PER_SECOND;

@@ -28,11 +28,11 @@ pub fn slice_number(name: &str) -> Option<SliceNumber> {
     name.strip_prefix(SLICE_PREFIX)?.parse().ok()
 }
 
-/// Pods in slices. A pod stays in its slice until it goes, so a change of one pod changes one slice. A new pod gets a
-/// place beside pods with its namespace and labels, else of its namespace, else in the fullest slice: pods that are
-/// replaced together change few slices. A pod with more than [`MAX_SHARING`] bytes has a slice of its own, so that it
-/// adds nothing to the changes of others. A pod that would make its slice larger than [`MAX_WEIGHT`] moves to a new one. A
-/// slice without pods goes.
+/// Pods in slices. A pod stays in its slice until it is removed, so a change of one pod changes one slice. A new pod
+/// gets a place next to pods with its namespace and labels, else of its namespace, else in the fullest slice: pods that
+/// are replaced together change few slices. A pod with more than [`MAX_SHARING`] bytes has a slice of its own, so that
+/// it adds nothing to the changes of others. A pod that would make its slice larger than [`MAX_WEIGHT`] moves to a new
+/// one. A slice without pods goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
     places: BTreeMap<Key, SliceNumber>,

@@ -139,8 +139,8 @@ impl Oracle {
         self.untranslated(pod, remote, protocol, port).allowed
     }
 
-    /// See [`Self::judge_untranslated`]. If a tier denies one of the backends, the node port is denied too, whatever
-    /// literal grants exist.
+    /// See [`Self::judge_untranslated`]. If a tier denies one of the backends, the node port is denied too, regardless
+    /// of literal grants.
     pub(super) fn untranslated(
         &self,
         pod: &Pod,

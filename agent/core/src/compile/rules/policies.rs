@@ -273,8 +273,8 @@ fn combination(direction: Direction, policies: &[Arc<Policy>]) -> Combination {
     Combination { direction, policies }
 }
 
-/// The service targets with a pod itself as backend: those through which it may reach itself, whatever NetworkPolicies
-/// contain, and those through which tiers deny it.
+/// The service targets with a pod itself as backend: those through which it may reach itself, regardless of
+/// NetworkPolicies, and those through which tiers deny it.
 fn served(
     cluster: &Cluster,
     (pod, labelled): (&Pod, bool),
