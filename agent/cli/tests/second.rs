@@ -33,7 +33,7 @@ fn folder(objects: &[String]) -> TempDir {
     folder
 }
 
-/// Asks for TCP 2049, and compares the exit status and parts of the text.
+/// Explains TCP 2049, and compares the exit status and parts of the text.
 #[track_caller]
 fn explained(objects: &[String], from: &str, to: &str, status: i32, parts: &[&str]) {
     let folder = folder(objects);

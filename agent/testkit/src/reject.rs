@@ -49,7 +49,7 @@ pub fn sent(tables: &NodeTables, arrival: &Arrival, frame: &[u8]) -> Sent {
     sent_within(tables, arrival, frame, true)
 }
 
-/// The packets in place of a frame, where the limit of answers allows resets to go on or does not. Judges the frame.
+/// The packets in place of a frame, where the limit of answers allows forwarded resets or does not. Judges the frame.
 #[must_use]
 pub fn sent_within(tables: &NodeTables, arrival: &Arrival, frame: &[u8], has_left: bool) -> Sent {
     let verdict = tables.judge(arrival.direction, arrival.hook, frame);
