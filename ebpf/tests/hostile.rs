@@ -238,8 +238,8 @@ fn datagrams_that_nobody_answers_fill_nothing() {
     assert_eq!(egress(&tables, &udp4((POD, 53), (CLIENT, 5000))), Reason::Policy);
 }
 
-/// A table full of answered flows: packets without need of an entry pass; packets drop, with the reason, if their
-/// replies would be lost.
+/// A table full of answered flows: packets that need no entry pass; packets drop, with the reason, if their replies
+/// would be lost.
 #[test]
 fn a_full_flow_table_drops_only_what_could_not_be_answered() {
     let mut tables = tables(CLIENTS, NOBODY);

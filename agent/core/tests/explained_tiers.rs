@@ -266,7 +266,7 @@ fn service(backends: &[&str]) -> [Change; 2] {
     [Change::Service(service), Change::EndpointSlice(slice)]
 }
 
-/// Deny of all that team b sends to these blocks.
+/// Deny of all traffic from team b to these blocks.
 fn no_egress(blocks: &[&str]) -> Change {
     let peers = blocks.iter().map(|cidr| block(cidr, &[])).collect();
     tier((Tier::Admin, "out", 4), vec![], vec![about(Action::Deny, Some(peers), &[])])

@@ -11,7 +11,7 @@ use crate::clusters::{admits, directory, namespace, pod, shop};
 const READY: &str =
     "document.documentElement.dataset.ready && document.documentElement.dataset.drawn";
 
-/// Checks that the page broke no rule of its content security policy, and asked its own server only.
+/// Checks that the page broke no rule of its content security policy, and contacted only its own server.
 fn asked_nobody_else(browser: &Browser, ui: &Ui) {
     let complaints = browser.complaints();
     assert!(complaints.is_empty(), "{complaints:?}");

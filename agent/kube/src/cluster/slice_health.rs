@@ -72,8 +72,8 @@ impl SliceHealth {
         }
     }
 
-    /// Takes in a heartbeat; returns whether it is a renewal. One of a list is none: the controller may have ended long
-    /// before it. An event is one if its number is another than the last one's.
+    /// Takes in a heartbeat; returns whether it is a renewal. A heartbeat in a list is not a renewal, since the
+    /// controller may have ended long before. An event is one if its number differs from the last.
     pub(super) fn beat(
         &mut self,
         number: i64,
