@@ -147,7 +147,7 @@ fn an_answer_that_depends_on_the_address_is_one_of_its_own() {
     let output = test(&rules, assertions, &["-o", "tap"]);
     assert!(stdout(&output).contains("\nnot ok 1 - anywhere\n"));
 
-    // A failure weighs more.
+    // A failure takes precedence.
     let failing =
         "- {from: shop/web, to: {name: api.example.com, at: public}, port: 80, expect: allow}\n";
     let output = test(&rules, &format!("{assertions}{failing}"), &[]);
@@ -202,7 +202,7 @@ fn an_edit_of_names_is_a_change() {
     assert_eq!((&document["cut"], &document["changes"][0]["some"]), (&1.into(), &false.into()));
 }
 
-/// A name changes only where it decides: not where another rule allows or denies the address.
+/// A change of a name is reported only where the name decides: not where another rule allows or denies the address.
 #[test]
 fn a_name_is_compared_where_it_decides() {
     let api = names("api.example.com", &[443]);
@@ -393,7 +393,7 @@ spec:
     assert!(text.contains(rule), "{text}");
     assert!(text.contains("192.0.2.10/32") && !text.contains("192.0.2.7"), "{text}");
 
-    // The written policy is one that netpold reads, and it accepts the names.
+    // netpold reads the written policy, which accepts the names.
     let written = directory.path().join("written");
     fs::create_dir(&written).unwrap();
     fs::write(written.join("learned.yaml"), &text).unwrap();

@@ -1,5 +1,5 @@
-//! Random packets of all kinds, most of them nearly right: of existing flows, answers to received packets, errors
-//! about received packets, fragmented, with options, in frames to another station.
+//! Random packets of all kinds, most of them nearly valid: of existing flows, answers to received packets, errors about
+//! received packets, fragmented, with options, in frames to another station.
 
 mod link;
 

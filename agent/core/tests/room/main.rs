@@ -221,7 +221,7 @@ fn a_long_list_with_one_grant_stays_when_others_fill_the_classes() {
     assert!(world.egress(VICTIM, "48.0.0.2", 443) && !world.egress(VICTIM, "48.0.0.3", 443));
 }
 
-/// The classes of eight namespaces that each cut the same addresses in two are as numerous as the addresses.
+/// Eight namespaces each select a different half of the same addresses: every address becomes a class.
 #[test]
 fn who_multiplies_classes_by_halves_is_closed_first() {
     let mut world = World::new([]);

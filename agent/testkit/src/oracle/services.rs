@@ -1,4 +1,4 @@
-//! Translation by Services, read from the comments of their fields and from the behaviour of kube-proxy.
+//! Translation by Services, according to the API's field comments and the behaviour of kube-proxy.
 
 use std::net::IpAddr;
 
