@@ -269,7 +269,7 @@ fn json(node: &DocumentNode) -> Json {
         Value::Bool(value) => Json::Bool(*value),
         Value::Int(number) => Json::Number((*number).into()),
         Value::Float(number) => Number::from_f64(*number).map_or(Json::Null, Json::Number),
-        // A boolean to kubectl, text here unless a boolean is needed.
+        // kubectl reads a boolean; netpold reads text, unless a boolean is needed.
         Value::Text(text) if text == "y" || text == "Y" => Json::Bool(true),
         Value::Text(text) if text == "n" || text == "N" => Json::Bool(false),
         Value::Text(text) => Json::String(text.clone()),

@@ -63,8 +63,8 @@ pub(super) struct SweptPods {
 }
 
 impl SweptPods {
-    /// Records the addresses that a pod loses, before the cluster ingests its new state (`None`: it is gone). A pod
-    /// first reported as finished had its addresses too.
+    /// Records the addresses that a pod loses, before the cluster ingests its new state (`None`: removed). A pod first
+    /// reported as finished had its addresses too.
     pub(super) fn note(&mut self, key: &Key, new: Option<&Pod>, cluster: &Cluster, now: u64) {
         let listed = cluster.pods().get(key);
         let known = listed.filter(|pod| is_subject(pod));
@@ -249,7 +249,7 @@ mod tests {
         ] {
             assert_eq!(whose(&changes, at), name, "{at}");
         }
-        // The next pod goes too.
+        // The next pod is removed too.
         changes.push((START + 90_000, Change::PodGone(new.key)));
         for (at, name) in
             [(START + 2000, "x/old"), (START + 70_000, "x/new"), (START + 95_000, "x/new")]

@@ -15,7 +15,7 @@ use super::{enforce, passes, run_configured};
 /// Clients, and whether they retry over TCP. The musl of Debian 12 (1.2.3) uses the truncated answer, which is empty
 /// from unbound.
 const CLIENTS: [(&str, bool); 3] = [("glibc", true), ("musl", false), ("go", true)];
-/// Addresses of a name of each family: of both, the answers over UDP are truncated, unless EDNS0 has room for IPv4.
+/// Number of a name's addresses in each family: answers over UDP are truncated, except for IPv4 with EDNS0.
 const MANY: usize = 60;
 
 const MUSL: &str = r"
@@ -113,8 +113,9 @@ fn unbound(cluster: &Cluster) -> Command {
     unbound
 }
 
-/// Each address that a client prints is open, and what it did not look up is closed. The second item of the search list has
-/// the name; the questions for A and AAAA are under way at once; truncated answers are asked for again by TCP.
+/// Addresses that a client prints are open, and addresses that it did not look up are closed. The second item of the
+/// search list has the name; the queries for A and AAAA are sent concurrently; truncated answers are queried again over
+/// TCP.
 fn answers_open_addresses(resolver: fn(&Cluster) -> Command) {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
     let (server, dns) =
