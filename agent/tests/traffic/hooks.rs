@@ -166,7 +166,7 @@ fn programs_of_others_still_run() {
     cluster.reaches("friend", "server");
 }
 
-/// Attaches a program that accepts everything before netpold's programs; netpold's verdict comes first.
+/// Another owner's program, attached earlier than netpold's, accepts everything: netpold's program still runs first.
 #[test]
 fn programs_of_others_do_not_overrule() {
     require_root!();

@@ -1,4 +1,4 @@
-//! Decides whether a frame may have arrived, by its real sender and the packets before it.
+//! Decides whether a frame may have arrived, from its real sender and the preceding packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

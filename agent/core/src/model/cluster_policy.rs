@@ -48,7 +48,7 @@ impl ClusterPolicy {
     }
 }
 
-/// `spec.tier`, in the order of evaluation; NetworkPolicy stands between them.
+/// `spec.tier`, in the order of evaluation; NetworkPolicies are evaluated between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Tier {
     /// Before NetworkPolicy.
