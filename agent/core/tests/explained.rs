@@ -97,7 +97,7 @@ fn the_rule_that_allows() {
     );
 }
 
-/// The ingress lines of a denied probe that follow who isolates the pod.
+/// Returns the indented ingress lines of a denied probe: the reasons why the nearest rules do not match.
 fn nearest(from: &str, to: &str, protocol: &str, port: u16) -> Vec<String> {
     let explanation = ask(from, to, protocol, port);
     assert_eq!(explanation.verdict, Verdict::Deny, "{explanation}");
@@ -260,7 +260,7 @@ fn services_are_judged_on_their_backends() {
     }
 }
 
-/// Another node chooses the backend, ready or not as far as is known here.
+/// Another node chooses the backend, and may consider other backends ready than this node.
 #[test]
 fn another_nodes_port_is_judged_on_every_backend() {
     const WHY: &str = "; another node chooses one, so the sender must be allowed every backend, or \

@@ -226,7 +226,7 @@ impl Starter {
 fn pods_of(node: &str) -> Narrow {
     let finished = Pod::FIELDS.unwrap_or_default();
     let fields = format!("spec.nodeName={node},{finished}");
-    // It never gets wider.
+    // This selector is never widened.
     let (_, widened) = watch_channel::channel(false);
     Narrow { fields, widened }
 }
