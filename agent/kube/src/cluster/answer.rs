@@ -84,7 +84,7 @@ impl Answer {
     }
 }
 
-/// Kind of end that an I/O error of a body stands for.
+/// Kind of end that an I/O error of a body indicates.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
     /// Truncated body: a server or proxy that shuts down may close a watch without the end that HTTP requires.
@@ -102,7 +102,7 @@ pub fn is_quiet(error: &watcher::Error) -> bool {
     )
 }
 
-/// Returns the kind of end that an error, or one of its causes, stands for.
+/// Returns the kind of end that an error, or one of its causes, indicates.
 fn ended(error: &io::Error) -> Option<Ended> {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
