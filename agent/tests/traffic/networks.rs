@@ -147,8 +147,8 @@ fn peers_by_label_match_on_a_further_network() {
     reaches(&cluster, "friend");
 }
 
-/// Asks the agent about a pod's traffic to the server: it judges the addresses of both networks, each at its own interface,
-/// and objects, tables and the kernel agree.
+/// Asks the agent about a pod's traffic to the server: it must judge the addresses of both networks, each at its own
+/// interface, and objects, tables and the kernel must agree.
 fn explained(cluster: &Cluster, (from, number): (&str, u8), verdict: &str) {
     let (from, to) = (format!("{NAMESPACE}/{from}"), format!("{NAMESPACE}/server"));
     let question = json!({ "from": from, "to": to, "protocol": "UDP", "port": PORT });
