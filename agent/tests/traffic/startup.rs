@@ -276,7 +276,8 @@ fn pods_that_start_while_a_successor_takes_over() {
     }
 }
 
-/// Checks that allowed flows, old and new, lose nothing to a successor, and that denied flows stay denied.
+/// Checks that allowed flows, old and new, lose no packet when a successor takes over, and that denied flows stay
+/// denied.
 #[test]
 fn a_successor_takes_over_under_load() {
     require_root!();

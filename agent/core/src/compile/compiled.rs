@@ -97,7 +97,7 @@ impl Compiled {
         uses >= capacity as usize / 2 && self.rules.limits.leave_out(table, closing)
     }
 
-    /// Records the use of tables that were full, by namespace, after a compilation of everything.
+    /// Records the use of tables that were full, by namespace, after a full compilation.
     pub(super) fn compare_later(&mut self) {
         for table in self.rules.limits.compared() {
             let all = (&self.rules, &self.sets, &self.tables);

@@ -212,9 +212,9 @@ impl Compiler {
         self.compiled.has_room_again()
     }
 
-    /// Takes the namespaces to charge for compilations of everything since the last call, with their shares. A namespace
-    /// in debt ([`Compiler::defer`]) whose edits of an eighth of the table caused one has all its policies closed from the next update on,
-    /// until another compiler starts after its debt. `full`: the table that refused the update.
+    /// Takes the namespaces to charge for full compilations since the last call, with their shares. A namespace in debt
+    /// ([`Compiler::defer`]) whose edits of an eighth of the table caused one has all its policies closed from the next
+    /// update on, until another compiler starts after its debt. `full`: the table that refused the update.
     pub fn take_causes(&mut self, full: Option<Table>) -> BTreeMap<String, u64> {
         let full = full.map(|table| (table, self.options.capacity.of(table)));
         let (shares, barred) = self.compiled.rules.limits.take_causes(full);
@@ -222,7 +222,7 @@ impl Compiler {
         shares
     }
 
-    /// Ends a compilation of everything that has room: later growth is compared with the use of the tables now.
+    /// Ends a full compilation that has room: later growth is compared with the use of the tables now.
     pub fn compare_later(&mut self) {
         self.compiled.compare_later();
     }
