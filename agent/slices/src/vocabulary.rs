@@ -192,7 +192,7 @@ impl From<&Vocabulary> for PeerVocabulary {
     }
 }
 
-/// Whether a pod can have an address. Authors of pods write claims to any.
+/// Whether a pod can have an address. Authors of pods can claim any address.
 pub(crate) fn is_possible(address: IpAddr) -> bool {
     let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
     !(is_broadcast || address.is_loopback() || address.is_multicast() || address.is_unspecified())

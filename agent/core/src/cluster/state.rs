@@ -247,8 +247,8 @@ impl Cluster {
         )
     }
 
-    /// Returns the pods that claim an address on a secondary network which counts for none of them, by name; none if
-    /// another object has the address. Terminating pods count only without a claimant that is not terminating.
+    /// Returns the pods that claim an address on a secondary network that is accepted for none of them, by name; none
+    /// if another object has the address. Terminating pods count only without a claimant that is not terminating.
     #[must_use]
     pub fn refused_claimants(&self, address: IpAddr) -> Vec<&Arc<Pod>> {
         let is_held = || matches!(self.refusal(address), Some(ClaimRefusal::Held(_)));

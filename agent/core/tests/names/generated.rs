@@ -13,18 +13,18 @@ use netpold_testkit::streams::{Connection, Packet, framed};
 use super::lookups::{NAMES, agrees, random_records, random_rules};
 use super::net::{BACKEND, DNS, DNS6, Net, cluster, only};
 
-/// What meets a conversation on its way.
+/// Event during a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// Bytes that were read, sent again.
     Repetition,
-    /// A segment of somebody else: from a stranger's address, or at another pod.
+    /// A segment that does not belong to the conversation: from a stranger's address, or at another pod.
     Foreign,
-    /// A segment after a gap, as of a lost or reordered one.
+    /// A segment after a gap, as after a lost or reordered one.
     Gap,
-    /// A segment with bytes that were read and others.
+    /// A segment with bytes that were read and with new ones.
     Overlap,
-    /// An end of the resolver.
+    /// A FIN or RST of the resolver.
     End,
     /// Another SYN-ACK.
     SynAck,
@@ -48,7 +48,7 @@ struct Conversation {
     ifindex: u32,
     /// Bytes of the resolver.
     bytes: Vec<u8>,
-    /// For each answer that counts, the place after it and its addresses; up to the first answer without a question.
+    /// For each answer that counts, the position after it and its addresses; up to the first answer without a question.
     answers: Vec<(usize, (String, Vec<IpAddr>))>,
 }
 
@@ -99,7 +99,7 @@ impl Conversation {
         conversation
     }
 
-    /// Sends the answers in segments of any length, with an event in front of one of them. Returns the number of bytes that
+    /// Sends the answers in segments of any length, with an event before one of them. Returns the number of bytes that
     /// were read.
     fn transmit(&self, net: &Net, random: &mut Random, event: Option<Event>) -> usize {
         let when = random.below(self.bytes.len());
@@ -120,7 +120,7 @@ impl Conversation {
         read
     }
 
-    /// Whether the reading continues after an event in front of the byte at a place.
+    /// Causes an event before the byte at a position; returns whether the reading continues.
     fn disturb(&self, net: &Net, random: &mut Random, event: Event, at: usize) -> bool {
         let (it, bytes) = (&self.it, &self.bytes);
         let passes = |packet: Packet| assert!(net.at(self.ifindex, packet));
@@ -207,7 +207,7 @@ fn conversations_over_tcp_agree_with_the_oracle() {
                 oracle.resolved.extend(resolved.into_iter().map(of));
             }
             conversations += 1;
-            // Addresses last, so one look finds what any of these conversations opened.
+            // Opened addresses stay open, so one check covers several conversations.
             let (is_edited, is_last) = (random.below(8) == 0, step % 5 == 4);
             net.flows.forget_flows();
             for ifindex in [1, 2].into_iter().filter(|_| is_edited || is_last) {
