@@ -224,7 +224,7 @@ impl Peers {
         let Some(names) = self.set.names().filter(|_| is_in_use) else { return Vec::new() };
         let (names, served) = (KnownNames::Of(names.clone()), self.health.served());
         if is_listed {
-            // Names may have ended while nobody watched.
+            // Names may have been removed while no watch was running.
             self.held.set_other_names(names, served)
         } else {
             self.held.set_names(names, served)
