@@ -164,11 +164,11 @@ fn key(endpoint: u32, tuple: &ConntrackTuple) -> Option<FlowKey> {
     })
 }
 
-/// Largest number of flows to read from `/proc`, which takes 0.5 ns for an empty bucket; a netlink dump takes 40 ns,
+/// Maximum number of flows to read from `/proc`, which takes 0.5 ns for an empty bucket; a netlink dump takes 40 ns,
 /// and a machine with 4 GB or more has 262,144 buckets. With more flows, `/proc` is slower before kernel 6.18, because
 /// each read starts again at the first bucket.
 const FEW: u32 = 1000;
-/// Largest number of flows to complete by single requests of 10 us; a dump of 262,144 empty buckets takes 11 ms.
+/// Maximum number of flows to complete by single requests of 10 us; a dump of 262,144 empty buckets takes 11 ms.
 const ASKED: usize = 200;
 
 /// Calls `each` for every flow that the kernel tracks in the calling thread's network namespace. `/proc` lacks

@@ -196,7 +196,7 @@ fn status_of_all_nodes(server: &ApiServer) {
     eventually(PATIENCE, || printed() == expected, printed);
 }
 
-/// Returns the page's status without its one problem where this server serves EndpointSlices (since Kubernetes 1.21).
+/// Returns the status on the page; without its problem if this server serves EndpointSlices (since Kubernetes 1.21).
 fn where_slices_are_served(server: &ApiServer, shown: String) -> String {
     if server.kubectl(&["get", "--raw", "/apis/discovery.k8s.io/v1"]).is_err() {
         return shown;
@@ -539,8 +539,7 @@ fn in_the_namespace_that_is_meant(server: &ApiServer) {
     assert!(!stdout(&output).contains("shop/web -> shop/cart"), "{}", stdout(&output));
 }
 
-/// Returns an output of the page as for a role `view` without EndpointSlices, where this server's is one (before
-/// Kubernetes 1.21).
+/// Returns an output of the page, adapted if this server's role `view` lacks EndpointSlices (before Kubernetes 1.21).
 fn seen_by_view(server: &ApiServer, shown: String) -> String {
     const SLICES: &str = "endpointslices.discovery.k8s.io";
     if server

@@ -80,7 +80,7 @@ fn the_standbys_unit_watches_the_same_pin_root() {
     assert!(unit("ExecStart").contains(&format!("--bpffs {}", standby.bpffs.display())));
 }
 
-/// At a shutdown no agent follows that the standby could wait for; at a restart of the unit an agent follows.
+/// At a shutdown, no agent follows for which the standby could wait; at a restart of the unit, an agent follows.
 #[test]
 fn the_standbys_unit_ends_it_at_a_shutdown() {
     let line = value("netpold-standby.service", "ExecStop").replace("$$", "$");

@@ -33,7 +33,7 @@ fn connected(family: Family, shakes: usize) -> NodeTables {
     tables
 }
 
-/// The first denied segment of a cut connection resets both ends; later ones their sender only.
+/// The first denied segment of a cut connection resets both ends; later segments reset their sender only.
 #[test]
 fn a_cut_connection_is_reset_at_both_ends_once() {
     for family in FAMILIES {
@@ -62,7 +62,7 @@ fn a_cut_connection_is_reset_at_both_ends_once() {
     }
 }
 
-/// After that, the reset of the end without a connection is forwarded, once.
+/// After a segment of the other end, a reset is forwarded as well, once and without its data.
 #[test]
 fn a_reset_of_a_cut_connection_goes_on_once() {
     for family in FAMILIES {
@@ -129,7 +129,7 @@ fn what_does_not_go_on() {
             let at = if family == Family::V4 { 34 } else { 54 };
             other_port[at + 1] ^= 1;
             assert_eq!(onward(&tables, &other_port), None, "another connection's");
-            // A forged source, where it is not proved.
+            // A packet whose source may be forged.
             if direction == Direction::Ingress {
                 let unrouted = Arrival { routed: false, ..arrival(direction) };
                 assert_eq!(answers(&tables, &unrouted, &data), Sent::default());
@@ -194,7 +194,7 @@ fn denied_packets_turn_no_connection_around() {
                     let sent = answers(&tables, &arrival(of_client), &frame);
                     onward += usize::from(sent.onward.is_some());
                 }
-                // Answers are not judged, so none ends an entry, however long the server is silent.
+                // Answers are not judged, so no answer ends an entry, regardless of how long the server is silent.
                 if round == 0 {
                     tables.flows.later(60_000);
                 }
