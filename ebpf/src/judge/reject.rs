@@ -153,7 +153,7 @@ pub fn source<F: Sender, T: Tables + LocalEndpoints>(
         return checked(sender);
     }
     match F::local(tables, address) {
-        // Routed off a bridge, whose ports have programs: by any of its pods.
+        // Routed from a bridge, whose ports all have programs: any of its pods may be the sender.
         Some(slot) if checks_all(tables) => tables.endpoint(slot).map_or(Source::Unproved, checked),
         Some(_) => Source::Unproved,
         // A pod of the node sent it, with a source that is not a pod's.

@@ -3,7 +3,7 @@
 use super::objects::policy;
 use super::{CANNOT_TELL, DIFFERENT, NAMESPACE, SAME, deployment, expect, pod};
 
-/// The usual chart: its policies name pods of other charts, or those that an operator creates.
+/// A typical chart: its policies name pods of other charts, or pods that an operator creates.
 #[test]
 fn parts_of_policies_without_pods_are_not_compared_in_a_chart() {
     let (cart, web) = (deployment("cart", ""), deployment("web", ""));

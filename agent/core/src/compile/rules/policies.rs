@@ -168,12 +168,12 @@ impl DirectionPolicies {
         Some((direction_policy, None))
     }
 
-    /// The direction policy that a pod keeps until its policies are compiled. If only policies changed, its present
-    /// one. After other changes, one built from the same policies before an edit, for this pod or for a pod with the
-    /// same ports and Services.
+    /// The direction policy that a pod keeps until its policies are compiled: its present one if only policies changed;
+    /// otherwise one built from the same policies before an edit, for this pod or for a pod with the same ports and
+    /// Services.
     fn former(&self, made: &Made, before: Option<Before<'_>>) -> Option<Arc<DirectionPolicy>> {
         let of = combination(made.direction, &made.policies);
-        // The pod's own one first, then the newest.
+        // The pod's own direction policy first, then the newest.
         let rank = |(other, direction_policy): &(&Made, &Arc<DirectionPolicy>)| {
             let own = before.filter(|own| Arc::ptr_eq(own.direction_policy, direction_policy));
             let same = || {
