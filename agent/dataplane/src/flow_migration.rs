@@ -1,8 +1,8 @@
 //! Migration from flow tables of another layout version, or of another size, without losing a flow.
 //!
 //! The former programs continue to judge by their own tables, while the new ones run in front of them, record flows and
-//! pass every packet on. Then the older flows are copied, the new programs start to judge as well, and the former ones
-//! stand aside, all by one word; those at exits continue. If instead programs were replaced hook by hook, the remaining
+//! pass every packet on. Then the older flows are copied, the new programs start to judge, and the former ones stop
+//! judging, all by one word; those at exits continue. If instead programs were replaced hook by hook, the remaining
 //! former ones would lack the flows that began at other hooks. Finally the former links are removed, and the links in
 //! front take their pins. These are pinned from the start, so that packets are judged even if the agent ends suddenly;
 //! the former tables are pinned too, so that the next agent copies their flows.

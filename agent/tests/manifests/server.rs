@@ -94,7 +94,7 @@ fn the_objects_do_what_they_are_for() {
     agents_have_a_priority_level(&server, old);
 }
 
-/// Returns an object of the base or of the chart as Kubernetes 1.20 takes it.
+/// Returns an object of the base or of the chart as Kubernetes 1.20 accepts it.
 fn older(mut object: Value) -> Value {
     if object["kind"] == "PodDisruptionBudget" {
         object["apiVersion"] = json!("policy/v1beta1");
