@@ -14,7 +14,7 @@ pub(crate) struct Intake<'a> {
 }
 
 impl FromIterator<Change> for Cluster {
-    /// A cluster without an own node. Each change sets one object; the last change of an object wins.
+    /// A cluster seen from no node. Each change sets one object; the last change of an object wins.
     fn from_iter<I: IntoIterator<Item = Change>>(changes: I) -> Self {
         let mut cluster = Self::default();
         cluster.extend(changes);
