@@ -190,7 +190,7 @@ struct ReportedVeths {
     existing: BTreeSet<u32>,
     /// Known interfaces; their next event reports no new interface.
     known: BTreeSet<u32>,
-    /// Veths that appeared (`true`) or went since the last listing was requested.
+    /// Veths that appeared (`true`) or disappeared since the last listing was requested.
     since: BTreeMap<u32, bool>,
 }
 

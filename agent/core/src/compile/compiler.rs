@@ -187,7 +187,7 @@ impl Compiler {
         self.compiled.rules.limits.left_out().map(str::to_owned).collect()
     }
 
-    /// Namespaces with unused large policies that only new tables get rid of.
+    /// Namespaces with unused large policies that remain until tables are replaced.
     #[must_use]
     pub fn lingering(&self) -> BTreeSet<String> {
         self.compiled.rules.direction_policies.lingering_of()
@@ -265,8 +265,8 @@ impl Compiler {
         self.dirty.policies.extend(self.compiled.rules.limits.bar(news.barred));
     }
 
-    /// Frees retired numbers. To be called when the operations of the last update are applied and every packet judged
-    /// by the old tables is through.
+    /// Frees retired numbers. To be called when the operations of the last update are applied and no packet is judged
+    /// by the old tables any more.
     pub fn grace_passed(&mut self) {
         self.settled = true;
         self.compiled.grace_passed();

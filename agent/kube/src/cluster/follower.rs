@@ -4,8 +4,8 @@
 //! (bookmarks count), and repeats the request of a silent watch. The decoding of answers (`answer.rs`) is its own too:
 //! kube decodes whole objects, and an object that kube cannot decode ends its watch.
 //!
-//! Lists are paged and never streamed (`sendInitialEvents`): a server compresses pages, but no watch, and a compressed
-//! list has a tenth of the bytes. A page of 500 objects bounds the memory of server and agent alike.
+//! Lists are paged and never streamed (`sendInitialEvents`): a server compresses pages, but not watches, and a
+//! compressed list has a tenth of the bytes. A page of 500 objects bounds the memory of server and agent alike.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
