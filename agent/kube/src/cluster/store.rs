@@ -274,7 +274,7 @@ mod tests {
         store.begin();
         assert!(store.listed(&pod("a", "2", json!({}))).is_none(), "held until the list ends");
         assert!(store.listed(&pod("new", "1", json!({}))).is_none());
-        // The connection breaks; in the next list `new` is gone again.
+        // The connection breaks; in the next list `new` is missing again.
         assert_eq!(list(&mut store, &[("a", "2"), ("b", "1")]), ["-x/new", "x/a=2", "x/new=1"]);
     }
 
