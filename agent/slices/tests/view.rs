@@ -1,5 +1,5 @@
-//! The view of an agent over random series: the truth changes, and its watches and the slices follow later, each in its
-//! own time. No pod's state is ever replaced by an older one, and in the end the view is the truth.
+//! The view of an agent over random series: the truth changes, and its watches and the slices follow later, each with
+//! its own delay. No pod's state is ever replaced by an older one, and in the end the view equals the truth.
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(clippy::wildcard_enum_match_arm, reason = "of the many changes, those of pods")]
 
@@ -16,9 +16,9 @@ const NODE: &str = "own";
 enum Step {
     /// The pod with this number changes; on this node or on another one.
     Set(u8, bool),
-    /// The pod goes.
+    /// The pod is removed.
     Remove(u8),
-    /// The watch of own pods receives this many changes.
+    /// The watch of this node's pods receives this many changes.
     Own(u8),
     /// The watch of all pods receives this many changes, while it is followed.
     Watch(u8),

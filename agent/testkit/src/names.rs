@@ -152,7 +152,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
         (reason, passes && self.listen::<D>(hook.ifindex, frame, reason))
     }
 
-    /// Reads a DNS message, or a segment with such, as the programs do; whether the packet passes.
+    /// Reads a DNS message, or a segment with DNS messages, as the programs do; returns whether the packet passes.
     fn listen<D: direction::Direction>(&self, ifindex: u32, frame: &[u8], reason: Reason) -> bool {
         let Some((work, endpoint)) = self.work().zip(find_endpoint(self, ifindex)) else {
             return true;

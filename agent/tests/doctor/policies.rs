@@ -255,7 +255,7 @@ fn named_ports_of_some_pods() {
     };
     let place = "NetworkPolicy x/p: spec.ingress[0].ports[0]: http (TCP), not Pod x/twin";
     assert_eq!(finds("{matchLabels: {app: web}}"), Some(vec![place.to_owned()]));
-    // A rule for every pod is for those with the port.
+    // A rule for every pod applies to the pods with the port.
     assert_eq!(finds("{}"), None);
     assert_eq!(
         finds(
