@@ -1,4 +1,4 @@
-//! Lookups: a number decides the question, the resolver's answer and the address that the pod connects to.
+//! Lookups: a number determines the question, the resolver's answer and the address that the pod connects to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
