@@ -266,8 +266,8 @@ fn build(
     Ok(directory.join(TARGET).join("release").join(PROGRAM))
 }
 
-/// Removes the DWARF, four fifths of the object: the kernel reads only the BTF that was made from it. If no tool for
-/// this works, the object is larger and works as well.
+/// Removes the DWARF, four fifths of the object: the kernel reads only the BTF that was made from it. Without a working
+/// tool, the object stays larger, and works the same.
 fn strip(compiler: &EbpfCompiler, object: &Path) {
     const LLVM: &str = "/usr/lib/llvm-22/bin/llvm-objcopy";
     let sysroot = compiler.sysroot().unwrap_or_default();
@@ -285,7 +285,7 @@ fn strip(compiler: &EbpfCompiler, object: &Path) {
 }
 
 /// Names for the directories of the sources in the object's debugging information and BTF: the paths of this machine
-/// would make another object from the same sources. If several directories hold a path, the last counts.
+/// would make a different object from the same sources. If several directories hold a path, the last counts.
 fn places(compiler: &EbpfCompiler, root: &Path, directory: &Path) -> Vec<(PathBuf, &'static str)> {
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)

@@ -35,7 +35,7 @@ pub struct Cli {
 /// Subcommands of `netpold`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Commands that ask, of `kubectl netpold` too.
+    /// Client commands, also of `kubectl netpold`.
     #[command(flatten)]
     Ask(netpold_cli::Command),
     /// Enforce NetworkPolicy on this node's pods
@@ -68,8 +68,7 @@ pub struct RunArgs {
     /// Context of the kubeconfig, instead of its current one
     #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT", requires = "kubeconfig")]
     pub context: Option<String>,
-    /// Node objects to watch. `auto`: this node's, and all from the moment on at which policy needs the addresses of
-    /// others
+    /// Node objects to watch. `auto`: this node's, and all nodes' once policy needs the addresses of other nodes
     #[arg(long, value_name = "WHICH", env = "NETPOLD_WATCH_NODES", default_value = "auto")]
     pub watch_nodes: WatchNodes,
     /// Origin of the pods of other nodes
@@ -104,7 +103,7 @@ pub struct RunArgs {
     /// Address to serve /metrics, /livez and /readyz on; :PORT for every address [default: none]
     #[arg(long, value_name = "ADDRESS:PORT", env = "NETPOLD_LISTEN")]
     pub listen: Option<ListenAddress>,
-    /// Most series of the metrics of denied traffic by workload; 0: none
+    /// Maximum number of series of the metrics of denied traffic by workload; 0: none
     #[arg(long, value_name = "N", env = "NETPOLD_DENIED_SERIES", default_value_t = 500,
         value_parser = clap::value_parser!(u16).range(..=10_000))]
     pub denied_series: u16,
@@ -203,12 +202,12 @@ pub struct RunArgs {
     /// they disappear, or the kernel answers them with a TCP reset or an ICMP error
     #[arg(long, value_name = "WHAT", env = "NETPOLD_DENY", default_value = "drop")]
     pub deny: Denial,
-    /// Most answers to denied packets in a second at each pod, in each direction
+    /// Maximum number of answers to denied packets in a second at each pod, in each direction
     #[arg(long, value_name = "NUMBER", env = "NETPOLD_REJECT_RATE", default_value = "100",
         value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub reject_rate: u32,
-    /// Most answers to denied packets in a second at all pods of the node together, without the first five at each pod in
-    /// each direction
+    /// Maximum number of answers to denied packets in a second at all pods of the node together, without the first five
+    /// at each pod in each direction
     #[arg(long, value_name = "NUMBER", env = "NETPOLD_REJECT_NODE_RATE", default_value = "2000",
         value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub reject_node_rate: u32,
@@ -325,7 +324,7 @@ pub struct OtlpArgs {
     /// PEM file with the certificate authorities of the collector [default: those of the system]
     #[arg(long, value_name = "FILE", env = "NETPOLD_OTLP_CA_FILE")]
     pub otlp_ca_file: Option<PathBuf>,
-    /// Events to export as logs: denied packets (deny), flows that policies on trial would deny (audit), new flows
+    /// Events to export as logs: denied packets (deny), flows that audited policies would deny (audit), new flows
     /// (allow), or none
     #[arg(
         long,
@@ -350,7 +349,7 @@ pub struct OtlpArgs {
 pub enum ExportedLogs {
     /// Denied packets.
     Deny,
-    /// Flows that policies on trial would deny.
+    /// Flows that audited policies would deny.
     Audit,
     /// New flows.
     Allow,
@@ -467,7 +466,7 @@ pub enum WritePeerSlices {
 pub enum ClusterNetworkPolicies {
     /// If their CRD is installed, now or later
     Auto,
-    /// Never; the API server is not asked for them
+    /// Never; they are not requested from the API server
     Off,
 }
 

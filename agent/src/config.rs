@@ -43,7 +43,7 @@ pub struct RunConfig {
     pub files: Files,
     /// Address of metrics and health, if any.
     pub listen: Option<ListenAddress>,
-    /// Most series of denied traffic by workload; 0: none.
+    /// Maximum number of series of denied traffic by workload; 0: none.
     pub denied_series: u16,
     /// Export to an OpenTelemetry collector, if any.
     pub export: Option<netpold_export::ExportSettings>,

@@ -15,7 +15,7 @@ use crate::cli::LogFormat;
 /// Parses the filter of `--log`.
 ///
 /// # Errors
-/// The text is no valid filter.
+/// The text is not a valid filter.
 pub(crate) fn log_filter(given: &str) -> Result<EnvFilter> {
     let log = EnvFilter::builder()
         .parse(given)

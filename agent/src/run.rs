@@ -57,9 +57,9 @@ const SLICES: u32 = 40;
 const OFFERED: Duration = Duration::from_millis(100);
 /// Time that an agent has to begin its offer of a takeover.
 const OFFER_PATIENCE: Duration = Duration::from_mins(1);
-/// Interval of checks of the flow tables, whatever `--readback` is. Larger tables take a second to make. If more flows
-/// begin within that second and this interval than three quarters of a table hold (20,000 a second in the smallest),
-/// the rest finds no room.
+/// Interval of checks of the flow tables, independent of `--readback`. Larger tables take a second to make. If more
+/// flows begin within that second and this interval than three quarters of a table hold (20,000 a second in the
+/// smallest), the rest finds no room.
 const ROOM: Duration = Duration::from_secs(1);
 /// Longest wait for tasks that still run at the end.
 const LAST_TASKS: Duration = Duration::from_millis(500);
@@ -96,7 +96,7 @@ pub fn run(mut config: RunConfig) -> Result<()> {
         let opened = when_due(opened, &config).await;
         RunningAgent::start(&config, opened, exporter.clone())?.serve(config.readback).await
     });
-    // The next agent waits for the pin root, which the last task lets go. A credential plugin may still run.
+    // The next agent waits for the pin root, which the last task releases. A credential plugin may still run.
     runtime.shutdown_timeout(LAST_TASKS);
     let ended = result?;
     exporter.iter().for_each(Exporter::finish);
@@ -171,8 +171,8 @@ impl RunningAgent {
         let mode = AttachMode::probe();
         requirements::warn_of_lacks(mode);
         let mut attacher = Attacher::new(&pins.links(), mode)?;
-        // Where all veths were judged before, one without a program belongs to a pod that started since. So it does where
-        // an agent has begun to load its programs for a kept state since the boot.
+        // Where all veths were judged before, one without a program belongs to a pod that started since. The same holds
+        // if an agent has begun to load its programs for a kept state since the boot.
         let began = || attacher.closing().was_pinned() && !start::remembered(config).is_empty();
         let all = config.hooks.node_devices == NodeDevices::Auto && (pins.has_tables() || began());
         let guard = NewcomerGuard::start(attacher.closing().clone(), veths, all);

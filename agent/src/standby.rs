@@ -1,9 +1,9 @@
 //! `netpold standby`: closes pods that start while no agent runs on the pin root.
 //!
-//! An agent holds an exclusive lock on its pin root, and the kernel releases it with the process. The standby
-//! waits for a shared lock, so it runs within microseconds of the agent's end, whatever ended it. It holds the
-//! shared lock while it closes interfaces, so no agent starts in between; the agent that comes replaces the
-//! closing program ([`netpold_discovery::newcomers`]).
+//! An agent holds an exclusive lock on its pin root, and the kernel releases it with the process. The standby waits for
+//! a shared lock, so it runs within microseconds of the agent's end, for any reason of the end. It holds the shared
+//! lock while it closes interfaces, so no agent starts in between; the agent that comes replaces the closing program
+//! ([`netpold_discovery::newcomers`]).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -32,7 +32,7 @@ use crate::logging;
 use crate::memory;
 
 /// Time that an agent may take to attach programs to a new interface. An older interface without a program was left
-/// alone on purpose (`--node-devices`).
+/// without one on purpose (`--node-devices`).
 const SETTLING: Duration = Duration::from_secs(2);
 /// Interval of checks of the pin root while the process depends on it.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ const HANDED_OVER: &str = "NETPOLD_HANDED_OVER";
 const VACANCY: Duration = Duration::from_secs(3);
 
 /// Serves until SIGTERM, then until an agent runs again, because the pod of a replaced agent ends before the next one
-/// starts. SIGINT ends it at once, as does the unit's `ExecStop=` at shutdown.
+/// starts. SIGINT, which the unit's `ExecStop=` sends at shutdown, ends the process at once.
 ///
 /// # Errors
 /// Netlink, signals or threads are not available.
@@ -57,8 +57,8 @@ pub fn is_handed_over() -> bool {
     std::env::var_os(HANDED_OVER).is_some()
 }
 
-/// Replaces this process by one that waits behind the agent that takes the node over. All descriptors close with the
-/// old image, among them the lock of the pin root and the listening sockets.
+/// Replaces this process by one that waits for the end of the agent that takes the node over. All descriptors close
+/// with the old image, among them the lock of the pin root and the listening sockets.
 ///
 /// # Errors
 /// The kernel cannot start the binary again.
@@ -73,7 +73,7 @@ fn signals() -> SigSet {
     [Signal::SIGTERM, Signal::SIGINT].into_iter().collect()
 }
 
-/// Waits behind the agent that took the node over; takes the node back if that agent ends without a successor.
+/// Waits for the end of the agent that took the node over; takes the node back if no successor starts.
 ///
 /// # Errors
 /// See [`run`].
@@ -97,7 +97,7 @@ fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
     let signals = signals();
     signals.thread_block().context("cannot block signals")?;
     let signal = SignalFd::new(&signals).context("cannot receive signals")?;
-    // Before the other threads start, which inherit it.
+    // Set before the other threads start, which inherit the priority.
     priority::raise(BUSY);
     let vacancies = Vacancies::watch(root).context("cannot start a thread")?;
     let mut standby = Standby::new(root, vacancies)?;

@@ -121,7 +121,7 @@ impl World {
     }
 
     /// Returns whether the flow is to a Service's port at another node: it passes if every backend is allowed, and is
-    /// no pair of its own.
+    /// not a pair of its own.
     fn is_node_port(&self, flow: PodFlow<'_>) -> bool {
         let is_node = |node: &Node| node.addresses.contains(&flow.remote);
         let services = self.cluster.services().values();
@@ -290,7 +290,7 @@ fn record(recorder: &mut Recorder, pods: &[&Pod], remote: IpAddr, server: &Pod) 
     recorder.meet(&cluster, flow, |_| None, met(1000), &mut 0);
 }
 
-/// Records of an agent that did not know a pod have its address as the peer.
+/// While the agent does not have a pod's object, its records have the pod's address as the peer.
 #[test]
 fn no_block_is_written_for_what_is_a_pods_address() {
     let options =

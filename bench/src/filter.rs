@@ -85,7 +85,7 @@ pub(crate) fn other(number: u32) -> std::net::Ipv4Addr {
     std::net::Ipv4Addr::from_bits(0x0a50_0001 + number)
 }
 
-/// Packets received and sent by an interface of the own namespace.
+/// Packets received and sent by an interface of the current namespace.
 pub(crate) fn traffic(interface: &str) -> Result<(u64, u64)> {
     let devices = std::fs::read_to_string("/proc/thread-self/net/dev")?;
     let line = devices.lines().find_map(|line| line.trim().strip_prefix(interface));

@@ -49,7 +49,7 @@ const DROP: i32 = 1;
 /// `TCX_DROP`
 const SHOT: i32 = 2;
 
-/// Index of no existing interface.
+/// Index that no interface has.
 const NOWHERE: u32 = 9999;
 
 /// The filter that drops.

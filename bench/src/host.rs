@@ -69,7 +69,7 @@ pub(crate) fn own_memory() -> Result<u64> {
         fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
     let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let kib = kib.and_then(|text| text.trim().split(' ').next()).context("no RssAnon")?;
-    Ok(kib.parse::<u64>().context("RssAnon is no number")? * 1024)
+    Ok(kib.parse::<u64>().context("RssAnon is not a number")? * 1024)
 }
 
 /// Kernel memory in bytes of each BPF map that a process (a number, or `self`) has open, by map identifier.
@@ -89,7 +89,7 @@ pub(crate) fn map_memory(process: &str) -> Result<BTreeMap<u32, u64>> {
     Ok(maps)
 }
 
-/// Runs `ip` once per line in the own network namespace.
+/// Runs `ip` once per line in the process's network namespace.
 ///
 /// # Errors
 /// `ip` is missing or fails on a line.
@@ -173,7 +173,7 @@ impl Drop for OneCpu {
     }
 }
 
-/// Index of an interface in the own network namespace.
+/// Index of an interface in the process's network namespace.
 ///
 /// # Errors
 /// There is no such interface.

@@ -43,8 +43,8 @@ pub(crate) struct Hostile {
     pub(crate) first_ms: f64,
     /// Milliseconds until an edit of them is in force.
     pub(crate) edit_ms: f64,
-    /// Milliseconds until a pod is in force that is relabelled out of the selection of these objects or into it again;
-    /// the longer of both.
+    /// Milliseconds until a pod's new labels are in force, which move it out of the selection of these objects or back
+    /// into it; the longer of both.
     pub(crate) relabel_ms: f64,
     /// Milliseconds until an edit of another tenant's policy is in force, p99.
     pub(crate) other_ms: f64,

@@ -76,7 +76,7 @@ enum BenchmarkPart {
     Control,
     /// The part of control with edits while another tenant flaps: five minutes
     Flapping,
-    /// Pod events while clients ask on the control socket
+    /// Pod events while clients query the control socket
     Questions,
     /// Nanoseconds per packet
     Packet,

@@ -24,7 +24,7 @@ pub(crate) struct NamesResults {
     pub(crate) rooms: Vec<Room>,
 }
 
-/// Measures this number of pairs, and lookups beside a running agent for a time.
+/// Measures this number of pairs, and lookups next to a running agent for a time.
 pub(crate) fn measure(count: u32, time: Duration, progress: &dyn Fn(&str)) -> Result<NamesResults> {
     netpold_testbed::sweep();
     let phases = steady::measure(time, progress)?;

@@ -2,8 +2,8 @@
 //!
 //! One pod per processor sends denied SYNs through its own veth, as fast as the kernel generates them, to ever new
 //! ports, so that no two events have the same explanation. Another pod sends a denied datagram now and then. A separate
-//! agent enforces, and `netpold observe --follow` runs beside it. At the end, every drop that the kernel counted must
-//! have been shown or counted as lost.
+//! agent enforces, and `netpold observe --follow` runs alongside it. At the end, every drop that the kernel counted
+//! must have been shown or counted as lost.
 
 mod watcher;
 

@@ -159,8 +159,8 @@ impl FamilyCases {
     /// policy; and, once both directions are judged, replies and forward packets.
     fn round(&mut self, world: &LoadedCluster, effort: Effort) -> Result<()> {
         let flows = self.allowed.count();
-        // Clearing may write directly to memory, past the caches, at the expense of the first reader. So another
-        // program reads the table first, and the cleared entries are as near as the data of the other cases.
+        // Clearing may bypass the CPU's caches, and then the first reader has the misses. So another program reads the
+        // table first: afterwards the cleared entries are as warm as the data of the other cases.
         for _ in 0..2 {
             world.clear_conntrack(self.v6)?;
             self.allowed.rewind()?;
@@ -178,7 +178,7 @@ impl FamilyCases {
         }
         self.denied.rewind()?;
         self.probes[DENIED].measure(flows)?;
-        // Cases with one flow are the same for few flows.
+        // A small flow table does not change the cases with one flow.
         if self.allowed.count() == effort.flows {
             self.steered(FLOOR, flows)?;
             for place in [EMPTY].into_iter().chain(HOT) {
@@ -218,7 +218,7 @@ pub(crate) struct PacketResults {
 }
 
 /// Measures all sizes, interleaved: each round runs every case of every size once. `locals` are the pod under policy
-/// and a pod that is not; `pins` is a (new) folder on a bpffs.
+/// and a pod without policy; `pins` is a (new) folder on a bpffs.
 pub(crate) fn measure(
     sizes: &[Size],
     effort: Effort,
@@ -318,7 +318,7 @@ impl MeasuredCluster {
         for family in &mut self.families {
             (0..self.times).try_for_each(|_| family.round(&self.world, effort))?;
         }
-        // With the flows of the previous cases.
+        // These cases use the flows of the previous ones.
         self.uplinks.iter_mut().try_for_each(|uplink| uplink.round(effort))?;
         self.between.iter_mut().try_for_each(|between| between.round(effort))?;
         self.services.iter_mut().try_for_each(|service| service.round(&self.world, effort))

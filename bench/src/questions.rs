@@ -1,4 +1,4 @@
-//! Pod events in the agent's engine while clients ask on the control socket.
+//! Pod events in the agent's engine while clients query the control socket.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ use crate::control::{Scale, milliseconds, percentile};
 use crate::engine::{MeasuredEngine, Veths};
 use crate::figures::{say, table};
 
-/// Questions of one kind, or of all kinds in turn, beside pod events.
+/// Questions of one kind, or of all kinds in turn, alongside pod events.
 #[derive(Debug, Serialize)]
 pub(crate) struct Questioned {
     /// Kind of the questions.
@@ -130,7 +130,7 @@ pub(crate) fn measure(
     kinds.collect()
 }
 
-/// Asks at one client's share of the rate; returns the milliseconds of each answer.
+/// Sends queries at one client's share of the rate; returns the milliseconds of each answer.
 fn ask(path: &Path, questions: &[&str], stop: &AtomicBool) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     let pause = Duration::from_secs(1) * CLIENTS / QUESTIONS_PER_SECOND;

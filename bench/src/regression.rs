@@ -60,7 +60,7 @@ impl Baseline {
     /// Reads a baseline file.
     ///
     /// # Errors
-    /// The file cannot be read, or is no baseline.
+    /// The file cannot be read, or is not a baseline.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;

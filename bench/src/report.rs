@@ -46,7 +46,7 @@ pub(crate) struct Results {
     pub(crate) node: Option<NodeResults>,
     /// Edits while another tenant flaps.
     pub(crate) flapping: Option<Flapping>,
-    /// Pod events while clients ask on the control socket.
+    /// Pod events while clients query the control socket.
     pub(crate) questions: Vec<Questioned>,
     pub(crate) hostile: Vec<Hostile>,
     pub(crate) maps: Vec<MapSizes>,

@@ -30,7 +30,7 @@ use trimmed::Form;
 
 /// User of the agents at the API server.
 const USER: &str = "system:serviceaccount:netpold-system:netpold";
-/// A server without traffic for this time counts as gone; the agent's default.
+/// A server without traffic for this time counts as unreachable; the agent's default.
 const API_TIMEOUT: Duration = Duration::from_secs(100);
 /// Timeout until all agents are in sync.
 const PATIENCE: Duration = Duration::from_mins(20);

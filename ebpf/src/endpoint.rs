@@ -88,7 +88,7 @@ impl EndpointRef {
         Self(record)
     }
 
-    /// The same record, with reads of its fields ordered behind the one that returned `read`, see [`order`].
+    /// The same record, with reads of its fields ordered after the one that returned `read`, see [`order`].
     #[must_use]
     #[inline(always)]
     pub(crate) fn after_load(self, read: u32) -> Self {

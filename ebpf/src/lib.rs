@@ -11,7 +11,7 @@
 //! | [`xdp`] | the judgement before the stack, at uplinks and pods' interfaces |
 //! | [`names`] | domain names: questions, answers, and the rows that resolved addresses select |
 //! | [`observe`] | records of the flows of pods that no policy selects |
-//! | [`judge`] | the judgement at the pods' hooks, and behind the node's translation |
+//! | [`judge`] | the judgement at the pods' hooks, and after the node's translation |
 //! | [`tables`] | the tables that a judgement reads: policy, endpoints, flows |
 //! | [`flow`] | the flow table: keys, control words, insertion, eviction |
 //! | [`trace`] | the steps of a judgement, as the traced variant of the programs reports them |

@@ -11,7 +11,7 @@
 //! feature a plain store replaces the compare-and-swap that publishes an entry
 //! ([`crate::flow::memory::Memory::publish`]), since x86 keeps stores in order too.
 
-/// Returns 0, available only once `read` is. As part of an address, it keeps the read at that address behind the one
+/// Returns 0, available only once `read` is. As part of an address, it keeps the read at that address after the one
 /// that returned `read`. Call it before `read` is compared with anything: after a comparison the compiler may use its
 /// other side instead.
 #[must_use]
@@ -32,7 +32,7 @@ pub fn zero(read: u64) -> usize {
     }
 }
 
-/// Returns `place`, for reads that must stay behind the one that returned `read`.
+/// Returns `place`, for reads that must be ordered after the one that returned `read`.
 #[must_use]
 #[inline(always)]
 pub fn after_load<T>(place: *mut T, read: u64) -> *mut T {

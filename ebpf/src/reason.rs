@@ -5,7 +5,7 @@
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Passes: the interface is no endpoint's.
+    /// Passes: the interface is not an endpoint's.
     NotEndpoint = 0,
     /// Passes: this direction of the pod is not isolated.
     NotIsolated = 1,
@@ -21,13 +21,13 @@ pub enum Reason {
     Loopback = 6,
     /// Passes: ARP, IPv6 neighbour discovery, multicast listener discovery.
     Neighbour = 7,
-    /// Passes: policy allows the packet to an address that may be translated, as a Service's. It is marked, and judged
-    /// again behind the translation: see [`crate::judge::post_nat`].
+    /// Passes: policy allows the packet to an address that may be translated, such as a Service's. It is marked, and
+    /// judged again after the translation: see [`crate::judge::post_nat`].
     Translated = 8,
     /// Passes: reply of a flow that policy allows, at (or from) an address that may be translated. The node's
     /// conntrack shows where it leaves (or comes from): see [`crate::judge::connection`].
     Answer = 9,
-    /// Drops: no rule allows the packet and it is no reply.
+    /// Drops: no rule allows the packet and it is not a reply.
     Policy = 10,
     /// Drops: neither IP nor ARP.
     NotIp = 11,
@@ -50,10 +50,10 @@ pub enum Reason {
     ConntrackFull = 18,
     /// Drops: a table of the program is missing (never with a complete load).
     NoTable = 19,
-    /// Drops: no rule allows the address that the packet was translated to, as a Service's backend; or the reply comes
-    /// from such an address.
+    /// Drops: no rule allows the address that the packet was translated to, such as a Service's backend; or the reply
+    /// comes from such an address.
     ServiceBackend = 20,
-    /// Drops: the destination is not the pod's, as for packets that a bridge floods to every port, and no rule allows
+    /// Drops: the destination is not the pod's, as in packets that a bridge floods to every port, and no rule allows
     /// the packet or an isolated endpoint sent it. Counted without an event, since it is not the pod's traffic.
     Flooded = 21,
     /// No verdict: the packet needs the slow path. Never leaves the programs.
@@ -143,8 +143,8 @@ impl Reason {
     }
 }
 
-/// Number of per-CPU counters: [`COUNTERS_PER_DIRECTION`] for drops in pod ingress, as many for pod egress, see
-/// [`counter`]; the last ones of each half are those of [`rejections`] and [`unrecorded`], and of [`evictions`].
+/// Number of per-CPU counters: [`COUNTERS_PER_DIRECTION`] for drops in pod ingress, and the same number for pod egress,
+/// see [`counter`]; the last ones of each half are those of [`rejections`] and [`unrecorded`], and of [`evictions`].
 pub const COUNTERS: u32 = 2 * COUNTERS_PER_DIRECTION;
 /// Counters of one direction: the reasons, with room to append.
 pub const COUNTERS_PER_DIRECTION: u32 = 32;

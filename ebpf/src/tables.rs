@@ -34,7 +34,7 @@ pub trait Tables: PolicyTables + Timeouts + Sized {
     fn bucket6(&self, index: u32) -> Option<*mut u64>;
     /// Jiffies, low 32 bits.
     fn now(&self) -> u32;
-    /// [`Settings::revision`]; later reads stay behind it.
+    /// [`Settings::revision`]; later reads are ordered after it.
     fn revision(&self) -> u32;
     /// Whether the node's conntrack can be queried for a packet's [`crate::judge::connection::Course`].
     #[inline(always)]

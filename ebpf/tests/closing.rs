@@ -124,7 +124,7 @@ fn forged_fins_end_no_flow_that_goes_on() {
     forged(FIN | RST);
 }
 
-/// The next packet restores the flow, whatever its end was.
+/// The next packet restores the flow after any kind of end.
 #[test]
 fn the_next_packet_takes_a_forged_end_back() {
     for (ends, idle) in [(RST, 2 * HOUR), (RST | ACK, 2 * HOUR), (FIN | ACK, MINUTE)] {
@@ -134,7 +134,7 @@ fn the_next_packet_takes_a_forged_end_back() {
             flow.open();
             assert_eq!(flow.arrives(ends), Reason::Allowed);
             tables.flows.later(idle);
-            // Data of the FIN's apparent sender takes the FIN back.
+            // Data of the FIN's apparent sender clears the FIN.
             assert_eq!(flow.arrives(PSH | ACK), Reason::Allowed);
             assert_eq!(flow.leaves(ACK), Reason::Reply, "{ends} {ports:?}");
             tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED] - 1);
@@ -145,7 +145,7 @@ fn the_next_packet_takes_a_forged_end_back() {
             );
         }
     }
-    // A packet of the pod takes a reset back, too.
+    // A packet of the pod clears a reset, too.
     let tables = tables();
     let flow = flow(&tables, PORTS[1]);
     flow.open();

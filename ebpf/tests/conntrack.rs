@@ -389,7 +389,7 @@ fn filled(flows: u32) -> NodeTables {
     tables
 }
 
-/// Establishes a new flow in the way a verdict does: inserted and answered.
+/// Establishes a new flow as a verdict does: inserts it, and records an answer.
 fn establish(tables: &NodeTables, number: u32) -> bool {
     let (key, hash) = hashed(tables, number);
     let begun = tables.insert4(key, hash, CT_INGRESS).or_else(|_| {
@@ -490,7 +490,7 @@ fn idle_flows_give_way_after_two_hours() {
     assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Gave::Idle), "the first has been for two hours");
     assert!(find(&tables, 0).is_none());
     assert!((1..=4).all(|number| find(&tables, number).is_some()));
-    // A half-open flow goes before any of these.
+    // A half-open flow is evicted before any of these.
     tables.flows.later(100);
     assert_eq!(insert(&tables, 5, CT_INGRESS), Ok(Gave::HalfOpen));
     assert!(find(&tables, 4).is_none());

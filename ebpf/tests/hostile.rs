@@ -61,7 +61,7 @@ fn an_error_goes_only_to_who_sent_what_it_quotes() {
     assert_eq!(egress(&tables, &frame4(1, POD, STRANGER, &error)), Reason::Policy);
 }
 
-/// A pod without egress policy goes on answering a client that policy has cut.
+/// A pod without egress policy continues to answer a client that policy has cut.
 #[test]
 fn a_flow_that_policy_cut_is_not_opened_by_its_answers() {
     let mut tables = tables(CLIENTS, 0);
@@ -96,7 +96,7 @@ fn a_pod_that_may_send_anything_may_ask_for_its_address() {
     assert_eq!(egress(&tables(NOBODY, 0), &stranger), Reason::SpoofedSource);
 }
 
-/// The unspecified address is no source of data: no rule about pods, and no Deny of them, matches it.
+/// The unspecified address is not a source of data: no rule about pods, and no Deny of them, matches it.
 #[test]
 fn the_unspecified_address_asks_for_an_address_and_sends_nothing_else() {
     let groups = [group(1), group(2), group(0x16)];
@@ -139,7 +139,7 @@ const fn group(last: u8) -> [u8; 16] {
     [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]
 }
 
-/// At its last segment the kernel unpacks the packet behind a routing header, and sends it on.
+/// At its last segment the kernel unpacks the packet after a routing header, and forwards it.
 #[test]
 fn a_packet_behind_a_routing_header_is_malformed() {
     for row in [0, CLIENTS, NOBODY] {
@@ -238,8 +238,8 @@ fn datagrams_that_nobody_answers_fill_nothing() {
     assert_eq!(egress(&tables, &udp4((POD, 53), (CLIENT, 5000))), Reason::Policy);
 }
 
-/// A table full of answered flows: packets without need of an entry pass; packets drop, with the reason, if their
-/// replies would be lost.
+/// A table full of answered flows: packets that need no entry pass; packets drop, with the reason, if their replies
+/// would be lost.
 #[test]
 fn a_full_flow_table_drops_only_what_could_not_be_answered() {
     let mut tables = tables(CLIENTS, NOBODY);
@@ -254,7 +254,7 @@ fn a_full_flow_table_drops_only_what_could_not_be_answered() {
     let port = full.expect("64 entries are full at some time");
     let request = udp4((CLIENT, port), (POD, 53));
     assert_eq!(ingress(&tables, &request), Reason::ConntrackFull);
-    // Flows in the table go on.
+    // Flows in the table continue.
     assert_eq!(ingress(&tables, &udp4((CLIENT, 1000), (POD, 53))), Reason::Allowed);
     assert_eq!(egress(&tables, &udp4((POD, 53), (CLIENT, 1000))), Reason::Reply);
     // No entry is needed if replies pass without one.

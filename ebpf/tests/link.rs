@@ -280,7 +280,7 @@ fn listener_reports_have_one_form() {
             let verdict = egress(&tables, &listener(from, to, ALERT, &message));
             assert_eq!(verdict, expected, "{message:02x?}");
         }
-        // A message to another unicast address is not even the pod's.
+        // A message to another unicast address does not even count as the pod's.
         let denied = if to == FAR { Reason::Flooded } else { Reason::Policy };
         let expected = if sound { Reason::Neighbour } else { denied };
         assert_eq!(ingress(&tables, &listener(LINK, to, ALERT, &message)), expected);
@@ -394,7 +394,7 @@ fn frames_come_from_the_pods_own_station() {
     }
 }
 
-/// Duplicate address detection: a host gives up an address that another host asks for.
+/// Duplicate address detection: a host abandons an address for which another host sends a probe.
 #[test]
 fn a_pod_asks_for_its_own_addresses_alone() {
     const EUI: fn(u8) -> [u8; 16] =

@@ -186,7 +186,8 @@ fn random_frame(random: &mut Random) -> Vec<u8> {
     frame
 }
 
-/// All packets get the same verdict with the flag and without it, whatever the pod's policy, and the same conntrack.
+/// All packets get the same verdict with the flag and without it, regardless of the pod's policy, and the same
+/// conntrack.
 #[test]
 fn no_verdict_depends_on_records() {
     let mut random = Random(39);

@@ -1,4 +1,4 @@
-//! Evictions from a full table: the endpoints that make room.
+//! Evictions from a full table: the endpoints whose flows are evicted.
 #![expect(clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 use netpold_ebpf::{
@@ -31,7 +31,7 @@ impl Of {
         tables::flow::<V4, _, _>(tables, &tables.flows.settings, self.key(), hash).expect("buckets")
     }
 
-    /// Inserts the flow in the way a verdict does.
+    /// Inserts the flow as a verdict does.
     fn insert(self, tables: &NodeTables) -> Result<(), Full> {
         tables.flows.later(1);
         let hash = self.hash(tables);
@@ -83,10 +83,10 @@ fn a_pod_that_has_most_places_gives_way() {
         let given: Vec<bool> =
             (0..4).map(|number| Of(newcomer, number).answered(&tables).is_ok()).collect();
         let count = given.iter().filter(|given| **given).count();
-        // After the second one the newcomer has two places.
+        // After its second flow, the newcomer has two places and gets no more.
         assert_eq!(count, goes.min(2), "{shares:?}");
         assert!(given[..count].iter().all(|given| *given), "{shares:?}: the first ones");
-        // The longest idle flows are gone.
+        // The flows that were idle longest are evicted.
         for number in 0..shares[0] {
             let stays = number >= count as u32;
             assert_eq!(Of(1, number).is_there(&tables), stays, "{shares:?}: flow {number}");
@@ -106,9 +106,9 @@ fn a_pod_with_less_gives_nothing() {
             assert_eq!(Of(endpoint, 100).insert(&tables), Err(Full), "{shares:?}: {endpoint}");
         }
     }
-    // An endpoint that has all places gives none to itself.
+    // An endpoint that has all places does not evict its own flows.
     assert_eq!(Of(1, 100).insert(&eight(&[8])), Err(Full));
-    // It gives none to an endpoint that has two, either.
+    // Nor does an endpoint that has two places evict flows of another one.
     assert_eq!(Of(2, 100).insert(&eight(&[6, 2])), Err(Full));
 }
 
@@ -138,7 +138,7 @@ fn others_get_a_share_of_a_full_table() {
     for endpoint in 2..12 {
         assert_eq!(there(&tables, endpoint, 2), 2, "what {endpoint} was given stays");
     }
-    // With as many flows as they like, they leave the first endpoint some.
+    // Even if other endpoints try to begin many flows, the first endpoint keeps some places.
     for endpoint in 2..22 {
         for number in 0..WAYS {
             let _ = Of(endpoint, number).answered(&tables);

@@ -69,7 +69,7 @@ fn build(fuzz: &Path, target: &str) -> Result<PathBuf> {
     Ok(fuzz.join("target").join(TARGET).join("debug").join(target))
 }
 
-/// Most inputs that one run adds to the committed corpus; every test run replays the corpus.
+/// Maximum number of inputs that one run adds to the committed corpus; every test run replays the corpus.
 const KEPT: usize = 150;
 
 /// Merges all inputs into a minimal set with the same coverage, and adds inputs of all sizes from the set to the

@@ -1,4 +1,4 @@
-//! Output for the user about steps: their begin, duration and end.
+//! Output for the user about steps: their start, duration and end.
 
 use std::io::{IsTerminal, Read, Seek};
 use std::os::unix::process::CommandExt;
@@ -68,8 +68,8 @@ pub(crate) fn quiet(command: &mut Command) -> Result<()> {
     ended(status, command)
 }
 
-/// A command that runs beside other steps, without output. Dropping it ends the command and its children: the command's
-/// result is not needed.
+/// A command that runs in parallel with other steps, without output. Dropping it ends the command and its children: the
+/// command's result is not needed.
 pub(crate) struct BackgroundCommand(Option<Child>);
 
 impl BackgroundCommand {
@@ -77,7 +77,7 @@ impl BackgroundCommand {
     pub(crate) fn start(command: &mut Command) -> Self {
         let child = silent(command).process_group(0).spawn().ok();
         if let Some(child) = &child {
-            // Without the tool it only competes with them.
+            // Without the tool, the command competes with them.
             let group = child.id().to_string();
             let _ = silent(Command::new("renice").args(["-n", "10", "-g", &group])).status();
         }

@@ -137,8 +137,8 @@ pub struct NodeFailure {
     pub message: String,
 }
 
-/// Decodes only the fields of `metadata` that netpold uses. Authors of an object can write times into the others that
-/// no decoder accepts, and one such object would break the watch of all objects of its kind.
+/// Decodes only the fields of `metadata` that netpold uses. Authors of an object can write times into the other fields
+/// that no decoder accepts, and one such object would break the watch of all objects of its kind.
 ///
 /// # Errors
 /// One of these fields has another form.
@@ -166,7 +166,7 @@ pub fn used_metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D
     })
 }
 
-/// Decodes a status. One that cannot be decoded counts as missing and is written anew.
+/// Decodes a status. A status that cannot be decoded counts as missing and is rewritten.
 fn if_readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     from: D,
 ) -> Result<Option<T>, D::Error> {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::events::TrafficVerdict;
 
-/// Most stars in a pattern: each makes the comparison slower.
+/// Maximum number of stars in a pattern: each makes the comparison slower.
 const STARS: usize = 2;
 
 /// Request of a watcher.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Path of a [`FlowsRequest`] for a [`FlowPage`].
 pub const FLOWS_REQUEST: &str = "/flows";
 
-/// Most flows in a page of netpold's table.
+/// Maximum number of flows in a page of netpold's table.
 pub const PAGE: u32 = 2048;
 
 /// Selection of flows.
@@ -40,7 +40,7 @@ pub struct FlowsRequest {
     pub filter: FlowFilter,
     /// Way in the flow table at which the page starts: 0, or [`FlowPage::next`] of the previous page.
     pub from: u32,
-    /// Most flows in the page; 0 only counts flows.
+    /// Maximum number of flows in the page; 0 only counts flows.
     pub limit: u32,
     /// Whether to read the kernel's conntrack, as one page, instead of netpold's flow table.
     pub kernel: bool,

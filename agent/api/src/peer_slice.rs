@@ -84,7 +84,7 @@ pub struct PeerClaims {
     pub interfaces: Vec<SecondInterface>,
 }
 
-/// Names by which policies tell pods apart.
+/// Names by which policies distinguish pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PeerVocabulary {

@@ -55,7 +55,7 @@ impl SourceVerdict {
 pub struct NodeAnswer {
     /// Name of the node.
     pub node: String,
-    /// Whether the policy of the objects is in force; else the tables may be behind the objects.
+    /// Whether the policy of the objects is in force; else the tables may lag behind the objects.
     pub in_force: bool,
     /// Verdict of the objects for the whole path.
     pub verdict: SourceVerdict,

@@ -35,7 +35,7 @@ pub struct FileStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KindStatus {
-    /// Resource and API group, as `networkpolicies.networking.k8s.io`.
+    /// Resource and API group, such as `networkpolicies.networking.k8s.io`.
     pub kind: String,
     /// Whether the kind was fully listed at some time since the agent started.
     pub in_sync: bool,

@@ -131,7 +131,7 @@ pub struct RecentDrop {
     pub pod: String,
     /// Direction from the pod's view.
     pub direction: Direction,
-    /// The packet, as `TCP 10.0.0.1:40000 to 10.0.0.2:80`.
+    /// The packet, such as `TCP 10.0.0.1:40000 to 10.0.0.2:80`.
     pub packet: String,
     /// Reason, as in the metrics.
     pub reason: String,

@@ -232,7 +232,7 @@ pub enum TraceStep {
         /// Reason of this verdict.
         reason: String,
     },
-    /// A step that this agent does not know, of a newer program.
+    /// A step of a newer program, unknown to this agent.
     Unknown {
         /// Number of the step.
         number: u64,

@@ -1,4 +1,4 @@
-//! Findings of `doctor` about a small cluster, each with a case beside it that is none.
+//! Findings of `doctor` about a small cluster, each next to a similar case without a finding.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs;
@@ -96,7 +96,7 @@ fn run(arguments: &[&str], folder: &TempDir) -> (i32, String) {
     (output.status.code().unwrap(), String::from_utf8(text).unwrap())
 }
 
-/// Returns the findings about these objects beside the cluster.
+/// Returns the findings for the cluster plus these objects.
 fn findings(objects: &[&str]) -> Vec<Finding> {
     let (status, text) = run(&["doctor", "-o", "json"], &folder(objects));
     let report: DoctorReport = serde_json::from_str(&text).unwrap();
@@ -156,7 +156,7 @@ fn the_name_servers_egress_reaches_the_api_server() {
     assert!(only.places[0].contains(": not to the API server"), "{only:#?}");
     is_nothing(&[&with(&format!("{dns}, {{ports: [{{port: 6443}}]}}"))]);
     is_nothing(&[&with("{}")]);
-    // Beside the API server on one node, and with unknown endpoints.
+    // A block of exactly the API server's address; then objects without the API server's endpoints.
     let block = "{to: [{ipBlock: {cidr: 192.168.5.11/32}}], ports: [{port: 6443}]}";
     is_nothing(&[&with(block)]);
     let without = |policy: &str| {
@@ -255,7 +255,7 @@ fn ports_that_pass_the_proxy_need_no_port_of_the_mesh() {
     let init =
         "initContainers: [{name: linkerd-init, args: [--inbound-ports-to-ignore, '4190,8080']}],";
     is_nothing(&[&meshed("a", "", init), &meshed("bb", "", ""), &from("8080")]);
-    // Egress, by the receiver's ports.
+    // Egress is checked against the receiver's ports.
     let to = "podSelector: {matchLabels: {app: bb}}, policyTypes: [Egress], egress: [{to: [{podSelector: {matchLabels: {app: \
               a}}}], ports: [{port: 8080}]}]";
     let [a, b] = pods(skip, "");
@@ -282,7 +282,7 @@ fn blocks_of_other_rules_and_policies_name_the_nodes() {
     let of_web = other("matchLabels: {app: web}", &block("8443"));
     let all = found(&[agent, &ingress(labels), &of_web]);
     assert!(all.contains(&(warning.0, warning.1.to_owned())), "{all:?}");
-    // A policy on trial counts for itself alone, whatever a policy of another kind is called.
+    // The blocks of an audited policy count for that policy alone.
     let on_trial = |text: String| {
         text.replacen("metadata: {", "metadata: {annotations: {netpold.io/enforcement: audit}, ", 1)
     };
@@ -291,7 +291,7 @@ fn blocks_of_other_rules_and_policies_name_the_nodes() {
     let beside = [agent, &ingress(labels), &on_trial(other("", &block("8443")))];
     let all = found(&beside);
     assert!(all.contains(&(warning.0, warning.1.to_owned())), "{all:?}");
-    // One of two pods.
+    // One of the two selected pods is on the host network.
     let twin = agent
         .replace("name: agent,", "name: agent-2,")
         .replace("hostNetwork: true, ", "")
@@ -302,7 +302,7 @@ fn blocks_of_other_rules_and_policies_name_the_nodes() {
     is_nothing(&[agent, &twin, &ingress("{from: [{podSelector: {}}], ports: [{port: 8443}]}")]);
 }
 
-/// A named port of a ClusterNetworkPolicy is for every protocol, and one entry of `protocols`.
+/// A named port of a ClusterNetworkPolicy is an entry of `protocols` of its own and applies to every protocol.
 #[test]
 fn a_named_port_of_a_cluster_policy_needs_no_protocol() {
     let of = |protocols: &str| {
@@ -321,7 +321,7 @@ fn a_named_port_of_a_cluster_policy_needs_no_protocol() {
     assert!(places[0].contains("protocols[1]: absent"), "{places:?}");
 }
 
-/// A ClusterNetworkPolicy of an Admin tier about the pods of a namespace.
+/// A ClusterNetworkPolicy of the Admin tier for the pods of a namespace.
 fn tier(name: &str, namespace: &str, rules: &str) -> String {
     format!(
         "{{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {{name: {name}}}, spec: {{tier: Admin, \
@@ -329,7 +329,7 @@ fn tier(name: &str, namespace: &str, rules: &str) -> String {
     )
 }
 
-/// NetworkPolicies are not evaluated where a rule of an Admin tier decides.
+/// NetworkPolicies are not evaluated where a rule of the Admin tier decides.
 #[test]
 fn the_cluster_policy_that_denies_dns_is_named() {
     let denied = tier("d", "app", "egress: [{action: Deny, to: [{namespaces: {}}]}]");
@@ -356,7 +356,7 @@ fn the_cluster_policy_that_denies_dns_is_named() {
     }
 }
 
-/// A pod reaches the API server on its own node whatever policy denies.
+/// A pod always reaches the API server on its own node; no policy can deny it.
 #[test]
 fn a_name_server_beside_the_api_server_is_not_cut_off() {
     let beside = "{apiVersion: v1, kind: Pod, metadata: {namespace: kube-system, name: beside, labels: {k8s-app: kube-dns}}, spec: \
@@ -395,7 +395,7 @@ fn cluster_policies_may_accept_the_meshs_port() {
     assert!(found.iter().any(|(_, check)| check == "mesh-port"), "{found:?}");
 }
 
-/// A ClusterNetworkPolicy has no `ipBlock`, and names no nodes as senders.
+/// A ClusterNetworkPolicy has no `ipBlock` and cannot name nodes as senders.
 #[test]
 fn fixes_are_of_the_kind_of_the_policy() {
     let agent = "{apiVersion: v1, kind: Pod, metadata: {namespace: new, name: agent, labels: {app: agent}}, spec: {nodeName: n2, \
@@ -414,7 +414,7 @@ fn fixes_are_of_the_kind_of_the_policy() {
     assert!(only.fix.contains("as networks"), "{only:#?}");
 }
 
-/// netpold's own preset has a peer by a label with which namespaces opt in.
+/// netpold's own preset has a peer that selects namespaces by an opt-in label.
 #[test]
 fn a_peer_by_a_label_of_no_namespace_is_optional_beside_others() {
     let shared = "{namespaceSelector: {matchLabels: {shared: 'true'}}}";
@@ -512,7 +512,7 @@ fn a_job_that_no_workload_makes_is_information() {
     is_nothing(&[nightly, &from("nightly-29384756")]);
 }
 
-/// A document that cannot be read takes nothing from the others.
+/// An unreadable document does not affect the others.
 #[test]
 fn an_open_bracket_is_named_and_the_rest_is_checked() {
     let broken = policy("app", "x", "podSelector: {matchLabels: {app: web}").replace("}}}", "}");
@@ -526,7 +526,7 @@ fn an_open_bracket_is_named_and_the_rest_is_checked() {
     assert!(status == 2 && text.contains("all.yaml:"), "{text}");
 }
 
-/// Returns the lines of an answer from the nearest rule on.
+/// Returns the output of `explain` from the line of the nearest rule on.
 fn nearest(rules: &str, more: &str, to: &str, port: &str) -> String {
     let objects = folder(&[&egress(rules), more]);
     let (status, text) =
@@ -546,7 +546,7 @@ fn the_nearest_rule_has_the_port_that_was_asked_for() {
         let text = nearest(&rules, "---", "svc/default/kubernetes", "443");
         assert!(text.starts_with("egress rule 3 of app/p") && text.contains(hint), "{text}");
     }
-    // The hint is about rules with the Service's port alone.
+    // Only rules with the Service's port get the hint.
     let text = nearest(api, "---", "svc/default/kubernetes", "443");
     assert!(!text.contains("443 is the Service's port"), "{text}");
     // A rule without `to` for other ports is not nearer.

@@ -27,7 +27,7 @@ fn netpold(command: &str, objects: &[String], arguments: &[&str]) -> (i32, Strin
     (output.status.code().unwrap(), String::from_utf8(text).unwrap())
 }
 
-/// Asks for a TCP connection, and compares the exit status and parts of the text.
+/// Explains a TCP connection, and compares the exit status and parts of the text.
 #[track_caller]
 fn explained(
     objects: &[String],
@@ -189,7 +189,7 @@ fn a_document_that_cannot_be_read_may_decide() {
     assert!(text.contains("it looks like a template: helm template renders it"), "{text}");
 }
 
-/// Values without text, as of charts, are empty labels, and an empty rule allows everything.
+/// Values without text, such as those of charts, are empty labels, and an empty rule allows everything.
 #[test]
 fn empty_values_are_read_as_the_api_server_reads_them() {
     let pods = on_two_nodes();
@@ -421,7 +421,7 @@ fn a_service_without_slices_has_the_backends_that_controllers_find() {
     let unselected =
         "clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9], ports: [{name: http, port: 80}]";
     explained(&with(vec![service(unselected)]), ask, CANNOT_TELL, &["has no selector"]);
-    // The objects beside assertions count, too.
+    // Objects in the assertions' file count, too.
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("a.yaml");
     let assertion = "assertions: [{from: shop/api, to: svc/shop/web, port: 80, expect: allow}]";

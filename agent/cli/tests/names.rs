@@ -147,7 +147,7 @@ fn an_answer_that_depends_on_the_address_is_one_of_its_own() {
     let output = test(&rules, assertions, &["-o", "tap"]);
     assert!(stdout(&output).contains("\nnot ok 1 - anywhere\n"));
 
-    // A failure weighs more.
+    // A failure takes precedence.
     let failing =
         "- {from: shop/web, to: {name: api.example.com, at: public}, port: 80, expect: allow}\n";
     let output = test(&rules, &format!("{assertions}{failing}"), &[]);
@@ -202,17 +202,17 @@ fn an_edit_of_names_is_a_change() {
     assert_eq!((&document["cut"], &document["changes"][0]["some"]), (&1.into(), &false.into()));
 }
 
-/// A name changes only where it decides: not where another rule allows or denies the address.
+/// A change of a name is reported only where the name decides: not where another rule allows or denies the address.
 #[test]
 fn a_name_is_compared_where_it_decides() {
     let api = names("api.example.com", &[443]);
-    // Blocks open what the name had opened; they are a change of their own.
+    // Blocks open the same addresses as the name did; this is a separate change.
     let open = "{action: Accept, to: [{networks: [0.0.0.0/0]}], protocols: [{tcp: {destinationPort: {number: 443}}}]}";
     assert_eq!(
         diff(&[&api, NOTHING_ELSE], &[open, NOTHING_ELSE], 1, &[]),
         "shop/web -> shop/cart, outside: gains TCP 443\ncut: 0 pairs, opened: 2 pairs\n"
     );
-    // Names after a rule that denies everything, or beside one that allows everything, decide nothing.
+    // Names after a rule that denies everything, or next to a rule that allows everything, decide nothing.
     let nothing = "no connection is cut or opened\n";
     assert_eq!(diff(&[NOTHING_ELSE], &[NOTHING_ELSE, &api], 0, &[]), nothing);
     assert_eq!(diff(&[], &[&api], 0, &[]), nothing);
@@ -306,7 +306,7 @@ fn names_of_services_allow_nothing() {
         assert_eq!(of(&format!("'{name}'")), finding(name));
     }
     for name in [
-        // Headless, and beside a headless one.
+        // A headless Service, and a Service next to a headless one.
         "db.data.svc.cluster.local",
         "*.data.svc.cluster.local",
         "*.svc.cluster.local",
@@ -393,7 +393,7 @@ spec:
     assert!(text.contains(rule), "{text}");
     assert!(text.contains("192.0.2.10/32") && !text.contains("192.0.2.7"), "{text}");
 
-    // The written policy is one that netpold reads, and it accepts the names.
+    // netpold reads the written policy, which accepts the names.
     let written = directory.path().join("written");
     fs::create_dir(&written).unwrap();
     fs::write(written.join("learned.yaml"), &text).unwrap();

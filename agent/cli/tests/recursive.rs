@@ -11,7 +11,7 @@ use tempfile::TempDir;
 const NAMESPACE: &str = "{apiVersion: v1, kind: Namespace, metadata: {name: shop}}";
 const DENY: &str = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {namespace: shop, name: deny}, \
                     spec: {podSelector: {}, policyTypes: [Ingress]}}";
-/// A policy that no API server takes: it isolates the pods all the same.
+/// A policy that no API server accepts; it isolates the pods nevertheless.
 const BROKEN: &str = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {namespace: shop, name: broken}, \
                       spec: {podSelector: {}, ingress: 7}}";
 
@@ -22,7 +22,7 @@ fn deployment(name: &str) -> String {
     )
 }
 
-/// Writes files, with the directories in their names.
+/// Writes files and creates the directories in their paths.
 fn directory(files: &[(&str, &str)]) -> TempDir {
     let folder = TempDir::new().unwrap();
     for (name, text) in files {
@@ -85,7 +85,7 @@ fn objects_of_subdirectories_count() {
     let file = file.to_str().unwrap();
     assert_eq!(run(&["test", "-R", "-f", file, "--manifests", closed]).0, 0);
     assert_eq!(run(&["test", "-R", "-f", file, "--manifests", open]).0, 1);
-    // Without the flag they are named.
+    // Without the flag, `doctor` names the subdirectories.
     let (_, text) = run(&["doctor", "--manifests", closed]);
     assert!(
         text.contains(
@@ -95,7 +95,7 @@ fn objects_of_subdirectories_count() {
     );
 }
 
-/// A bad object or document of one file takes nothing from the others, and an object defined in two files is named.
+/// A bad object or document in one file does not affect the others, and an object defined in two files is named.
 #[test]
 fn bad_objects_of_subdirectories_are_named_and_void_nothing() {
     let (cart, web) = (deployment("cart"), deployment("web"));

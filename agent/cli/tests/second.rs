@@ -33,7 +33,7 @@ fn folder(objects: &[String]) -> TempDir {
     folder
 }
 
-/// Asks for TCP 2049, and compares the exit status and parts of the text.
+/// Explains TCP 2049, and compares the exit status and parts of the text.
 #[track_caller]
 fn explained(objects: &[String], from: &str, to: &str, status: i32, parts: &[&str]) {
     let folder = folder(objects);
@@ -63,7 +63,7 @@ fn net(interface: &str, network: &str, addresses: &[&str]) -> Value {
     json!({ "name": network, "interface": interface, "ips": addresses, "dns": {} })
 }
 
-/// A pod with one address, and these entries beside that of its first interface.
+/// A pod with one address, and these entries in addition to its first interface's.
 fn annotated(name: &str, annotation: &str, address: &str, second: &[Value]) -> String {
     let first = json!({ "name": "cbr0", "interface": "eth0", "ips": [address], "default": true, "dns": {} });
     let entries: Vec<&Value> = [&first].into_iter().chain(second).collect();
@@ -259,7 +259,7 @@ fn a_change_of_the_addresses_that_count_is_compared() {
     compared(&before, &unknown, CANNOT_TELL, &[gap]);
     let gone = world(&[], &[], BY_LABEL);
     compared(&before, &gone, CANNOT_TELL, &[gap]);
-    // An address of another object is no address of the pod.
+    // An address of another object is not an address of the pod.
     let of_node = world(&storage("192.168.5.11"), &storage("172.30.5.3"), BY_LABEL);
     compared(&of_node, &of_node, NOTHING, &[]);
     let held = "other objects have, before or after, addresses that it claims on the secondary network shop/storage";
@@ -267,7 +267,7 @@ fn a_change_of_the_addresses_that_count_is_compared() {
     // Addresses that change within a block are as before.
     let moved = world(&storage("172.30.5.7"), &storage("172.30.5.8"), BY_LABEL);
     compared(&before, &moved, NOTHING, &[]);
-    // A block of one address on the network, which no other address stands for.
+    // A block of one address on the network, which no other address represents.
     let one = |number: u8| {
         let rule = format!("{{ipBlock: {{cidr: 172.30.5.{number}/32}}}}");
         world(&storage("172.30.5.2"), &storage("172.30.5.3"), &rule)
@@ -320,7 +320,7 @@ fn doctor_names_addresses_that_do_not_count() {
     // Networks that a pod requests, without a status.
     unknown[3] = annotated("cl", "k8s.v1.cni.cncf.io/networks", "10.244.2.31", &[]);
     one(&unknown, "second-address-unknown", &["network-status none"]);
-    // An open namespace, and a device that is no veth.
+    // An open namespace, and a device that is not a veth.
     let mut open = world(&none, &[], BY_LABEL);
     open[1] = "{apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: {netpold.io/second-interfaces: open}}}"
         .to_owned();

@@ -105,7 +105,7 @@ fn objects_without_a_namespace_belong_to_the_one_of_the_flag() {
     let folder = TempDir::new().unwrap();
     let file = assertions(folder.path(), &["svc/shop/web", "web"]);
     expect("test", &objects, &["-f", &file], (0, &["2 passed"]));
-    // Also those beside the assertions.
+    // Also objects in the assertions' file.
     let text = [fs::read_to_string(&file).unwrap(), SERVICE.to_owned()].join("---\n");
     fs::write(&file, text).unwrap();
     expect("test", &objects[..3], &["-f", &file], (0, &["2 passed"]));
@@ -117,7 +117,7 @@ fn objects_without_a_namespace_belong_to_the_one_of_the_flag() {
     expect("doctor", &objects, &[], (1, &["port-of-the-service", place, service]));
 }
 
-/// An answer that may depend on an object that cannot be decoded is none; any other answer stays.
+/// No answer is given if it may depend on an object that cannot be decoded; all other answers stay.
 #[test]
 fn an_object_that_cannot_be_decoded_leaves_answers_open() {
     let [web, api, other] = ["web", "api", "other"].map(deployment);
@@ -135,7 +135,7 @@ fn an_object_that_cannot_be_decoded_leaves_answers_open() {
     expect("explain", &objects, &ask("svc/shop/web"), (CANNOT_TELL, &[reason, named]));
     expect("explain", &objects, &ask("other"), (ALLOWED, &[]));
     expect("explain", &objects, &ask("192.0.2.1"), (ALLOWED, &[]));
-    // As a sender to a Service, too.
+    // The same holds for a sender to a Service.
     let from = ["--from", "web", "--to", "svc/shop/api", "--port", "80"];
     let service = SERVICE.replace("web", "api");
     let peer = "podSelector: {matchLabels: {app: api}}, ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]";
@@ -150,7 +150,7 @@ fn an_object_that_cannot_be_decoded_leaves_answers_open() {
     let folder = TempDir::new().unwrap();
     let file = assertions(folder.path(), &["web", "other"]);
     expect("test", &objects, &["-f", &file], (CANNOT_TELL, &["1 passed, 0 failed, 1 depends"]));
-    // A pod or a Service may have the address.
+    // A pod, a Service or a node may have the address.
     let broken = "{apiVersion: v1, kind: KIND, metadata: {name: x, namespace: shop, labels: 7}}";
     for (kind, status) in [("Pod", CANNOT_TELL), ("Service", CANNOT_TELL), ("Node", CANNOT_TELL)] {
         let broken = broken.replace("KIND", kind);
@@ -158,20 +158,20 @@ fn an_object_that_cannot_be_decoded_leaves_answers_open() {
         expect("explain", &objects, &ask("192.0.2.1"), (status, &[reason]));
         expect("explain", &objects, &ask("web"), (ALLOWED, &[]));
     }
-    // The change corrects the object, so all is compared.
     let change = folder.path().join("change.yaml");
     fs::write(&change, &other).unwrap();
     let arguments = ["-f", change.to_str().unwrap()];
     expect("diff", &objects, &arguments, (CANNOT_TELL, &["not compared: ", named]));
     fs::write(&change, &labels).unwrap();
     expect("diff", &[NAMESPACE, &web, &api], &arguments, (CANNOT_TELL, &["not compared: ", named]));
+    // The change corrects the object, so everything is compared.
     fs::write(&change, &web).unwrap();
     let (_, text) = netpold("diff", &objects, &arguments);
     assert!(!text.contains("not compared"), "{text}");
     expect("doctor", &objects, &[], (1, &["object-not-read", named]));
 }
 
-/// Namespaces have no label `name`, unless somebody sets it.
+/// Namespaces have no label `name`, unless a user sets it.
 #[test]
 fn a_namespace_selected_by_a_label_that_it_lacks_is_named() {
     let [web, api] = ["web", "api"].map(deployment);
@@ -192,7 +192,7 @@ fn a_namespace_selected_by_a_label_that_it_lacks_is_named() {
     assert!(!other.contains("has no label"), "{other}");
 }
 
-/// `-f <(helm template)`: a shell's pipe is read once, for all that a command needs of it.
+/// `-f <(helm template)`: a shell's pipe is read only once, for everything that a command needs.
 #[test]
 fn a_pipe_is_read_as_a_file() {
     let [web, api] = ["web", "api"].map(deployment);

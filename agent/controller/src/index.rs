@@ -305,7 +305,7 @@ impl Index {
         let silent = self
             .nodes
             .iter()
-            .filter(|(_, node)| node.exists.is_some() && matches!(node.agent, Agent::Silent));
+            .filter(|(_, node)| node.exists.is_some() && matches!(node.agent, AgentPresence::Silent));
         let of = |(name, node): (&Arc<str>, &Node)| {
             Some((Arc::clone(name), node.report.as_ref()?.renewed))
         };

@@ -44,7 +44,7 @@ pub struct Bindings {
 
 impl Bindings {
     /// Sets the bindings of an earlier agent, by interface index, and the pods of this node which that agent knew, in
-    /// case the API lists them no longer. Must be called before any other method.
+    /// case the API no longer lists them. Must be called before any other method.
     pub fn inherit(&mut self, bound: BTreeMap<u32, Inherited>, remembered: Vec<Pod>) {
         self.inherited = bound;
         self.remembered = remembered.into_iter().map(Arc::new).collect();
@@ -94,7 +94,7 @@ impl Bindings {
         self.claims.results = results;
     }
 
-    /// Marks the bindings stale if the change can affect them; called before or after the cluster takes it in.
+    /// Marks the bindings stale if the change can affect them; called before or after the cluster applies it.
     pub fn note(&mut self, change: &Change, cluster: &Cluster) {
         let is_local = |pod: &Pod| pod.node == cluster.node_name();
         let before = |key| cluster.pods().get(key).is_some_and(|pod| is_local(pod));

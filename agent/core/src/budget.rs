@@ -204,7 +204,7 @@ fn values(selector: &Selector) -> usize {
 /// A label of pods, with the namespace selector of the same peer.
 type Label<'a> = (Option<&'a Selector>, &'a str, &'a str);
 
-/// Per `In` requirement, the labels of which a matching pod has one.
+/// The labels in each `In` requirement; a matching pod has one of them.
 fn required<'a>(
     namespaces: Option<&'a Selector>,
     pods: &'a Selector,

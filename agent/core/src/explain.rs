@@ -71,14 +71,14 @@ impl<'c> Explainer<'c> {
         self
     }
 
-    /// Matches domain names by the addresses that pods resolved. Without this call, a name matches no address.
+    /// Matches domain names with the addresses that pods resolved. Without this call, a name matches no address.
     #[must_use]
     pub fn with_resolved(mut self, resolved: &'c ResolvedNames) -> Self {
         self.translated.literal.resolved = Some(resolved);
         self
     }
 
-    /// Treats policies on trial (`netpold.io/enforcement: audit`) as enforced.
+    /// Treats audited policies (`netpold.io/enforcement: audit`) as enforced.
     #[must_use]
     pub fn with_trials(mut self) -> Self {
         self.translated.literal.with_trials = true;
@@ -288,7 +288,7 @@ impl<'c> Explainer<'c> {
         Explanation::judged(probe, verdict, None, egress, ingress)
     }
 
-    /// Judges connections of a pod to the addresses that it resolved a name to; a wildcard stands for the names below
+    /// Judges connections of a pod to the addresses that it resolved a name to; a wildcard represents the names below
     /// it that no other name of the pod's rules matches.
     ///
     /// # Errors
@@ -329,8 +329,8 @@ impl<'c> Explainer<'c> {
         self.translated.literal.judge_named(pod, Some(name), remote, kind, Detail::Reasons)
     }
 
-    /// Returns the policies on trial that would deny a flow at one pod, as in [`Judgement::denied_on_trial`]; empty
-    /// if they would not. The flow itself counts as allowed. `port` is the destination port.
+    /// Returns the audited policies that would deny a flow at one pod, as in [`Judgement::denied_on_trial`]; empty if
+    /// they would not. The flow itself counts as allowed. `port` is the destination port.
     #[must_use]
     pub fn denied_on_trial(
         &self,
@@ -368,8 +368,8 @@ impl<'c> Explainer<'c> {
         Some(judged.verdict == Verdict::Allow)
     }
 
-    /// Judges one direction at one pod as the dataplane does by its tables; `None` if there is no such pod. `port`
-    /// is the destination port.
+    /// Judges one direction at one pod as the dataplane does with its tables; `None` if there is no such pod. `port` is
+    /// the destination port.
     #[must_use]
     pub fn judge(
         &self,

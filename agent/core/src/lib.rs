@@ -30,7 +30,7 @@
 //! | endpoint | a local pod behind its interface, and its record in the tables |
 //! | isolated | selected by some policy in this direction, so only traffic that rules allow passes |
 //! | direction policy | the union of all rules that apply to a pod in one direction; equal unions are one value |
-//! | peer set | a set of addresses in the rules in use: pods by selector, the own node, a named port, ... |
+//! | peer set | a set of addresses in the rules in use: pods by selector, this node, a named port, ... |
 //! | membership | the peer sets that an address belongs to |
 //! | class | the number of a distinct membership; 0 is "member of nothing" |
 //! | block group | the prefixes with the same grants in all direction policies' ipBlocks |

@@ -77,14 +77,14 @@ pub enum NewPods {
     /// No restrictions.
     #[default]
     Allow,
-    /// Only traffic with the own node, until the pod is known.
+    /// Only traffic with this node, until the pod is known.
     Deny,
 }
 
 /// Options of a compiler.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// `metadata.name` of the own node.
+    /// `metadata.name` of this node.
     pub node: String,
     /// Sizes of the tables.
     pub capacity: Capacity,

@@ -1,4 +1,4 @@
-//! A question about traffic, as users and programs ask it: may one party reach another?
+//! A question about traffic, from a user or a program: may one party reach another?
 
 use std::fmt;
 use std::net::IpAddr;
@@ -89,7 +89,7 @@ impl IpProtocol {
     pub const UDP: Self = Self(17);
     /// SCTP
     pub const SCTP: Self = Self(132);
-    /// ICMP for IPv4; stands for ICMPv6 too, because policy treats both alike.
+    /// ICMP for IPv4; also means ICMPv6, because policy treats both alike.
     pub const ICMP: Self = Self(1);
 
     /// Whether NetworkPolicy supports ports of this protocol.
@@ -149,7 +149,7 @@ impl FromStr for Party {
 
     fn from_str(text: &str) -> Result<Self, ProbeError> {
         if let Ok(address) = text.parse::<IpAddr>() {
-            // Sockets write IPv4 addresses so, but send IPv4 packets.
+            // Sockets write IPv4 addresses in this form, but send IPv4 packets.
             return Ok(Self::Address(address.to_canonical()));
         }
         let parts: Vec<&str> = text.split('/').collect();

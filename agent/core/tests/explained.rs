@@ -73,7 +73,7 @@ fn ask(from: &str, to: &str, protocol: &str, port: u16) -> Explanation {
     explain([], &objects::probe_of(protocol, from, to, port))
 }
 
-/// With these objects beside the shop.
+/// With these objects in addition to the shop.
 fn explain(more: impl IntoIterator<Item = Change>, probe: &Probe) -> Explanation {
     Explainer::new(&shop().into_iter().chain(more).collect()).explain(probe)
 }
@@ -97,7 +97,7 @@ fn the_rule_that_allows() {
     );
 }
 
-/// The ingress lines of a denied probe that follow who isolates the pod.
+/// Returns the indented ingress lines of a denied probe: the reasons why the nearest rules do not match.
 fn nearest(from: &str, to: &str, protocol: &str, port: u16) -> Vec<String> {
     let explanation = ask(from, to, protocol, port);
     assert_eq!(explanation.verdict, Verdict::Deny, "{explanation}");
@@ -281,7 +281,7 @@ fn services_are_judged_on_their_backends() {
     }
 }
 
-/// Another node chooses the backend, ready or not as far as is known here.
+/// Another node chooses the backend, and may consider other backends ready than this node.
 #[test]
 fn another_nodes_port_is_judged_on_every_backend() {
     const WHY: &str = "; another node chooses one, so the sender must be allowed every backend, or \

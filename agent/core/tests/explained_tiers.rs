@@ -266,7 +266,7 @@ fn service(backends: &[&str]) -> [Change; 2] {
     [Change::Service(service), Change::EndpointSlice(slice)]
 }
 
-/// Deny of all that team b sends to these blocks.
+/// Deny of all traffic from team b to these blocks.
 fn no_egress(blocks: &[&str]) -> Change {
     let peers = blocks.iter().map(|cidr| block(cidr, &[])).collect();
     tier((Tier::Admin, "out", 4), vec![], vec![about(Action::Deny, Some(peers), &[])])
@@ -287,7 +287,7 @@ fn a_service_is_denied_if_a_tier_denies_every_backend() {
         (&["10.0.0.1/32"], "192.168.0.2", Verdict::Deny, Cause::BackendDenied),
         (&["10.0.0.9/32"], "192.168.0.2", Verdict::Allow, Cause::NotIsolated),
         (&["192.168.0.2/32"], "192.168.0.2", Verdict::Allow, Cause::Backend),
-        // The own node's port is translated here, but the rule denies the node's address.
+        // This node's port is translated here, but the rule denies the node's address.
         (&["192.168.0.1/32"], "192.168.0.1", Verdict::Deny, Cause::TierRule),
         (&["10.0.0.1/32"], "192.168.0.1", Verdict::Allow, Cause::OwnNode),
         (&["10.0.0.0/24"], "192.168.0.1", Verdict::Deny, Cause::OwnNode),

@@ -78,7 +78,7 @@ fn blocks() {
     assert_eq!(reach(vec![from(vec![block("10.0.0.0/8", &[])])]), [true, true, false, false]);
     let cut = block("0.0.0.0/0", &["10.0.0.0/24"]);
     assert_eq!(reach(vec![from(vec![cut.clone()])]), [false, true, true, true]);
-    // An except cuts only its own block.
+    // An `except` excludes addresses from its own block only.
     assert_eq!(reach(vec![from(vec![cut, block("10.0.0.2/32", &[])])]), [true; 4]);
     assert_eq!(reach(vec![from(vec![block("::/0", &[])])]), [false; 4]);
 }

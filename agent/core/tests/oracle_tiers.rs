@@ -15,7 +15,7 @@ use Action::{Accept, Deny, Pass};
 use Tier::{Admin, Baseline};
 
 /// Namespaces x and y with pods a, b and c each: their addresses end in 1, 2, 3; those of y are in 10.0.1.0/24. Pods a
-/// and b of x are on the own node.
+/// and b of x are on this node.
 fn cluster(policies: impl IntoIterator<Item = ClusterPolicy>) -> Oracle {
     let pod = |namespace: &str, name: &str, address: &str| {
         let node = if namespace == "x" && name != "c" { "n1" } else { "n2" };
@@ -224,7 +224,7 @@ fn the_own_node_is_always_reached_but_for_the_tiers() {
     assert!(own(&oracle));
     oracle.cluster_policies = vec![deny(Admin)];
     assert!(!own(&oracle));
-    // The NetworkPolicy decides, and always allows the own node.
+    // The NetworkPolicy decides, and always allows this node.
     oracle.cluster_policies = vec![deny(Baseline)];
     assert!(own(&oracle));
     oracle.policies.clear();
@@ -357,7 +357,7 @@ fn a_pod_through_its_own_service_is_exempt_from_network_policy_alone() {
     assert!(ask(&oracle));
     oracle.cluster_policies = vec![deny(Admin)];
     assert!(!ask(&oracle));
-    // Also if the ingress rule denies it, and whatever other backends there are.
+    // Also if the ingress rule denies it, and with any other backends.
     let ClusterPolicy { ingress, egress, .. } = oracle.cluster_policies.remove(0);
     oracle.cluster_policies = vec![cluster_policy("p", (Admin, 1), egress, ingress)];
     serve(&mut oracle, &["10.0.0.1", "10.0.1.2"]);

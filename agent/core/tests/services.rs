@@ -17,7 +17,7 @@ fn service(name: &str, addresses: &[&str], ports: &[(&str, u16, Option<u16>)]) -
     Change::Service(objects::service(("a", name), addresses, ports))
 }
 
-/// A [`service`] that is left to another proxy than the nodes'.
+/// A [`service`] for a proxy other than the nodes' proxy.
 fn unserved(name: &str, addresses: &[&str], ports: &[(&str, u16, Option<u16>)]) -> Change {
     let service = objects::service(("a", name), addresses, ports);
     Change::Service(Service { unserved: true, ..service })

@@ -241,7 +241,7 @@ fn too_many_addresses_deny_everything_where_isolated() {
     assert!(matches!(&world.compiler.problems()[..], [Problem::TooManyAddresses { .. }]));
 }
 
-/// Interface indexes of which the first probe is a slot, in ascending order.
+/// Interface indexes whose first probe is this slot, in ascending order.
 fn indexes_of<const N: usize>(slot: u32) -> [u32; N] {
     let mut indexes = (1..).filter(|ifindex| endpoint_slot(*ifindex, 0) == slot);
     std::array::from_fn(|_| indexes.next().unwrap_or_default())
@@ -281,12 +281,12 @@ fn long_lived_pods_leave_slots_for_all_later_indexes() {
     }
 }
 
-/// Five pods on indexes of one slot, each at its own address; the fifth is new when another one has gone.
+/// Five interfaces with indexes of one slot, all with one address; the fifth is added after another one is removed.
 fn crowded() -> (World, [u32; 5]) {
     let sharing: [u32; 5] = indexes_of(100);
     let mut world = World::new(pods_of_two_nodes());
     let add = |ifindex| Change::Interface(interface(ifindex, &["10.0.0.3"]));
-    // Against the order of the indexes.
+    // In descending order of the indexes.
     for ifindex in [sharing[3], sharing[2], sharing[1], sharing[0]] {
         world.apply([add(ifindex)]);
     }
@@ -317,7 +317,7 @@ fn slots_are_inherited() {
     }
     started.update().unwrap();
     assert_eq!(slots(&started), before);
-    // Tables become larger on another thread, while a pod leaves and another one comes.
+    // Tables become larger on another thread, while an interface is removed and another one is added.
     let mut successor = world.compiler.blank();
     successor.follow(objects);
     let mut tables = MemoryTables::new();
@@ -329,13 +329,14 @@ fn slots_are_inherited() {
     assert_eq!(slots(&successor), before);
     world.apply([Change::InterfaceGone(sharing[1])]);
     world.apply([Change::Interface(interface(sharing[2], &["10.0.0.3"]))]);
-    // The successor reads of the new one before that is in the tables in force, and of the former one later.
+    // The successor receives the new interface earlier than the tables in force, and the removal of the former one
+    // later.
     successor.ingest(Change::Interface(interface(sharing[2], &["10.0.0.3"])));
     update(&mut successor);
     assert_ne!(slots(&successor), slots(&world.compiler));
     successor.follow(world.compiler.news([sharing[1], sharing[2]].map(ObjectKey::Interface)));
     update(&mut successor);
-    // The slot of the former one is free after grace.
+    // The slot of the former interface is free after grace.
     update(&mut successor);
     assert_eq!(slots(&successor), slots(&world.compiler));
     for (ifindex, slot) in slots(&successor) {
@@ -384,7 +385,7 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
     assert_eq!((slot(&world, first), slot(&world, last)), (Some(100), None));
 }
 
-/// With `--new-pods deny`, interfaces are open whose pod is unknown to the first agent, and stay open for the next.
+/// With `--new-pods deny`, interfaces whose pod is unknown to the first agent are open, and stay open for the next.
 #[test]
 fn an_interface_is_familiar_if_the_earlier_agent_left_it_open() {
     let denied = (4, netpold_core::compile::WAITING);

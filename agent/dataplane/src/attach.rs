@@ -52,7 +52,7 @@ impl AttachError {
 pub struct Attacher {
     backend: AttachBackend,
     closing: HookCloser,
-    /// Random: process identifiers are alike in containers.
+    /// Random, because process identifiers repeat in containers.
     process: u64,
 }
 
@@ -100,8 +100,9 @@ impl Attacher {
         &self.closing
     }
 
-    /// Leaves an interface that is gone or unwanted. If a guard has closed the hook meanwhile, it stays closed: it is
-    /// of a new interface with the same index. The guard may close the hook again later.
+    /// Releases the hook of an interface that is removed or unwanted. If a guard has closed the hook meanwhile, the
+    /// hook stays closed: it belongs to a new interface with the same index. Afterwards the guard may close the hook
+    /// again.
     ///
     /// # Errors
     /// As [`Attacher::detach`].
@@ -115,7 +116,7 @@ impl Attacher {
                 .is_some_and(|info| self.is_closed(info.program)),
             AttachBackend::Clsact(_) => false,
         };
-        // A barrier there is of a new interface: the guard lowers it.
+        // A barrier there belongs to a new interface: the guard lowers it.
         let left = if is_closed { Ok(()) } else { self.remove(hook) };
         self.closing.release(hook);
         left
@@ -145,7 +146,8 @@ impl Attacher {
         }
     }
 
-    /// Opens a hook that a guard has closed, if its veth leads to no other namespace (any more); whether it is open.
+    /// Opens a hook that a guard has closed, if its veth does not lead to another namespace (any more); returns whether
+    /// the hook is open.
     ///
     /// # Errors
     /// As [`Attacher::detach`].
@@ -154,11 +156,11 @@ impl Attacher {
         hook: Hook,
         leads_away: impl Fn() -> bool,
     ) -> Result<bool, AttachError> {
-        // No guard closes it meanwhile.
+        // From here on, no guard closes the hook.
         self.take(hook);
         let opened = if leads_away() { Ok(false) } else { self.detach(hook).map(|()| true) };
         self.closing.release(hook);
-        // It may have left since, when no guard could close it.
+        // The peer may have moved to another namespace since, while no guard could close the hook.
         if matches!(opened, Ok(true)) && leads_away() {
             self.closing.close(hook, false);
             return Ok(false);
@@ -166,7 +168,7 @@ impl Attacher {
         opened
     }
 
-    /// How it attaches.
+    /// Returns the mode of attachment.
     #[must_use]
     pub fn mode(&self) -> AttachMode {
         match self.backend {
@@ -175,8 +177,8 @@ impl Attacher {
         }
     }
 
-    /// Attaches `program` at a hook: replaces netpold's program there atomically, so that every packet meets one of the
-    /// two, or adds the program.
+    /// Attaches `program` at a hook: replaces netpold's program there atomically, so that one of the two runs on every
+    /// packet, or adds the program.
     ///
     /// # Errors
     /// The kernel refuses; the former program stays. [`AttachError::is_gone`]: no such interface.
@@ -186,7 +188,7 @@ impl Attacher {
             AttachBackend::Tcx { links, held } => attach_tcx(links, held, program, hook),
             AttachBackend::Clsact(clsact) => clsact.attach(program, hook),
         };
-        // Without a pin it judges, too.
+        // A link without a pin judges packets, too.
         let is_held =
             matches!(&self.backend, AttachBackend::Tcx { held, .. } if held.contains_key(&hook));
         if attached.is_ok() || is_held {
@@ -194,15 +196,15 @@ impl Attacher {
             self.closing.barriers.lower(hook);
         }
         let attached = attached.map_err(at("attaching", hook));
-        // The next interface with this index is the guard's.
+        // The guard handles the next interface with this index.
         if attached.as_ref().is_err_and(AttachError::is_gone) {
             self.closing.release(hook);
         }
         attached
     }
 
-    /// Moves `program`, which is attached there, in front of all others. A relay to it in front judges packets
-    /// meanwhile, so none passes unjudged; a few are judged twice.
+    /// Moves `program`, which is attached there, in front of all others. Meanwhile a relay to it runs in front, so that
+    /// no packet passes unjudged; a few are judged twice.
     ///
     /// # Errors
     /// The kernel refuses; [`AttachError::is_gone`]: no such interface.
@@ -216,7 +218,7 @@ impl Attacher {
     }
 
     /// Runs `program` in front of the attached one until [`Attacher::stop_watching`], even if this process ends
-    /// before. Returns whether it runs (false with clsact).
+    /// earlier. Returns whether `program` runs (false with clsact).
     ///
     /// # Errors
     /// The kernel refuses.
@@ -229,10 +231,10 @@ impl Attacher {
     }
 
     /// Replaces the attached program by the one that [`Attacher::watch`] put in front of it. (A hook takes a program
-    /// only once, so the link behind cannot be updated to it.)
+    /// only once, so the other link cannot be updated to it.)
     ///
-    /// The pin moves first: at each moment the hook's pin is that of a link in force. A process that ends
-    /// in between takes the former link along, and the next one's guard finds the hook occupied.
+    /// The pin moves first: at each moment the hook's pin is that of a link in force. If the process ends in between,
+    /// the former link ends too, and the guard of the next process finds the hook occupied.
     ///
     /// # Errors
     /// The kernel refuses; both stay attached.
@@ -251,7 +253,7 @@ impl Attacher {
         promote().map_err(at("promoting", hook))
     }
 
-    /// Where a link is pinned that this process runs in front of another; `None` below clsact.
+    /// Returns the pin path of a link that this process runs in front of another; `None` with clsact.
     fn watcher(&self, hook: Hook) -> Option<PathBuf> {
         let AttachBackend::Tcx { links, .. } = &self.backend else { return None };
         Some(links.join(format!("{}{WATCHING}{:016x}", hook.file_name(), self.process)))
@@ -266,7 +268,7 @@ impl Attacher {
         detach_all(links, |name| name.contains(WATCHING))
     }
 
-    /// Removes netpold's program from a hook. A missing program or interface is no error.
+    /// Removes netpold's program from a hook. A missing program or interface is not an error.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -348,7 +350,7 @@ fn attach_tcx(
         let info = sys::tcx_info(link.as_fd())?;
         if hook.has(info) {
             let updated = sys::link_update(link.as_fd(), program);
-            // The interface is gone; another may have its index.
+            // The interface no longer exists; another may have its index.
             if !matches!(&updated, Err(error) if error.raw_os_error() == Some(libc::ENOLINK)) {
                 let pin = || if is_pinned { Ok(()) } else { pin(&link, &path) };
                 let result = updated.and_then(|()| pin());
@@ -356,13 +358,13 @@ fn attach_tcx(
                 return result;
             }
         }
-        // The pin is of a former interface with this index.
+        // The pin belongs to a former interface with this index.
         held.remove(&hook);
         detach_tcx(&path)?;
     }
     let link = sys::tcx_link_create(program, hook.ifindex, hook.tcx_type())?;
     let result = pin(&link, &path);
-    // Without a pin it judges only as long as this agent runs, which is better than no program.
+    // Without a pin the program runs only as long as this agent, which is better than no program.
     held.insert(hook, link);
     result
 }

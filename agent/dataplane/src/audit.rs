@@ -1,6 +1,6 @@
 //! Audit: compares the kernel's tables with their desired content, and repairs them.
 //!
-//! A pass covers all tables in slices; packets and updates go on in between. At 100,000 pods it reads about 70 MB of
+//! A pass covers all tables in slices; packets and updates continue in between. At 100,000 pods it reads about 70 MB of
 //! memory, a load that slices hide. Only the agent writes these tables, and the engine runs no update during a slice,
 //! so another process caused any difference.
 

@@ -6,8 +6,7 @@
 //! hook until the program is attached.
 //!
 //! A barrier is a base chain of family netdev with the policy drop, at the ingress or egress (kernel 5.16,
-//! `CONFIG_NETFILTER_EGRESS`) of one device, in a table of netpold. A barrier outlives the
-//! process.
+//! `CONFIG_NETFILTER_EGRESS`) of one device, in a table of netpold. A barrier outlives the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString};
@@ -46,7 +45,7 @@ pub(super) struct Barriers {
     raised: Mutex<BTreeMap<Hook, Barrier>>,
 }
 
-/// A barrier as this process knows it. Another process may have removed it.
+/// A barrier, as recorded by this process. Another process may have removed it.
 #[derive(Debug, Default)]
 struct Barrier {
     /// Name of the device; `None`: an earlier process has raised the barrier.

@@ -23,7 +23,7 @@ pub enum BpffsError {
         /// Cause.
         cause: io::Error,
     },
-    /// The directory is on no bpffs, and mounting one failed.
+    /// The directory is not on a bpffs, and mounting one failed.
     #[error(
         "--bpffs {}: not on a BPF file system, and mounting one there failed: {errno}. Run as root \
          with CAP_SYS_ADMIN, or mount it beforehand: mount -t bpf bpf {}; in Kubernetes install with \
@@ -58,7 +58,8 @@ pub enum BpffsError {
 
 /// Folder of tables that larger ones replaced, until their flows are migrated.
 const OUTGROWN: &str = "outgrown";
-/// Directory below the root of an agent that ends when another one wants the root: the other removes it.
+/// Directory below the root, created by an agent that ends when another one requests the root. The other agent removes
+/// it.
 const GIVES_WAY: &str = "gives-way";
 /// Directory of an agent that ends only for its successor, see [`GIVES_WAY`].
 const HANDS_OVER: &str = "hands-over";
@@ -114,8 +115,8 @@ impl MapPins {
 }
 
 impl PinRoot {
-    /// Ensures that `root` is on a bpffs (mounts one if need be), locks it against other agents and creates the folder
-    /// of this layout version.
+    /// Ensures that `root` is on a bpffs (mounts one if necessary), locks it against other agents and creates the
+    /// folder of this layout version.
     ///
     /// # Errors
     /// See [`BpffsError`]; pins stay as they are in any case.
@@ -236,8 +237,8 @@ impl PinRoot {
         others.filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e))).collect()
     }
 
-    /// Removes every pin of netpold's, and gives how many maps and links that were. The root goes too where
-    /// nothing else is in it: the top of a bpffs, which stays, has files of the kernel's own.
+    /// Removes all pins of netpold; returns the number of maps and links. Removes the root, too, if it has no other
+    /// content. The root directory of a bpffs stays: it contains files of the kernel.
     ///
     /// # Errors
     /// The first pin that could not be removed.
@@ -247,7 +248,7 @@ impl PinRoot {
             removed += fs::read_dir(&path)?.count();
             fs::remove_dir_all(&path)?;
         }
-        // Not empty, or mounted: it is not netpold's alone.
+        // A directory that is not empty, or a mount point, is not netpold's alone.
         let _ = fs::remove_dir(&self.root);
         Ok(removed)
     }

@@ -1,4 +1,4 @@
-//! Bridges that must hand no packet to the node without the proof of a judgement; the rule is in
+//! Bridges that must pass no packet to the node without the proof of a judgement; the rule is in
 //! [`netpold_ebpf::judge::proof`].
 //!
 //! The demand on a bridge begins once each of its ports has a program that leaves the proof, and outlives agents and

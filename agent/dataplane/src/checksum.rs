@@ -15,7 +15,7 @@ const CASTS: [&str; 2] = ["bpf_cast_to_kern_ctx", "bpf_rdonly_cast"];
 /// Numbers of helpers that do not exist, which the object calls in place of the kernel functions.
 const PLACEHOLDERS: [i32; 2] = [1_852_797_697, 1_852_797_698];
 
-/// The struct behind a packet's linear part.
+/// The struct after a packet's linear part.
 const SHARED: &str = "skb_shared_info";
 
 /// Method of reading `struct sk_buff`, and the offsets of the fields.

@@ -133,8 +133,8 @@ impl HookClaims {
         if state.closing.contains(&hook) { Ok(()) } else { act() }
     }
 
-    /// Claims a hook for a guard; returns whether the guard may close it, and must call [`HookClaims::end`] then. `is_new`:
-    /// a claim of the engine is of a former interface with this index.
+    /// Claims a hook for a guard; returns whether the guard may close it, and must call [`HookClaims::end`] then.
+    /// `is_new`: a claim of the engine belongs to a former interface with this index.
     fn begin(&self, hook: Hook, is_new: bool) -> bool {
         let mut state = lock(&self.state);
         if let Some(taken) = state.taken.get_mut(&hook) {
@@ -176,12 +176,12 @@ pub struct HookCloser {
     program: Arc<OnceLock<Closed>>,
     /// Claims, shared with the engine's attacher.
     pub(super) claims: Arc<HookClaims>,
-    /// Barriers, which go once a program is attached.
+    /// Barriers, which are removed once a program is attached.
     pub(super) barriers: Arc<Barriers>,
 }
 
 impl HookCloser {
-    /// Closing for the pin root with this folder of links, in the network namespace of the calling thread.
+    /// Creates a closer for the pin root with this folder of links, in the network namespace of the calling thread.
     #[must_use]
     pub fn new(links: PathBuf, mode: AttachMode) -> Self {
         let barriers = Arc::new(Barriers::find());
@@ -246,7 +246,7 @@ impl HookCloser {
         if self.mode == AttachMode::Clsact && !is_new {
             return;
         }
-        // Packets to the pod come before those that it sends.
+        // A pod receives packets before it sends any.
         for direction in [Direction::Ingress, Direction::Egress] {
             let hook = Hook { ifindex, direction };
             // A query of the pinned link would wait for the RTNL lock.

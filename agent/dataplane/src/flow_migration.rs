@@ -1,11 +1,11 @@
 //! Migration from flow tables of another layout version, or of another size, without losing a flow.
 //!
-//! The former programs go on judging by their own tables, while the new ones run in front of them, record flows and
-//! pass every packet on. Then the older flows are copied, the new programs start to judge as well, and the former ones
-//! stand aside, all by one word; those at exits go on. If instead programs were replaced hook by hook, the
-//! remaining former ones would lack the flows that began at other hooks. Finally the former links are removed, and the
-//! links in front take their pins. These are pinned from the start, so that packets are judged even if the agent ends
-//! suddenly; the former tables are pinned too, so that the next agent copies their flows.
+//! The former programs continue to judge by their own tables, while the new ones run in front of them, record flows and
+//! pass every packet on. Then the older flows are copied, the new programs start to judge, and the former ones stop
+//! judging, all by one word; those at exits continue. If instead programs were replaced hook by hook, the remaining
+//! former ones would lack the flows that began at other hooks. Finally the former links are removed, and the links in
+//! front take their pins. These are pinned from the start, so that packets are judged even if the agent ends suddenly;
+//! the former tables are pinned too, so that the next agent copies their flows.
 //!
 //! With clsact a second filter would prevent one-step replacement, so flows are copied before and after it: a reply to
 //! a packet of the milliseconds in between may be lost.
@@ -90,7 +90,7 @@ impl FlowMigration {
         if self.shares_names() { flags | SHARES_NAMES } else { flags }
     }
 
-    /// Whether the next agent would put programs in front of these.
+    /// Whether the next agent would attach programs in front of these.
     pub(super) fn may_be_behind(&self, pins: &PinRoot) -> bool {
         self.watching || self.is_pending() || !pins.other_tables().is_empty()
     }
@@ -143,7 +143,7 @@ impl FlowMigration {
 
     /// Ends the migration after programs were replaced: removes the programs in front of them, of this agent or of one
     /// that ended at this point, and drops the other tables. If a program could not be replaced (`complete` is false),
-    /// the ones in front go on judging.
+    /// the programs in front continue to judge.
     pub(super) fn end(
         &mut self,
         complete: bool,

@@ -1,8 +1,8 @@
 //! A generation: a set of tables with the programs that read them.
 //!
-//! Agent start, restart, upgrade and growth take the same path: a new generation is loaded and filled while the old
-//! one goes on judging, then each link's program is replaced. Generations share conntrack, fragments, counters and
-//! events by pins; all other maps belong to their generation and are freed with the last program that uses them.
+//! Agent start, restart, upgrade and growth take the same path: a new generation is loaded and filled while the old one
+//! continues to judge packets, then each link's program is replaced. Generations share conntrack, fragments, counters
+//! and events by pins; all other maps belong to their generation and are freed with the last program that uses them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -177,7 +177,7 @@ fn globals() -> &'static Globals {
 /// Flow tables of a generation, by the buckets of the IPv4 table; the IPv6 table has half of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTables {
-    /// The pinned tables, whatever their size; new ones if there are none.
+    /// The pinned tables, regardless of their size; new ones if there are none.
     Pinned(u32),
     /// New tables, which replace the pinned ones when the generation is published.
     Own(u32),
@@ -436,7 +436,8 @@ impl Generation {
     ) -> Result<(), TableError> {
         if let Some(former) = former {
             self.tables.inherit_seen(&former.tables);
-            // Its programs are not attached everywhere: those before them read for these alone.
+            // Some hooks still have the predecessors of the programs of `former`, which read DNS messages for these
+            // endpoints only.
             if let Some(before) = &former.read_before {
                 named.retain(|endpoint| before.contains(endpoint));
             }

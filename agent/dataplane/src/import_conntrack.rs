@@ -5,7 +5,7 @@
 //! differ.
 //!
 //! The initiator is reliable if the kernel saw the first packet ([`KernelFlow::seen_from_start`]). An RST with a TTL
-//! that ends at the node closes the kernel's entry of a connection that goes on. Seconds later the entry is gone, and
+//! that ends at the node closes the kernel's entry of a connection that continues. Seconds later the entry is gone, and
 //! the server's next packet creates one with the server as initiator (`nf_conntrack_tcp_loose`). For such flows the
 //! ports decide: if only one side has a client port, it is the initiator; else the flow is imported without one. A flow
 //! without initiator passes where policy allows both directions.
@@ -164,11 +164,11 @@ fn key(endpoint: u32, tuple: &ConntrackTuple) -> Option<FlowKey> {
     })
 }
 
-/// Largest number of flows to read from `/proc`, which takes 0.5 ns for an empty bucket; a netlink dump takes 40 ns,
+/// Maximum number of flows to read from `/proc`, which takes 0.5 ns for an empty bucket; a netlink dump takes 40 ns,
 /// and a machine with 4 GB or more has 262,144 buckets. With more flows, `/proc` is slower before kernel 6.18, because
 /// each read starts again at the first bucket.
 const FEW: u32 = 1000;
-/// Largest number of flows to complete by single requests of 10 us; a dump of 262,144 empty buckets takes 11 ms.
+/// Maximum number of flows to complete by single requests of 10 us; a dump of 262,144 empty buckets takes 11 ms.
 const ASKED: usize = 200;
 
 /// Calls `each` for every flow that the kernel tracks in the calling thread's network namespace. `/proc` lacks

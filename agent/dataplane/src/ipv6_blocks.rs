@@ -29,7 +29,7 @@ pub fn nodes_for(prefixes: u32) -> u32 {
     u32::try_from(nodes).map_or(BLOCKS6_NODES, |nodes| nodes.min(BLOCKS6_NODES))
 }
 
-/// A prefix: its bits, with zeros behind its length, and its length.
+/// A prefix: its bits, with zeros after its length, and its length.
 type PrefixKey = (u128, u8);
 
 fn key(net: Ipv6Net) -> PrefixKey {

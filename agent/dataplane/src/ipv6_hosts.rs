@@ -1,7 +1,7 @@
 //! Writes to the table of IPv6 addresses, see [`netpold_ebpf::tables::ipv6_hosts`].
 //!
-//! Only this module writes it, while programs read it. An entry, of up to four neighbouring addresses, never moves: a
-//! reader between its lookups in two buckets would miss a moving one.
+//! Only this module writes the table, while programs read it. An entry (up to four neighbouring addresses) never moves:
+//! a reader between the lookups in its two buckets could miss a moving entry.
 
 use std::mem::offset_of;
 use std::net::Ipv6Addr;
@@ -21,8 +21,8 @@ use crate::bpf::mmap::{MappedArray, MmapError};
 const NAME: &str = "HOSTS6";
 const FILTER: &str = "HOSTS6_FILTER";
 const DISPLACED: usize = offset_of!(Hosts6Bucket, displaced);
-/// Free entries from which on the other bucket is not considered: of 100,000 random addresses in a table for 131,072,
-/// one in seven then goes to its second bucket, and two in a thousand find no room.
+/// Number of free entries at which the second bucket is not considered: of 100,000 random addresses in a table for
+/// 131,072, one in seven then goes to its second bucket, and two in a thousand find no room.
 const MOST: usize = 2;
 
 /// Error: neither bucket of an address's entry has room.
@@ -43,7 +43,7 @@ pub fn buckets_for(addresses: u32) -> u32 {
     addresses.div_ceil(2).max(1).checked_next_power_of_two().unwrap_or(1 << 31)
 }
 
-/// Highest number of addresses without room among this many, if none of them are neighbours: 12 in a thousand are
+/// Maximum number of addresses without room among this many, if none of them are neighbours: 12 in a thousand are
 /// expected.
 #[must_use]
 pub const fn overflow_for(addresses: u32) -> u32 {
@@ -178,8 +178,8 @@ impl Ipv6Hosts {
         Ok(true)
     }
 
-    /// Repairs the filter and the first bucket's count, so that programs find an address; returns whether they did
-    /// not.
+    /// Repairs the filter and the first bucket's count, so that programs find an address; returns whether they did not
+    /// find it before.
     ///
     /// # Errors
     /// The settings are not this table's.
@@ -243,7 +243,7 @@ impl Ipv6Hosts {
         self.map.store_u64(first, DISPLACED, word | count << shift)
     }
 
-    /// Addresses of a bucket; `None` behind the last bucket.
+    /// Addresses of a bucket; `None` after the last bucket.
     ///
     /// # Errors
     /// Never, since the bucket is in the map.

@@ -40,7 +40,7 @@ pub(super) fn read() -> Option<Vec<u8>> {
 }
 
 impl<'a> KernelTypes<'a> {
-    /// Parses BTF; `None` for other data, or a kind of type that is newer than 2026.
+    /// Parses BTF; `None` for other data, or for a kind of type added after 2026.
     pub(super) fn new(all: &'a [u8]) -> Option<Self> {
         if u16::from_ne_bytes(all.get(..2)?.try_into().ok()?) != MAGIC {
             return None;

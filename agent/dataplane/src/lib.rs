@@ -1,4 +1,4 @@
-//! The kernel's side of the agent: maps, programs, and their attachments.
+//! The kernel side of the agent: maps, programs, and their attachments.
 //!
 //! [`Dataplane`] orders the steps. Each part has its own state and depends on none of the parts above it:
 //!
@@ -106,7 +106,7 @@ pub struct DataplaneOptions {
     pub rejections: Rejections,
 }
 
-/// Most answers to denied packets in a second.
+/// Maximum number of answers to denied packets per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejections {
     /// For each pod's interface and direction.
@@ -224,8 +224,8 @@ impl Dataplane {
         })
     }
 
-    /// Replaces the generation in force by a filled one, and returns the former, which goes on judging until the next
-    /// [`Dataplane::attach`].
+    /// Replaces the generation in force by a filled one, and returns the former, which continues to judge until the
+    /// next [`Dataplane::attach`].
     ///
     /// # Errors
     /// See [`GenerationError`]; then the generation in force does not change.
@@ -335,7 +335,7 @@ impl Dataplane {
             problems.insert(0, error.to_string());
         }
         if generation.may_be_behind() && !migration.may_be_behind(&self.pins) {
-            // A failed write leaves out a check, and is repeated.
+            // A failed write only omits a check, and is repeated.
             let _ = generation.watch(0);
         }
         settings.demand_proof(generation);
@@ -370,7 +370,7 @@ impl Dataplane {
     /// [`Dataplane::missing`]. Returns the number of restored maps.
     ///
     /// # Errors
-    /// The obstacle, with the note that enforcement would end with this agent.
+    /// The failure, with a note that enforcement would end with this agent.
     pub fn reconcile_pins(&mut self) -> Result<u64, String> {
         const LOST: &str = "enforcement would end with this agent";
         self.pins.restore().map_err(|error| format!("{error}; {LOST}"))?;
@@ -387,7 +387,7 @@ impl Dataplane {
         self.active.generation().map_or(Ok(Vec::new()), |it| self.hooks.missing(it))
     }
 
-    /// Opens the interfaces of `home`, which are the node's own, that a guard has closed; returns the opened ones.
+    /// Opens the interfaces of `home` (the node's own) that a guard has closed; returns the opened interfaces.
     /// `leads_away`: whether an interface is now a veth with its peer in another namespace.
     ///
     /// # Errors
@@ -411,7 +411,7 @@ impl Dataplane {
     /// Attaches traced programs to pods' interfaces, until [`Dataplane::end_trace`] or the next generation.
     ///
     /// # Errors
-    /// The programs are of another generation, an interface is no pod's, or the kernel refuses; then the ordinary
+    /// The programs are of another generation, an interface is not a pod's, or the kernel refuses; then the ordinary
     /// programs judge.
     pub fn trace(&mut self, ifindexes: &[u32], programs: &TracedPrograms) -> Result<(), String> {
         let generation = self.active.generation().ok_or("nothing is enforced yet")?;
@@ -435,15 +435,15 @@ impl Dataplane {
     }
 }
 
-/// Attaches the programs of the roles, in an order that lets no packet get a wrong verdict meanwhile.
+/// Attaches the programs of the roles, in an order that gives no packet a wrong verdict in between.
 fn attach_roles(
     wanted: &Roles,
     hooks: &mut TcHooks,
     settings: &mut ActiveSettings,
     generation: &mut Generation,
 ) -> InterfaceProblems {
-    // New ports of bridges first: until each port has a program, a packet without the proof may not be forged. Until
-    // then exits keep the programs of the former generation.
+    // New ports of bridges first: until each port has a program, a packet without the proof is not necessarily forged.
+    // Until then exits keep the programs of the former generation.
     let demanded = settings.bridges();
     let waits = |ifindex, role| hooks.bridges().waits_for(ifindex, role, &demanded);
     let (newcomers, others): (Vec<_>, Vec<_>) =

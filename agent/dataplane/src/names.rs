@@ -114,7 +114,7 @@ pub(super) fn adopt(
     Ok(())
 }
 
-/// Likewise, between the words of both tables.
+/// The work of [`adopt`] on the words of both tables.
 fn adopt_entries(own: &[AtomicU64], former: &[AtomicU64], settings: &Settings) {
     const UNTIL: usize = offset_of!(NameEntry, until) / 8;
     const BUCKET: usize = NAME_WAYS * NAME_WORDS;
@@ -188,7 +188,8 @@ pub(super) fn end_streams(
     })
 }
 
-/// All 64 bits of the kernel's jiffies: the number with these lower ones that is nearest to the time since the boot.
+/// All 64 bits of the kernel's jiffies: of the numbers with these lower bits, the one nearest to the time since the
+/// boot.
 ///
 /// # Errors
 /// The clock cannot be read.
@@ -197,8 +198,8 @@ pub(super) fn jiffies(low: u32, settings: &Settings) -> io::Result<u64> {
     Ok(widened(low, settings.refresh_after, since_boot))
 }
 
-/// Likewise. They begin 300 seconds before their lower half wraps (`INITIAL_JIFFIES` of `include/linux/jiffies.h`), and
-/// `second` of them are a second.
+/// See [`jiffies`]. Jiffies begin 300 seconds before their lower half wraps (`INITIAL_JIFFIES` of
+/// `include/linux/jiffies.h`). `second`: number of jiffies per second.
 fn widened(low: u32, second: u32, since_boot: Duration) -> u64 {
     let first = u64::from(300_u32.wrapping_mul(second).wrapping_neg());
     let about = first + (since_boot.as_millis() * u128::from(second) / 1000) as u64;
@@ -305,7 +306,7 @@ mod tests {
             way.iter().zip(words).for_each(|(to, from)| to.store(from, Ordering::Release));
         }
         former[5].store(NAME_BUSY, Ordering::Release);
-        // A second time, as a migration does.
+        // Adopts twice, as a migration does.
         for _ in 0..2 {
             adopt_entries(&own, &former, &settings);
         }

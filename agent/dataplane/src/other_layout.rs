@@ -1,5 +1,5 @@
 //! Tables of other layout versions, or of another size, that are being replaced: endpoint numbers and flows, read from
-//! their pins by the description that each version leaves beside its tables.
+//! their pins by the description that each version leaves next to its tables.
 
 mod description;
 
@@ -108,14 +108,14 @@ impl OtherLayout {
         Ok(records.map(read).filter(|endpoint| endpoint.ifindex != 0).collect())
     }
 
-    /// Has the other version's programs at pods' hooks leave every packet as it is ([`STANDS_ASIDE`]), while other programs
-    /// judge in front of them. False if the version has no such flag.
+    /// Makes the other version's programs at pods' hooks leave every packet as it is ([`STANDS_ASIDE`]), while other
+    /// programs judge in front of them. False if the version has no such flag.
     pub(super) fn stand_aside(&self) -> bool {
         self.set(STANDS_ASIDE)
     }
 
-    /// Has the other version's programs expect programs in front of them ([`MAY_BE_BEHIND`]). Versions without this flag
-    /// expect them anyway.
+    /// Makes the other version's programs expect programs in front of them ([`MAY_BE_BEHIND`]). Versions without this
+    /// flag expect them anyway.
     pub(super) fn expect_others(&self) {
         let _ = self.set(MAY_BE_BEHIND);
     }
@@ -130,8 +130,9 @@ impl OtherLayout {
         })
     }
 
-    /// Makes the programs of a version without the flag of [`OtherLayout::stand_aside`] pass every packet of an interface:
-    /// both directions in one store. They also erase the marks of the programs in front, so they must go at once.
+    /// Makes the programs of a version without the flag of [`OtherLayout::stand_aside`] pass every packet of an
+    /// interface: both directions in one store. They also erase the marks of the programs in front, so they must be
+    /// detached at once.
     pub(super) fn pass_all(&self, ifindex: u32) -> Result<(), OtherLayoutError> {
         let (rows, index) =
             (self.description.place("endpoint.rows")?, self.description.place("endpoint.ifindex")?);
@@ -146,7 +147,7 @@ impl OtherLayout {
         Ok(())
     }
 
-    /// Has the programs of these tables expect that programs in front of them read DNS messages, too
+    /// Makes the programs of these tables expect that programs in front of them read DNS messages, too
     /// ([`SHARES_NAMES`]). Only for tables of this layout version.
     pub(super) fn share_names(&self) {
         const AT: usize = offset_of!(Settings, watch);

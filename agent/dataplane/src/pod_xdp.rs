@@ -10,7 +10,7 @@ use nix::net::if_::if_indextoname;
 use super::generation::Generation;
 use super::xdp::{Links, XdpDevices, XdpMode, XdpProgram};
 
-/// Most interfaces that a problem names.
+/// Maximum number of interfaces that a problem names.
 const NAMED: usize = 5;
 
 /// XDP programs at the pods' interfaces.

@@ -1,5 +1,5 @@
-//! Waits until all earlier runs of programs have ended. Only then may an update reuse a number that it freed, or set
-//! an address to a class that no earlier packet may meet.
+//! Waits until all earlier runs of programs have ended. Only then may an update reuse a number that it freed, or set an
+//! address to a class that no earlier packet may read.
 //!
 //! A program at a TC or XDP hook runs with bottom halves disabled, and is not preempted there unless the kernel is
 //! built for real time. So a thread that runs on a processor proves that no earlier program still runs on it, and
@@ -58,7 +58,7 @@ fn visit_from_a_thread() -> bool {
         return false;
     };
     let (done, visited) = sync_channel(1);
-    // Without room the thread still waits for a busy processor in an earlier visit.
+    // If the channel is full, the thread still waits for a busy processor in an earlier visit.
     visitor.try_send(done).is_ok() && visited.recv_timeout(PATIENCE).unwrap_or(false)
 }
 

@@ -1,4 +1,5 @@
-//! Inputs from which another thread creates and fills a new generation while the generation in force goes on.
+//! Inputs from which another thread creates and fills a new generation while the generation in force continues to
+//! judge.
 
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::layout::Settings;

@@ -65,7 +65,7 @@ pub enum Program {
     Node,
     /// Judges marked packets that leave by a device without Ethernet header.
     NodeIp,
-    /// Replaces foreign marks of incoming packets, which are no endpoint's, and sets the proof on them.
+    /// Replaces foreign marks of incoming packets, which are not an endpoint's, and sets the proof on them.
     Unmark,
     /// Drops packets that pods encapsulated for a tunnel of their own node, and sets the proof on all others.
     Tunnel,

@@ -360,7 +360,7 @@ mod tests {
     fn a_device_that_has_a_place_keeps_it() {
         let mut devices = Devices::default();
         let has = |devices: &Devices, index| devices.words.as_flattened().contains(&index);
-        // All of them begin at the same place, and two are too many.
+        // All of these indexes have the same first place, and two of them find no place.
         let sharing = (1..).filter(|index| device_place(*index, 0) == 2);
         let all: BTreeSet<u32> = sharing.take(DEVICE_PROBES as usize + 2).collect();
         let last = all.last().copied().unwrap_or_default();

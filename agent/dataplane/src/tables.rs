@@ -57,7 +57,7 @@ pub struct BpfTables {
     seen: BTreeSet<u32>,
 }
 
-/// Most recorded numbers of endpoints.
+/// Maximum number of recorded numbers of endpoints.
 const SEEN: usize = 1 << 16;
 
 impl BpfTables {

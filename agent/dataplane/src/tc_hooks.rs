@@ -14,7 +14,7 @@ use super::order::ForeignPrograms;
 use super::role::{Program, Role, Roles};
 use super::traced::TracedPrograms;
 
-/// Problems by interface; index 0 stands for all of them.
+/// Problems by interface; index 0 means all interfaces.
 pub type InterfaceProblems = BTreeMap<u32, String>;
 
 /// Programs at TC hooks, and their state.

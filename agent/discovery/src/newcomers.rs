@@ -190,7 +190,7 @@ struct ReportedVeths {
     existing: BTreeSet<u32>,
     /// Known interfaces; their next event reports no new interface.
     known: BTreeSet<u32>,
-    /// Veths that appeared (`true`) or went since the last listing was requested.
+    /// Veths that appeared (`true`) or disappeared since the last listing was requested.
     since: BTreeMap<u32, bool>,
 }
 
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(known.event(OutsideVeth::There(2)), [Changed(2)]);
         assert_eq!(known.event(OutsideVeth::There(4)), [New(4)]);
         assert_eq!(known.event(OutsideVeth::Gone(3)), [Gone(3)]);
-        // The listing began before the two events. Interface 1 is no veth, 5 appeared before the listener.
+        // The listing began before the two events. Interface 1 is not a veth, 5 appeared before the listener.
         assert_eq!(known.listed(&set([2, 3, 5])), [Changed(2), New(5), Gone(1)]);
         assert_eq!(known.event(OutsideVeth::There(3)), [New(3)], "another veth with this index");
         assert_eq!(known.event(OutsideVeth::There(4)), [Changed(4)]);

@@ -39,7 +39,7 @@ pub enum AdminError {
         .0.display()
     )]
     Taken(PathBuf),
-    /// The file at the path is no socket.
+    /// The file at the path is not a socket.
     #[error("--socket {}: the file exists and is not a socket; choose another path", .0.display())]
     NoSocket(PathBuf),
     /// The system refuses to create the socket.

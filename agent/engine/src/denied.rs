@@ -58,8 +58,8 @@ impl EventKind {
     }
 }
 
-/// Returns the totals of the kernel's packet counters and of the sweeps' flows. Packets that a bridge floods are no
-/// denials, and have no events.
+/// Returns the totals of the kernel's packet counters and of the sweeps' flows. Drops of packets that a bridge floods
+/// are not denials and have no events.
 #[must_use]
 pub fn totals(dropped: &[(Direction, Reason, u64)], flows: UnreportedFlows) -> Totals {
     let dropped = dropped.iter().filter(|(_, reason, _)| *reason != Reason::Flooded);
@@ -134,8 +134,8 @@ impl DeniedCounters {
         }
     }
 
-    /// Takes new totals. Returns the packets and flows that were not reported, by kind, as of the call before: their
-    /// events have arrived since then, if there are any. Call after all events that were there at the call before.
+    /// Takes new totals. Returns, by kind, how many packets and flows of the previous totals were not reported: events
+    /// of the others have arrived since. Call once all events that existed at the previous call are counted.
     pub fn settle(&mut self, totals: Totals) -> Vec<(EventKind, u64)> {
         let mut news = Vec::new();
         for (kind, total) in totals {
@@ -207,7 +207,7 @@ mod tests {
         let kinds: Vec<_> = news.iter().map(|(kind, n)| (kind.reason.as_str(), *n)).collect();
         assert_eq!(kinds, [("policy", 30), ("audit", 5)]);
         reach(&denied, 50);
-        // More series than places, and a pod without a name.
+        // More series than permitted, and a pod without a name.
         denied.count(&["a", "b", "c"].map(event_of), now);
         denied.count(&[ObservedEvent { pod: None, ..event_of("web") }], now);
         reach(&denied, 54);

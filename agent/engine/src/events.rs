@@ -42,7 +42,7 @@ pub async fn read(
     let mut requests = journal.requests();
     loop {
         tokio::select! {
-            // The sender is the journal's, which is held here.
+            // `journal` owns the sender, so the channel stays open.
             Ok(()) = requests.changed() => {
                 let request = *requests.borrow_and_update();
                 let lines = take(ring.get_mut(), &log);

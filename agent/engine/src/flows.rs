@@ -18,7 +18,7 @@ use netpold_api::flows::{
     SentOn, TranslatedFlow,
 };
 
-/// Most flows in the page of the kernel's conntrack.
+/// Maximum number of flows in the page of the kernel's conntrack.
 const KERNEL_PAGE: u32 = 65_536;
 
 /// A pod of this node.

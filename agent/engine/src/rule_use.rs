@@ -6,8 +6,8 @@
 //! to a budget; the rest waits for the next sweep.
 //!
 //! Not seen: flows displaced from the table between two sweeps (counted as missed), packets without an entry (ICMP
-//! errors, connections older than the isolation of their pod), and traffic that needs no rule (of the own node, of a
-//! pod to itself).
+//! errors, connections older than the isolation of their pod), and traffic that needs no rule (of this node, of a pod
+//! to itself).
 
 mod flows;
 mod observed;
@@ -102,8 +102,8 @@ impl RuleUse {
         self.records.resume(saved.policies);
     }
 
-    /// Records the time of a policy change, or the addresses of a pod that goes. Call before the cluster ingests the
-    /// change.
+    /// Records the time of a policy change, or the addresses of a pod that is removed. Call before the cluster ingests
+    /// the change.
     pub fn note(&mut self, change: &Change, cluster: &Cluster) {
         match change {
             Change::Policy(policy) => {
@@ -159,13 +159,13 @@ impl RuleUse {
         let missed = self.last.missed + met.missed;
         self.last = SweepResult { now: met.now.or(self.last.now), missed, ..met };
         if self.pods.forget(&compiler.endpoint_numbers(), unix_millis()) {
-            // Explanations by a forgotten pod are not to be remembered.
+            // Cached explanations must not refer to a forgotten pod.
             self.cache.outdate();
         }
     }
 
-    /// Returns the pod of a drop or flow by its endpoint number, otherwise by its interface (0: none). Gone pods are
-    /// known for some minutes.
+    /// Returns the pod of a drop or flow by its endpoint number, otherwise by its interface (0: none). Removed pods are
+    /// remembered for some minutes.
     #[must_use]
     pub fn pod_of(&self, endpoint: u32, ifindex: u32) -> Option<&Arc<Pod>> {
         self.pods.named(endpoint, ifindex)
@@ -177,7 +177,7 @@ impl RuleUse {
         self.pods.former(cluster, address, at)
     }
 
-    /// Returns the owner of an address at a time, in milliseconds since the epoch. Gone pods are known for some
+    /// Returns the owner of an address at a time, in milliseconds since the epoch. Removed pods are remembered for some
     /// minutes.
     #[must_use]
     pub fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> AddressOwner {

@@ -43,7 +43,7 @@ pub struct CollectorAddress {
     pub authorities: Option<PathBuf>,
 }
 
-/// The address is no http or https URL.
+/// The address is not an http or https URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectorAddressError;
 

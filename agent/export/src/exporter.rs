@@ -19,7 +19,7 @@ use crate::metrics::{self, StartTimes};
 use crate::queue::ExportQueue;
 use crate::wire::{LogsRequest, ResourceLogs, ScopeLogs, resource, scope};
 
-/// Most records per request.
+/// Maximum number of records per request.
 const BATCH: usize = 512;
 /// Time in which records are gathered for a request.
 const GATHERED: Duration = Duration::from_millis(500);
@@ -50,7 +50,7 @@ pub struct ExportNumbers {
     pub lost: u64,
     /// Failed requests.
     pub failures: u64,
-    /// Log records that wait.
+    /// Log records that wait to be sent.
     pub waiting: u64,
 }
 
@@ -137,7 +137,7 @@ impl Exporter {
         let Ok(runtime) = Builder::new_current_thread().enable_all().build() else { return };
         let _ = runtime
             .block_on(async { timeout(FINISH, self.send_waiting(&mut self.sender())).await });
-        // A name may still be looked up.
+        // A DNS lookup may still be running.
         runtime.shutdown_background();
     }
 
@@ -154,7 +154,7 @@ impl Exporter {
         }
     }
 
-    /// Sends all records that wait; with the pause after the next failure.
+    /// Sends all records that wait. `pause`: the pause after the next failure.
     async fn send_waiting(&self, (client, pause): &mut (CollectorClient, Duration)) {
         loop {
             let (records, lost) = self.queue.take(BATCH);
@@ -256,7 +256,7 @@ impl Exporter {
     }
 }
 
-/// Returns a random number from 0 to 1, by which the requests of different agents differ in time.
+/// Returns a random number from 0 to 1, which spreads the requests of different agents over time.
 fn random() -> f64 {
     f64::from(RandomState::new().hash_one(0) as u32) / f64::from(u32::MAX)
 }

@@ -20,11 +20,11 @@ struct MetricFamily<'t> {
     samples: Vec<(&'t str, MetricSample)>,
 }
 
-/// Start times of cumulative series, in nanoseconds since 1970. A series that was displaced and returns begins anew: its
-/// start time changes with it (OpenTelemetry's data model, "Resets and Gaps").
+/// Start times of cumulative series, in nanoseconds since 1970. A series that was displaced and returns begins again:
+/// its start time changes with it (OpenTelemetry's data model, "Resets and Gaps").
 #[derive(Debug)]
 pub(crate) struct StartTimes {
-    /// Time of the last request; before the first one, the begin of the counters.
+    /// Time of the last request; before the first one, the start of the counters.
     last: u64,
     /// Start time and value of each series in the last request, by hash of name and labels.
     known: BTreeMap<u64, (u64, f64)>,

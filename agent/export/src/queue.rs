@@ -7,7 +7,7 @@ use bytes::Bytes;
 use netpold_core::lock::lock;
 use tokio::sync::Notify;
 
-/// Most bytes of records that wait, with [`OVERHEAD`] for each.
+/// Maximum number of bytes of records that wait, with [`OVERHEAD`] for each.
 const BYTES_MAX: usize = 8 << 20;
 /// Bytes that the queue itself needs for a record.
 const OVERHEAD: usize = 64;
@@ -29,7 +29,7 @@ pub(crate) struct ExportQueue {
 }
 
 impl ExportQueue {
-    /// Adds records as far as there is room; returns the number of the others. Never waits.
+    /// Adds records as far as there is room; returns the number of records without room. Never waits.
     pub(crate) fn push(&self, records: impl IntoIterator<Item = Vec<u8>>) -> u64 {
         let mut lost = 0;
         let mut waiting = lock(&self.waiting);
@@ -61,7 +61,7 @@ impl ExportQueue {
         let taken: Vec<Bytes> = waiting.records.drain(..number).collect();
         waiting.bytes -= taken.iter().map(|record| record.len() + OVERHEAD).sum::<usize>();
         if waiting.records.is_empty() {
-            // A queue that was full once gives its memory back.
+            // Releases the memory of a queue that was once full.
             waiting.records = VecDeque::new();
         }
         let lost = std::mem::take(&mut waiting.lost);

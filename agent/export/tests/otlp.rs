@@ -122,7 +122,7 @@ async fn what_is_lost_while_the_collector_is_away_is_counted() {
     wait("an empty queue", || exporter.numbers().waiting == 0).await;
     let arrived = exporter.numbers().sent;
     assert_eq!((arrived, exporter.numbers().lost), (EVENTS - away.lost, away.lost));
-    // And the loss, in one record or several: records may be lost while the first batch is on its way.
+    // The loss is reported in one record or several: records may be lost while the first batch is on its way.
     let lost = || sum(&receiver.items("/v1/logs"), "netpold.lost");
     wait("all lines", || receiver.count("/v1/logs") as u64 > arrived).await;
     wait("the loss", || lost() == away.lost).await;
@@ -155,12 +155,12 @@ async fn files_have_the_authority_and_the_headers() {
         exporter.send(&[event(0)], &[]);
         exporter
     };
-    // Not trusted: not sent, and tried again.
+    // Without trust in the certificate, records are not sent, and the request is retried.
     let untrusting = start(&endpoint);
     wait("a failure", || untrusting.numbers().failures > 0).await;
     assert_eq!((untrusting.numbers().lost, receiver.items("/v1/logs").len()), (0, 0));
     endpoint.authorities = Some(cert.clone());
-    // Refused: lost, and counted for the next request, for which the file is read again.
+    // A refused record is lost, and counted in the next request, for which the file is read again.
     let exporter = start(&endpoint);
     wait("a refusal", || exporter.numbers().lost == 1).await;
     fs::write(path("headers"), "Authorization: Bearer token\n").unwrap();

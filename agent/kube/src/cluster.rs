@@ -67,9 +67,9 @@ const IN_FLIGHT: usize = 64;
 pub enum FollowedNodes {
     /// All of them.
     All,
-    /// The own node.
+    /// This node.
     Own,
-    /// The own node; all of them from the moment on at which policy on the own node depends on others.
+    /// This node; all nodes once policy on this node depends on other nodes.
     Needed,
 }
 
@@ -88,7 +88,7 @@ pub enum FollowedPeers {
 pub struct WatchSettings {
     /// Access to the API server.
     pub access: Access,
-    /// Name of the own node.
+    /// Name of this node.
     pub node: String,
     /// Nodes to follow.
     pub nodes: FollowedNodes,
@@ -226,7 +226,7 @@ impl Starter {
 fn pods_of(node: &str) -> Narrow {
     let finished = Pod::FIELDS.unwrap_or_default();
     let fields = format!("spec.nodeName={node},{finished}");
-    // It never gets wider.
+    // This selector is never widened.
     let (_, widened) = watch_channel::channel(false);
     Narrow { fields, widened }
 }

@@ -1,7 +1,7 @@
 //! Conversion of Kubernetes objects to netpold's model: the only module that names Kubernetes types.
 //!
 //! It decides the meaning of absent and of empty fields, as the API defines them, and the values that are refused;
-//! behind it every value has one meaning.
+//! after it every value has one meaning.
 
 mod cluster_policy;
 mod converted;

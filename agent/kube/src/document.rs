@@ -5,7 +5,7 @@
 //! independently: an error in one document does not affect the others.
 //!
 //! Accepted here but refused by `kubectl`: tabs where YAML 1.2 has white space, directives, content in the line of
-//! `---`. Refused here but accepted by `kubectl`: text behind the end of a document, nesting deeper than 128, anchors
+//! `---`. Refused here but accepted by `kubectl`: text after the end of a document, nesting deeper than 128, anchors
 //! and tags with characters that YAML 1.2 reserves.
 
 mod json;
@@ -24,11 +24,11 @@ pub use self::split::{Documents, text};
 
 /// Deepest nesting accepted; Kubernetes objects stay under 20, `CustomResourceDefinition`s under 100.
 const MAX_DEPTH: usize = 128;
-/// Most values that aliases of one file may expand to.
+/// Maximum number of values that aliases of one file may expand to.
 const MAX_ALIASED: usize = 1_000_000;
 /// Number of entries beyond which a mapping finds its keys by hash.
 const SMALL: usize = 32;
-/// Most doubts of a document that are named.
+/// Maximum number of doubts of a document that are named.
 const NAMED: usize = 20;
 
 /// Error of a file, or of an object in it.

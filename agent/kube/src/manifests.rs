@@ -40,7 +40,7 @@ const DEBOUNCE: Duration = Duration::from_millis(10);
 const SOON: Duration = Duration::from_millis(20);
 /// Shortest time between scans without a notification.
 const RESCAN: Duration = Duration::from_millis(100);
-/// Share of the time that scans without a notification may take: one part in this number.
+/// Scans without a notification take at most 1/`RESCAN_SHARE` of the time.
 const RESCAN_SHARE: u32 = 100;
 /// Longest time between scans.
 const RESCAN_MAX: Duration = Duration::from_secs(2);

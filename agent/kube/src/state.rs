@@ -1,8 +1,8 @@
 //! The last good state: one small file with the objects behind the enforced policy, for a boot before the source is in
 //! sync.
 //!
-//! The file holds no other objects; the agent compiles them as usual, against the interfaces of the moment. gzip
-//! carries a checksum. A new file replaces the old one by rename, so there is the old one, the new one, or none. A file
+//! The file holds no other objects; the agent compiles them as usual, against the current interfaces. gzip carries a
+//! checksum. A new file replaces the old one by rename, so the path has the old file, the new file, or none. A file
 //! that cannot be read or belongs to another node counts as missing: half a state is never enforced.
 
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ const FORMAT: u32 = 1;
 const MAX_BYTES: u64 = 1 << 30;
 /// Shortest time between two writes.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Writes take at most one part in this many of the time.
+/// Writes take at most 1/`SHARE` of the time.
 const SHARE: u32 = 100;
 
 /// Failure to read or write the state.
@@ -39,7 +39,7 @@ pub enum StateError {
         /// The cause.
         cause: io::Error,
     },
-    /// The file is damaged or no state file.
+    /// The file is damaged or not a state file.
     #[error("--state {}: not a state file of netpold, or damaged: {cause}", path.display())]
     Damaged {
         /// The file.

@@ -30,7 +30,8 @@ impl Stamp {
         }
     }
 
-    /// Without an identity: a directory that another one replaces, and a renamed file, are not noticed as such.
+    /// Returns a stamp without an identity: the replacement of a directory, or of a file by one of equal size and
+    /// times, is not noticed.
     #[cfg(not(unix))]
     pub(crate) fn of(metadata: &Metadata) -> Self {
         use std::io;

@@ -1,5 +1,5 @@
 //! Generated documents, read by netpold and by kubectl: `kubectl annotate --local` reads objects as `apply` does, and
-//! asks no server.
+//! contacts no server.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs;
@@ -296,7 +296,7 @@ fn are_equal(one: &Json, other: &Json) -> bool {
     }
 }
 
-/// Files that kubectl reads and netpold refuses on purpose: the text behind the end of a document.
+/// Files that kubectl reads and netpold refuses on purpose: the text after the end of a document.
 fn is_refused_on_purpose(error: &str) -> bool {
     error.contains("kubectl reads nothing after the end of a document")
 }
@@ -312,7 +312,7 @@ fn difference(kubectl: &KubectlBinary, folder: &Path, number: u32) -> Option<Str
         return None;
     }
     let is_refused = refusal.contains("error");
-    // kubectl reads nothing of a file behind its first error.
+    // kubectl reads nothing of a file after its first error.
     let are_enough =
         if is_refused { ours.len() >= theirs.len() } else { ours.len() == theirs.len() };
     let are_same = theirs.iter().zip(&ours).all(|(theirs, ours)| are_equal(theirs, ours));

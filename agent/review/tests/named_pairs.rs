@@ -48,8 +48,8 @@ impl World {
             .collect()
     }
 
-    /// Returns whether an address is listed twice: a pod reaches its own address whoever has it, and a Service's is
-    /// translated.
+    /// Returns whether an address is listed twice: a pod reaches its own address even if another object has it, and a
+    /// Service's address is translated.
     fn has_claimed_addresses(&self) -> bool {
         let pods = self.cluster.pods().values().filter(|pod| !pod.host_network);
         let services = self.cluster.services().values().flat_map(|it| it.addresses.clone());
@@ -177,7 +177,7 @@ fn peers_that_match_nearly_all_pods_are_bounded_and_come_last() {
     let [from, to] = ["shop/pod-0005", "shop/pod-0007"].map(|title| index(&named, title));
     let pairs: Vec<_> = named.pairs.iter().map(|pair| (pair.from, pair.to)).collect();
     assert_eq!(pairs, [(from, to)], "the narrow rule's pair is the first");
-    // Three policies name each pair of a pod; more than a million are not told apart.
+    // Three policies name each pair of a pod; more than a million are not distinguished.
     assert!((PODS * PODS - 1..3 * PODS * PODS).contains(&named.left_out), "{}", named.left_out);
 }
 

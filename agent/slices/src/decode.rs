@@ -1,4 +1,4 @@
-//! Content of a slice to pods. Every size is bounded, and a slice with any fault is refused as a whole.
+//! Decodes the content of a slice into pods. Every size is bounded, and a slice with any fault is refused as a whole.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,11 +13,12 @@ use crate::packing::MAX_PODS;
 use crate::varint;
 use crate::vocabulary::is_possible;
 
-/// Most characters of the pods' binary form. A pod has at most 253 characters of a name, 16 addresses and six numbers.
+/// Maximum number of characters of the pods' binary form. A pod has at most 253 characters of a name, 16 addresses and
+/// six numbers.
 const MAX_TEXT: usize = MAX_PODS * 800;
-/// Most addresses of a pod; the API server accepts two.
+/// Maximum number of addresses of a pod; the API server accepts two.
 const MAX_ADDRESSES: u64 = 16;
-/// Most bytes of all texts of a slice: an object on the API server has at most 1.5 MB.
+/// Maximum number of bytes of all texts of a slice: an object on the API server has at most 1.5 MB.
 const MAX_TEXTS: usize = 1_500_000;
 
 /// Fault of a slice.
@@ -26,7 +27,7 @@ pub enum SliceError {
     /// A part has more entries or bytes than any slice of the controller.
     #[error("{0}: more than any slice has")]
     TooLarge(&'static str),
-    /// The pods' binary form has another form, or ends early.
+    /// The pods' binary form is malformed, or ends early.
     #[error("pods: byte {0} of the binary form is wrong, or it ends there")]
     Malformed(usize),
     /// A pod refers to an entry that the slice does not have.
@@ -150,7 +151,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Reads a name: its beginning is the one of the name before.
+    /// Reads a name: the length of the prefix that it shares with the previous name, then the rest.
     fn name(&mut self) -> Result<String, SliceError> {
         let (shared, rest) = (self.number()?, self.number()?);
         let before = self.before.as_ref().map_or("", |key| key.name.as_str());

@@ -1,4 +1,4 @@
-//! Pods to the content of a slice.
+//! Encodes pods into the content of a slice.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

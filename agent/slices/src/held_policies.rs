@@ -11,7 +11,7 @@
 //! ClusterNetworkPolicies depend on each other's order, so all of them come into force together: while slices lack a name
 //! of one, no change of any comes into force.
 //!
-//! Times are durations since a common moment, without those in which the API server was away.
+//! Times are durations since a common moment, without the times in which the API server did not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,10 +20,10 @@ use netpold_core::model::{Change, ClusterPolicy, Key, Peer, Policy, Rule};
 
 use crate::vocabulary::{NAMESPACE_NAMES, Vocabulary};
 
-/// Time after which a policy with missing names loses the grants by them. The controller keeps a name in slices for longer
-/// after its end in the index.
+/// Time after which a policy with missing names loses the grants that depend on them. The controller keeps a name in
+/// slices for longer after its end in the index.
 pub const REDUCED_AFTER: Duration = Duration::from_mins(4);
-/// Age of a policy from which on its missing names count: younger ones are on their way into the slices.
+/// Minimum age of a policy whose missing names count: names of younger policies are on their way into the slices.
 const YOUNG: Duration = Duration::from_secs(5);
 
 /// Names by which the pods of other nodes are known.
@@ -134,7 +134,7 @@ impl HeldPolicies {
         self.enforce(now, Duration::ZERO)
     }
 
-    /// Returns the changes that come into force by the time.
+    /// Returns the changes that come into force because time has passed.
     pub fn look(&mut self, now: Duration) -> Vec<Change> {
         self.enforce(now, REDUCED_AFTER)
     }
@@ -147,9 +147,10 @@ impl HeldPolicies {
         comes
     }
 
-    /// Returns whether slices with these names serve: they have the names of every ClusterNetworkPolicy, and of the
-    /// NetworkPolicies in namespaces that `matters`. Those of a namespace with more than [`NAMESPACE_NAMES`] do not count, so
-    /// that no namespace makes an agent follow all pods; nor do policies that changed a moment ago.
+    /// Returns whether slices with these names suffice: they have the names of every ClusterNetworkPolicy, and of the
+    /// NetworkPolicies in namespaces for which `matters` is true. Those of a namespace with more than
+    /// [`NAMESPACE_NAMES`] do not count, so that no namespace makes an agent follow all pods; nor do policies that
+    /// changed a moment ago.
     pub fn are_covered_by(
         &self,
         names: &Vocabulary,

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use netpold_api::peer_slice::SLICE_PREFIX;
 use netpold_core::model::{Key, Labels, Pod};
 
-/// Most pods of a slice. A change of one pod sends its slice, so smaller slices are cheaper while pods change one by one;
-/// each slice adds 0.3 kB of metadata.
+/// Maximum number of pods of a slice. A change of one pod sends its slice, so smaller slices are cheaper while pods
+/// change one by one; each slice adds 0.3 kB of metadata.
 pub const MAX_PODS: usize = 16;
-/// Most bytes of labels, ports and claims of a pod that shares a slice.
+/// Maximum number of bytes of labels, ports and claims of a pod that shares a slice.
 const MAX_SHARING: usize = 2 << 10;
-/// Most bytes of labels, ports and claims of the pods that share a slice.
+/// Maximum number of bytes of labels, ports and claims of the pods that share a slice.
 const MAX_WEIGHT: usize = 32 << 10;
 
 /// Number of a slice, from 0; part of its object's name.
@@ -28,11 +28,11 @@ pub fn slice_number(name: &str) -> Option<SliceNumber> {
     name.strip_prefix(SLICE_PREFIX)?.parse().ok()
 }
 
-/// Pods in slices. A pod stays in its slice until it goes, so a change of one pod changes one slice. A new pod gets a
-/// place beside pods with its namespace and labels, else of its namespace, else in the fullest slice: pods that are
-/// replaced together change few slices. A pod with more than [`MAX_SHARING`] bytes has a slice of its own, so that it
-/// adds nothing to the changes of others. A pod that would make its slice larger than [`MAX_WEIGHT`] moves to a new one. A
-/// slice without pods goes.
+/// Pods in slices. A pod stays in its slice until it is removed, so a change of one pod changes one slice. A new pod
+/// gets a place next to pods with its namespace and labels, else of its namespace, else in the fullest slice: pods that
+/// are replaced together change few slices. A pod with more than [`MAX_SHARING`] bytes has a slice of its own, so that
+/// it adds nothing to the changes of others. A pod that would make its slice larger than [`MAX_WEIGHT`] moves to a new
+/// one. A slice without pods is deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
     places: BTreeMap<Key, SliceNumber>,
@@ -47,7 +47,7 @@ pub struct Packing {
 /// Effect of setting a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed {
-    /// None: the pod has this state.
+    /// No effect: the pod has this state already.
     Unchanged,
     /// This slice changed.
     In(SliceNumber),
@@ -112,7 +112,7 @@ impl Packing {
         self.move_if_needed(&key).unwrap_or(Placed::In(place))
     }
 
-    /// Moves a pod whose slice has too much for it to stay.
+    /// Moves a pod to a new slice if its slice exceeds a limit.
     fn move_if_needed(&mut self, key: &Key) -> Option<Placed> {
         let from = *self.places.get(key)?;
         let slice = self.slices.get(&from)?;
@@ -128,7 +128,7 @@ impl Packing {
         Some(Placed::Moved { from, to })
     }
 
-    /// Removes a pod; returns its slice if there was one. The slice goes with its last pod.
+    /// Removes a pod; returns its slice if there was one. A slice is removed together with its last pod.
     pub fn remove(&mut self, key: &Key) -> Option<SliceNumber> {
         let number = self.places.remove(key)?;
         let slice = self.slices.get_mut(&number)?;
@@ -142,8 +142,8 @@ impl Packing {
         Some(number)
     }
 
-    /// Removes the pods that do not fulfil a condition, as those that went while no writer watched; returns the changed
-    /// slices.
+    /// Removes the pods that do not fulfil a condition, such as pods deleted while no writer was running; returns the
+    /// changed slices.
     pub fn retain(&mut self, mut exists: impl FnMut(&Key) -> bool) -> BTreeSet<SliceNumber> {
         let gone: Vec<Key> = self.places.keys().filter(|key| !exists(key)).cloned().collect();
         gone.iter().filter_map(|key| self.remove(key)).collect()
@@ -164,7 +164,7 @@ impl Packing {
         self.slices.get(&number).map_or(0, BTreeMap::len)
     }
 
-    /// Returns the slice for a new pod: the newest with room beside pods like it, else the fullest with room.
+    /// Returns the slice for a new pod: the newest with room next to pods like it, else the fullest with room.
     fn place_for(&self, pod: &Pod) -> SliceNumber {
         if !shares(pod) {
             return self.unused();
@@ -176,7 +176,7 @@ impl Packing {
         with_room.unwrap_or_else(|| self.free())
     }
 
-    /// Counts a pod that came to a slice, or went.
+    /// Counts a pod that was added to or removed from a slice.
     fn count(&mut self, pod: &Pod, number: SliceNumber, came: bool) {
         for group in groups(pod) {
             let slices = self.alike.entry(group.clone()).or_default();
@@ -245,7 +245,7 @@ fn weight(pod: &Pod) -> usize {
     labels.chain(ports).chain(claims).sum()
 }
 
-/// Returns the pods' groups that share slices, the narrower first.
+/// Returns the groups whose pods preferably share slices with this one, the narrower first.
 fn groups(pod: &Pod) -> [(String, Option<Labels>); 2] {
     let namespace = || pod.key.namespace.clone();
     [(namespace(), Some(pod.labels.clone())), (namespace(), None)]

@@ -1,4 +1,5 @@
-//! Pods as an agent knows them: the own ones from a watch, those of other nodes from slices or from a watch of all pods.
+//! The pods in an agent's view: pods of its own node from a watch, pods of other nodes from slices or from a watch of
+//! all pods.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,28 +22,28 @@ pub enum PeerOrigin {
 
 /// All pods, and those of them that were reported.
 ///
-/// The own node's pods are always those of their own watch; entries of slices with the same names, or with the own node, do
-/// not count. So a slice can misname peers, but neither isolates an own pod nor frees it.
+/// This node's pods are always those of their own watch; entries of slices with the same names, or with this node, do
+/// not count. So a slice can misname peers, but neither isolates nor opens a pod of this node.
 ///
 /// Two slices have a pod while it moves from one to the other. The one with the higher `resourceVersion` counts; the other
 /// counts again if that one loses the pod.
 #[derive(Debug)]
 pub struct PeerView {
-    /// Name of the own node.
+    /// Name of this node.
     node: String,
     origin: PeerOrigin,
     /// Whether pods of other nodes are reported: slices that nobody renews may be of any age.
     is_started: bool,
-    /// Pods of the own node, from their watch.
+    /// Pods of this node, from their watch.
     own: BTreeMap<Key, Pod>,
     slices: BTreeMap<SliceNumber, Slice>,
-    /// Of each pod of slices, the slice that counts.
+    /// For each pod in slices, the slice that counts.
     places: HashMap<Key, SliceNumber>,
-    /// Of pods in several slices, the others.
+    /// For pods in several slices, the other slices.
     also: BTreeMap<Key, BTreeSet<SliceNumber>>,
     /// All pods, from their watch; empty unless they are followed.
     watched: BTreeMap<Key, Pod>,
-    /// Own pods that went, and that the other origin still has.
+    /// Pods of this node that were deleted, but that the other origin still has.
     hidden: BTreeMap<Key, Pod>,
     /// Reported pods, each with a hash of its state.
     reported: HashMap<Key, u64>,
@@ -76,7 +77,7 @@ impl PeerView {
         }
     }
 
-    /// Takes in a change from the watch of the own pods; returns the change to report.
+    /// Takes in a change from the watch of this node's pods; returns the change to report.
     #[expect(
         clippy::wildcard_enum_match_arm,
         reason = "of the many changes, the ones this is about"
@@ -123,7 +124,8 @@ impl PeerView {
         self.report(&key)
     }
 
-    /// Takes in the pods of a slice, with its `resourceVersion`; empty: the slice is gone. Returns the changes to report.
+    /// Takes in the pods of a slice, with its `resourceVersion`; empty: the slice was deleted. Returns the changes to
+    /// report.
     pub fn take_slice(&mut self, number: SliceNumber, version: u64, pods: Vec<Pod>) -> Vec<Change> {
         let pods: BTreeMap<Key, Pod> = pods.into_iter().map(|pod| (pod.key.clone(), pod)).collect();
         let before = self.slices.get(&number).into_iter().flat_map(|slice| slice.pods.keys());
@@ -179,14 +181,15 @@ impl PeerView {
         self.report_all()
     }
 
-    /// Judges by the watch of all pods from now on, whose list is complete; returns the changes to report.
+    /// Uses the watch of all pods from now on; its list must be complete; returns the changes to report.
     pub fn follow_pods(&mut self) -> Vec<Change> {
         self.origin = PeerOrigin::Pods;
         self.is_started = true;
         self.report_all()
     }
 
-    /// Judges by slices from now on, which contain every change that the watch of all pods had; returns the changes to report.
+    /// Uses slices from now on, which must contain every change that the watch of all pods had; returns the changes to
+    /// report.
     pub fn follow_slices(&mut self) -> Vec<Change> {
         self.origin = PeerOrigin::Slices;
         let watched = std::mem::take(&mut self.watched);
@@ -208,7 +211,7 @@ impl PeerView {
         self.origin
     }
 
-    /// Returns whether the own node has a pod of a namespace.
+    /// Returns whether this node has a pod of a namespace.
     #[must_use]
     pub fn has_own_in(&self, namespace: &str) -> bool {
         let first = self.own.range(Key::new(namespace, "")..).next();
@@ -227,7 +230,7 @@ impl PeerView {
         self.reported.is_empty()
     }
 
-    /// Returns the own pods with another state in slices, each with a hash of both. A slice that lags differs for a
+    /// Returns this node's pods with another state in slices, each with a hash of both. A slice that lags differs for a
     /// moment only.
     #[must_use]
     pub fn own_differences(&self, vocabulary: &Vocabulary) -> BTreeMap<Key, u64> {
@@ -248,7 +251,7 @@ impl PeerView {
         }
         let state = self.state_by_origin(key);
         let gone = self.hidden.get(key);
-        // A pod of the own node begins and ends with its own watch.
+        // A pod of this node begins and ends with its own watch.
         let state = state.filter(|pod| *pod.node != *self.node);
         state.filter(|pod| gone.is_none_or(|gone| !is_same(pod, gone)))
     }
@@ -261,7 +264,7 @@ impl PeerView {
         }
     }
 
-    /// Forgets that an own pod went, once neither origin has it.
+    /// Forgets a deleted pod of this node once the other origin has no entry of it either.
     fn unhide(&mut self, key: &Key) {
         let Some(gone) = self.hidden.get(key) else { return };
         let mut entries = self.sliced(key).into_iter().chain(self.watched.get(key));
@@ -288,7 +291,7 @@ impl PeerView {
     }
 }
 
-/// Whether both are states of one pod, not of two with one name. Pods in slices have no uid.
+/// Returns whether both are states of one pod, not of two pods with one name. Pods in slices have no uid.
 fn is_same(entry: &Pod, gone: &Pod) -> bool {
     let shares_address =
         || gone.all_addresses().any(|own| entry.all_addresses().any(|it| it == own));

@@ -1,4 +1,4 @@
-//! Names by which policies tell pods of other nodes apart.
+//! Names by which policies distinguish pods of other nodes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use netpold_api::peer_slice::PeerVocabulary;
 use netpold_core::model::{ClusterPolicy, Labels, Peer, Pod, Policy, PortMatch, Rule, Selector};
 
-/// Most names of a vocabulary of all policies.
+/// Maximum number of names of a vocabulary of all policies.
 pub const MAX_NAMES: usize = 2_000;
-/// Most names of a namespace in a vocabulary.
+/// Maximum number of names of a namespace in a vocabulary.
 pub const NAMESPACE_NAMES: usize = 100;
-/// Most named ports of a pod in a slice.
+/// Maximum number of named ports of a pod in a slice.
 const MAX_PORTS: usize = 1_000;
-/// Most addresses of a pod in a slice; the API server accepts two.
+/// Maximum number of addresses of a pod in a slice; the API server accepts two.
 const MAX_ADDRESSES: usize = 16;
 
 /// Name, with whether it is a port's.
@@ -196,7 +196,7 @@ impl From<&Vocabulary> for PeerVocabulary {
     }
 }
 
-/// Whether a pod can have an address. Authors of pods write claims to any.
+/// Whether a pod can have an address. Authors of pods can claim any address.
 pub(crate) fn is_possible(address: IpAddr) -> bool {
     let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
     !(is_broadcast || address.is_loopback() || address.is_multicast() || address.is_unspecified())

@@ -11,9 +11,9 @@ use proptest::prelude::*;
 /// A change of the pod with a number.
 #[derive(Clone, Debug)]
 enum Step {
-    /// It gets this label.
+    /// The pod gets this label.
     Set(u16, u8),
-    /// It goes.
+    /// The pod is removed.
     Remove(u16),
 }
 

@@ -22,7 +22,7 @@ fn vocabulary(cluster: &GeneratedCluster) -> Vocabulary {
     all
 }
 
-/// The cluster's state as an agent of [`NODE`] knows it by slices of this vocabulary, after their way over the wire.
+/// The cluster's state in the view of an agent on [`NODE`], from encoded slices of this vocabulary.
 fn by_slices(cluster: &GeneratedCluster, vocabulary: &Vocabulary) -> Oracle {
     let mut oracle: Oracle = cluster.objects.iter().cloned().collect();
     let (own, others): (Vec<Pod>, Vec<Pod>) =

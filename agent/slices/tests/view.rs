@@ -1,5 +1,5 @@
-//! The view of an agent over random series: the truth changes, and its watches and the slices follow later, each in its
-//! own time. No pod's state is ever replaced by an older one, and in the end the view is the truth.
+//! The view of an agent over random series: the truth changes, and its watches and the slices follow later, each with
+//! its own delay. No pod's state is ever replaced by an older one, and in the end the view equals the truth.
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(clippy::wildcard_enum_match_arm, reason = "of the many changes, those of pods")]
 
@@ -14,11 +14,11 @@ const NODE: &str = "own";
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The pod with this number changes; on the own node or on another one.
+    /// The pod with this number changes; on this node or on another one.
     Set(u8, bool),
-    /// The pod goes.
+    /// The pod is removed.
     Remove(u8),
-    /// The watch of own pods receives this many changes.
+    /// The watch of this node's pods receives this many changes.
     Own(u8),
     /// The watch of all pods receives this many changes, while it is followed.
     Watch(u8),
@@ -148,7 +148,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether some version of the pod ran on the own node: two watches deliver it.
+    /// Whether some version of the pod ran on this node: two watches deliver it.
     fn view_is_own(&self, key: &Key) -> bool {
         self.history.iter().any(
             |change| matches!(change, Change::Pod(pod) if pod.key == *key && &*pod.node == NODE),
@@ -278,7 +278,7 @@ proptest! {
     }
 }
 
-/// A slice cannot change an own pod, whatever it contains.
+/// A slice cannot change a pod of this node, regardless of its content.
 #[test]
 fn own_pods_are_those_of_their_watch() {
     let mut view = PeerView::new(NODE.into());

@@ -56,7 +56,7 @@ pub(super) fn engine(
 }
 
 /// Returns the pod of each interface by the tables of the previous agent. A program that is still attached shows that
-/// the interface has existed since: it disappears with the interface.
+/// the interface is still the same one, because a program disappears with its interface.
 pub(super) fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32, Inherited> {
     let since: BTreeSet<u32> = attached.iter().map(|found| found.hook.ifindex).collect();
     let endpoints = pinned.endpoints.iter();
@@ -77,9 +77,9 @@ pub(super) fn remembered(config: &RunConfig) -> Vec<Pod> {
     pods.filter(|pod| pod.node == config.node && !pod.host_network).collect()
 }
 
-/// Returns the first endpoint number. Conntrack may still contain endpoints that went before the last agent ended, so
-/// numbers continue well after the greatest pinned one. Without one, they begin anywhere in the lower half, so that
-/// numbers remain.
+/// Returns the first endpoint number. Conntrack may still contain endpoints that disappeared before the last agent
+/// ended, so numbers continue well above the greatest pinned one. Without a pinned number, the first number is random
+/// in the lower half, so that enough numbers remain.
 fn first_endpoint_id(last: Option<u32>, inherited: bool, random: u64) -> u32 {
     const GAP: u32 = 1 << 16;
     match last {

@@ -21,7 +21,7 @@ use crate::config::RunConfig;
 /// Longest wait at the end for the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
 
-/// Receivers of events beside watchers and the log.
+/// Receivers of events other than watchers and the log.
 pub(super) struct Telemetry {
     /// Counters of denied traffic by workload, if they are served.
     denied: Option<Arc<Mutex<DeniedCounters>>>,
@@ -70,8 +70,9 @@ impl Telemetry {
         }
     }
 
-    /// Notes the numbers of packets and flows, and the events so far, of which the next are counted by workload and
-    /// exported. Call before the engine enforces: what it denies then counts from the first packet on.
+    /// Records the present totals of packets and flows, and the position after the latest event; later events are
+    /// counted by workload and exported. Call before the engine enforces, so that denied traffic counts from the first
+    /// packet on.
     pub(super) fn begin(&mut self, engine: &Arc<Mutex<Engine>>, observer: &Arc<ObserveServer>) {
         if self.denied.is_none() && !self.exporter.as_ref().is_some_and(Exporter::wants_events) {
             return;
@@ -94,9 +95,9 @@ impl Telemetry {
         self.begun = Some(Feed::new(Arc::clone(observer), dropped, denied, sink, with_flows));
     }
 
-    /// Starts to count denied traffic by workload and to export events, since [`Telemetry::begin`]. `take_left` reads the
-    /// events that are in the kernel's ring. If a former agent may have left them, they are recorded, but neither counted
-    /// nor exported one by one.
+    /// Starts to count denied traffic by workload and to export events, from the position of [`Telemetry::begin`].
+    /// `take_left` reads the events that are in the kernel's ring. If a former agent may have left them, they are
+    /// recorded, but neither counted nor exported one by one.
     pub(super) fn feed(&mut self, may_be_former: bool, take_left: impl FnOnce()) {
         take_left();
         let Some(mut feed) = self.begun.take() else { return };
@@ -105,7 +106,7 @@ impl Telemetry {
         }
         let (end, ended) = oneshot::channel();
         let ended = async {
-            // The end of the sender is the signal.
+            // Dropping the sender is the signal.
             let _ = ended.await;
         };
         let task = tokio::spawn(async move {
@@ -116,7 +117,7 @@ impl Telemetry {
         self.feed = Some((end, task));
     }
 
-    /// Hands the last events to the exporter, which sends them after the agent's end.
+    /// Passes the last events to the exporter, which sends them after the agent has stopped.
     pub(super) async fn finish(&mut self) {
         let Some((end, task)) = self.feed.take() else { return };
         drop(end);

@@ -102,7 +102,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts a successor over the same pin root, beside the running process; returns the former process.
+    /// Starts a successor over the same pin root, alongside the running process; returns the former process.
     ///
     /// # Errors
     /// When the binary cannot be run.
@@ -290,7 +290,7 @@ impl Agent {
         let marker = format!("{MARKERS}/{}-{number}", self.node);
         self.wait_for(&format!("at state {number} with {pods:?}"), timeout, |status| {
             let endpoints = status["endpoints"].as_array().map_or(&[][..], Vec::as_slice);
-            // Of several interfaces of a pod, the first.
+            // If a pod has several interfaces, the first.
             let here = endpoints.iter().rev().map(|e| (pod_name(e), e["ifindex"].as_u64()));
             let wanted = pods.iter().map(|(name, index)| (name.clone(), Some(u64::from(*index))));
             let wanted: BTreeMap<_, _> = wanted.chain([(marker.clone(), None)]).collect();

@@ -12,7 +12,7 @@
 //! # }
 //! ```
 //!
-//! There are no controllers, scheduler or kubelets; a test does their work itself or goes without (service accounts
+//! There are no controllers, scheduler or kubelets; a test does their work itself or does without it (service accounts
 //! have no token Secrets, but [`ApiServer::token`] makes a token). RBAC authorizes requests, and an audit log records
 //! each, see [`ApiServer::requests`].
 
@@ -72,7 +72,7 @@ impl ApiServer {
     /// Starts a server on this machine's loopback, at free ports.
     ///
     /// # Errors
-    /// When the binaries are not there (see [`require_apiserver`]) or do not start.
+    /// When the binaries are missing (see [`require_apiserver`]) or do not start.
     pub fn start() -> Result<Self> {
         let ports = [free_port()?, free_port()?, free_port()?];
         Self::start_at(None, Ipv4Addr::LOCALHOST, ports)
@@ -153,7 +153,7 @@ impl ApiServer {
         self.server.log()
     }
 
-    /// Kills the API server (SIGKILL), or ends it orderly (SIGTERM), and waits for that.
+    /// Kills the API server (SIGKILL) or ends it gracefully (SIGTERM), and waits for its end.
     pub fn end(&mut self, signal: Signal) {
         self.server.end(signal);
     }

@@ -11,7 +11,7 @@ pub const CACHED: &str = "netpold/axe-4.12.1";
 /// Path of the script in that folder.
 pub const SCRIPT: &str = "axe_playwright_python/axe.min.js";
 
-/// Returns the script's file, if it is there.
+/// Returns the script's file, if it exists.
 #[must_use]
 pub fn script() -> Option<PathBuf> {
     Some(cached(CACHED)?.join(SCRIPT)).filter(|file| file.is_file())

@@ -23,7 +23,7 @@ use crate::skip;
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Names of the browser's program, in the order of preference.
 const PROGRAMS: [&str; 3] = ["chromium", "google-chrome", "chromium-browser"];
-/// The browser shall ask nobody but the page.
+/// The browser must contact no host except the page's.
 const FLAGS: [&str; 10] = [
     "--headless",
     "--no-sandbox",
@@ -37,8 +37,8 @@ const FLAGS: [&str; 10] = [
     "--window-size=1280,800",
 ];
 
-/// Starts the driver; returns it with its port. It looks for a free port before it takes the port, so another process may
-/// be faster: then it ends, without a port.
+/// Starts the driver; returns it with its port. `None`: the driver ended because another process took the port that it
+/// had found free.
 fn start_driver() -> Option<(Child, u16)> {
     let mut driver = Command::new("chromedriver");
     let mut driver = driver.arg("--port=0").stdout(Stdio::piped()).spawn().unwrap();
@@ -51,7 +51,7 @@ fn start_driver() -> Option<(Child, u16)> {
         driver.wait().unwrap();
         return None;
     };
-    // The driver writes on: its output must go somewhere.
+    // The driver continues to write, so its output must be drained.
     std::thread::spawn(move || lines.for_each(drop));
     Some((driver, port))
 }

@@ -84,8 +84,8 @@ impl Host {
     }
 }
 
-/// Without duplicate address detection an IPv6 address works at once; without rate limits any number of refused probes
-/// is distinguishable from dropped ones.
+/// Without duplicate address detection an IPv6 address works at once; without rate limits refused probes can always be
+/// told from dropped ones.
 const SETTINGS: &[(&str, &str)] = &[
     ("ipv4/conf/all/rp_filter", "0"),
     ("ipv4/conf/default/rp_filter", "0"),

@@ -27,7 +27,7 @@ impl Reply {
     /// Returns the body.
     ///
     /// # Panics
-    /// The body is no JSON.
+    /// The body is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
@@ -37,7 +37,7 @@ impl Reply {
 /// Sends the text of a request to a port on loopback and reads the answer until its end.
 ///
 /// # Panics
-/// Nobody listens, or the answer is no HTTP.
+/// Nobody listens, or the answer is not HTTP.
 #[must_use]
 pub fn send(port: u16, request: &str) -> Reply {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -65,7 +65,7 @@ pub fn send(port: u16, request: &str) -> Reply {
 /// Sends a request with a body of this media type; returns status code and body of the answer.
 ///
 /// # Errors
-/// When the connection breaks, or the answer is no HTTP.
+/// When the connection breaks, or the answer is not HTTP.
 pub(crate) fn exchange(
     mut stream: impl Read + Write,
     (method, path): (&str, &str),

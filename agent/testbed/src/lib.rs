@@ -8,9 +8,9 @@
 //!    Cni::Ptp: host routes                 Cni::Bridge
 //! ```
 //!
-//! All traffic stays in namespaces without a way out, which the process makes itself; they go when their owner is
-//! dropped, on panic too, and [`sweep()`] removes those of a killed process. The crate uses no part of netpold, so the
-//! observations of tests do not depend on the code under test.
+//! All traffic stays in namespaces without external links, which the process creates itself. They are removed when
+//! their owner is dropped, also on panic, and [`sweep()`] removes those of a killed process. The crate uses no part of
+//! netpold, so the observations of tests do not depend on the code under test.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -103,7 +103,7 @@ pub enum ProbeProtocol {
 }
 
 impl ProbeProtocol {
-    /// The three protocols that NetworkPolicy ports know.
+    /// The three protocols of NetworkPolicy ports.
     pub const WITH_PORTS: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 }
 
@@ -158,7 +158,7 @@ pub fn function_of<T>(_closure: &T) -> &'static str {
 ///
 /// # Panics
 /// Under CI, where no test may be skipped.
-#[expect(clippy::print_stderr, reason = "speaks to whoever runs the tests")]
+#[expect(clippy::print_stderr, reason = "reports to the user who runs the tests")]
 pub fn skip(test: &str, why: impl std::fmt::Display) {
     let skipped = format!("SKIPPED {test}: {why:#}");
     let is_ci = std::env::var("CI").is_ok_and(|v| v == "true");
@@ -170,7 +170,7 @@ pub fn skip(test: &str, why: impl std::fmt::Display) {
 ///
 /// # Panics
 /// Unless this kernel is known to be older: a feature missing on a newer kernel is a failure.
-#[expect(clippy::print_stderr, reason = "speaks to whoever runs the tests")]
+#[expect(clippy::print_stderr, reason = "reports to the user who runs the tests")]
 pub fn skip_before(since: (u32, u32), test: &str, why: impl std::fmt::Display) {
     let (major, minor) = since;
     let skipped = format!("SKIPPED {test}: {why:#}");

@@ -132,7 +132,7 @@ impl Netns {
         let deadline = Instant::now() + Duration::from_secs(5);
         while !self.run(running)? {
             if Instant::now() > deadline {
-                bail!("{interface} in {} does not get up", self.name);
+                bail!("{interface} in {} does not come up", self.name);
             }
             thread::sleep(Duration::from_millis(2));
         }

@@ -28,7 +28,7 @@ pub struct Receiver {
 pub struct Security<'s> {
     /// PEM files with certificate and key.
     pub tls: Option<[&'s Path; 2]>,
-    /// Header that each request must have, as `name: value`.
+    /// Header that each request must have, in the form `name: value`.
     pub header: Option<&'s str>,
 }
 

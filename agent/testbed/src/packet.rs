@@ -163,7 +163,7 @@ pub fn tcp_message(
     checksummed(from.ip(), to.ip(), TCP, message)
 }
 
-/// An ICMP or ICMPv6 message: type, code, the four bytes behind the checksum, and the rest.
+/// An ICMP or ICMPv6 message: type, code, the four bytes after the checksum, and the rest.
 #[must_use]
 pub fn icmp_packet(
     (from, to): (IpAddr, IpAddr),

@@ -222,7 +222,7 @@ impl TestPod {
         self.spec.labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     }
 
-    /// Gives it an annotation, in the manifest.
+    /// Sets an annotation, in the manifest.
     pub fn annotate(&mut self, key: &str, value: &str) {
         self.spec.annotations.insert(key.to_owned(), value.to_owned());
     }

@@ -46,7 +46,7 @@ pub enum ProbeResult {
 }
 
 impl ProbeResult {
-    /// Whether an answer came.
+    /// Whether an answer arrived.
     #[must_use]
     pub const fn connected(&self) -> bool {
         matches!(self, Self::Connected(_))

@@ -278,7 +278,7 @@ pub fn outcomes(from: &Host, sockets: &[SocketAddr]) -> BTreeMap<String, usize> 
     outcomes
 }
 
-/// Asserts that exactly these hosts answer, each at least once; an empty name stands for dropped probes.
+/// Asserts that exactly these hosts answer, each at least once; an empty name means dropped probes.
 #[track_caller]
 pub fn answer(from: &Host, sockets: &[SocketAddr], names: &[&str]) {
     let outcomes = outcomes(from, sockets);

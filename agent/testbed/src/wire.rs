@@ -61,7 +61,8 @@ pub struct RawSocket {
 }
 
 impl Host {
-    /// Opens a raw socket at an interface (`eth0` of a pod). The socket stays there, wherever it is used.
+    /// Opens a raw socket at an interface (`eth0` of a pod). The socket stays at the interface, regardless of the
+    /// namespace in which it is used.
     ///
     /// # Errors
     /// When there is no such interface.
@@ -77,7 +78,7 @@ impl Host {
         self.run(|| turn_off(interface, ETHTOOL_STXCSUM))?
     }
 
-    /// Makes the kernel leave an interface's arriving packets as they are, in as many pieces and pages.
+    /// Disables generic receive offload (GRO), so that the kernel does not merge an interface's arriving packets.
     ///
     /// # Errors
     /// When there is no such interface.
@@ -243,7 +244,7 @@ fn ethtool(interface: &str, command: &mut [u32]) -> Result<i32> {
         *to = byte as libc::c_char;
     }
     request.ifr_ifru.ifru_data = command.as_mut_ptr().cast();
-    // SAFETY: the request and the target of its pointer live through the call.
+    // SAFETY: the request and the target of its pointer outlive the call.
     let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw const request) };
     Errno::result(done).with_context(|| format!("ethtool command {:#x} of {interface}", command[0]))
 }

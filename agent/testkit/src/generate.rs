@@ -1,4 +1,4 @@
-//! Generated clusters and packets, small and nasty, for tests, fuzzing and benchmarks.
+//! Generated clusters and packets, small and adversarial, for tests, fuzzing and benchmarks.
 //!
 //! All choices come from a [`Choices`], which is a seed or a fuzzer's bytes: a seed identifies a case and gives the
 //! same result everywhere. There are few names, labels, values, addresses and ports, so that selectors match, blocks

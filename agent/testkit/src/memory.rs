@@ -192,7 +192,7 @@ impl MemoryTables {
     }
 
     /// Stateless verdict about a packet to or from an interface's pod; `None` if the interface has no endpoint. Does
-    /// not cover ingress from the own node and traffic of a pod to itself, which the packet path passes earlier.
+    /// not cover ingress from this node and traffic of a pod to itself, which the packet path passes earlier.
     #[must_use]
     pub fn allows(
         &self,

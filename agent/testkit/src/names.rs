@@ -157,7 +157,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
         (reason, passes && self.listen::<D>(hook.ifindex, frame, reason))
     }
 
-    /// Reads a DNS message, or a segment with such, as the programs do; whether the packet passes.
+    /// Reads a DNS message, or a segment with DNS messages, as the programs do; returns whether the packet passes.
     fn listen<D: direction::PodDirection>(
         &self,
         ifindex: u32,

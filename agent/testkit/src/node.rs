@@ -59,7 +59,7 @@ impl<P: BorrowMut<MemoryTables>, F: BorrowMut<MemoryFlowTables>> NodeTables<P, F
     /// The endpoint of an interface, for changes in place.
     ///
     /// # Panics
-    /// There is none.
+    /// There is no such endpoint.
     pub fn endpoint_mut(&mut self, ifindex: u32) -> &mut Endpoint {
         let mut endpoints = self.policy.borrow_mut().endpoints.values_mut();
         endpoints.find(|endpoint| endpoint.ifindex == ifindex).expect("an endpoint")

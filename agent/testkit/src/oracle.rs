@@ -90,7 +90,7 @@ impl Oracle {
     /// Expected verdict at the pod's veth: whether policy allows this traffic of `pod` with `remote` in one direction.
     /// `port` is the destination port: the pod's own for ingress, the remote's for egress. Egress to a Service passes
     /// if some backend is allowed, unless a tier denies all backends, or denies the pod to reach itself where it is a
-    /// backend. Addresses of the own node are judged without their node ports.
+    /// backend. Addresses of this node are judged without their node ports.
     #[must_use]
     pub fn judge(
         &self,
@@ -126,7 +126,7 @@ impl Oracle {
     /// Whether policy allows traffic of `pod` with `remote` in one direction, where `remote` is the final address of a
     /// packet that was already translated.
     ///
-    /// Ingress from the own node is not decided here: it depends on the origin of the packet, not on its address; see
+    /// Ingress from this node is not decided here: it depends on the origin of the packet, not on its address; see
     /// [`Self::verdict`].
     #[must_use]
     pub fn judge_translated(

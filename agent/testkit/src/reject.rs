@@ -33,7 +33,7 @@ pub struct PacketArrival {
 pub struct Sent {
     /// Frame that goes back to the sender.
     pub back: Option<Vec<u8>>,
-    /// Frame that goes on to the receiver.
+    /// Frame forwarded to the receiver.
     pub onward: Option<Vec<u8>>,
 }
 
@@ -49,7 +49,7 @@ pub fn sent(tables: &NodeTables, arrival: &PacketArrival, frame: &[u8]) -> Sent 
     sent_within(tables, arrival, frame, true)
 }
 
-/// The packets in place of a frame, where the limit of answers allows resets to go on or does not. Judges the frame.
+/// The packets in place of a frame, where the limit of answers allows forwarded resets or does not. Judges the frame.
 #[must_use]
 pub fn sent_within(
     tables: &NodeTables,

@@ -35,7 +35,7 @@ pub struct ResolverStream {
     /// Bytes that the resolver has written.
     pub written: Vec<u8>,
     unanswered: Vec<u8>,
-    /// Bytes behind a gap, by number.
+    /// Bytes after a gap, by number.
     early: Vec<(u32, Vec<u8>)>,
 }
 
@@ -57,8 +57,8 @@ impl Resolver {
         hash(port.into()).wrapping_add(sequence).wrapping_add(minute << 24).wrapping_add(low)
     }
 
-    /// Takes a segment of the pod; returns the segments without data that it is answered by at once. `answer` gives the
-    /// answer to a message.
+    /// Takes a segment of the pod; returns the immediate replies, which have no data. `answer` returns the answer to a
+    /// message.
     pub fn receive(
         &mut self,
         segment: &Segment,
@@ -137,7 +137,7 @@ impl ResolverStream {
         Segment { port, flags: TCP_ACK, sequence, acknowledged, data: Vec::new() }
     }
 
-    /// A segment with written bytes from a place on.
+    /// A segment with written bytes from a position on.
     #[must_use]
     pub fn transmit(&self, port: u16, from: usize, length: usize) -> Segment {
         let from = from.min(self.written.len());
@@ -151,7 +151,7 @@ impl ResolverStream {
         }
     }
 
-    /// Takes bytes of the pod at their place; those behind a gap once it is filled.
+    /// Takes bytes of the pod at their position; bytes after a gap once the gap is filled.
     fn take(&mut self, sequence: u32, data: &[u8], answer: impl Fn(&[u8]) -> Option<Vec<u8>>) {
         if sequence.wrapping_sub(self.next).wrapping_add(WINDOW) <= 2 * WINDOW && !data.is_empty() {
             self.early.push((sequence, data.to_vec()));

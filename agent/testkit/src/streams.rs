@@ -36,7 +36,7 @@ impl DnsConnection {
         Self { own, resolver, port, remote_port: 53, client, server }
     }
 
-    /// A packet of the pod: `at` is its place, 0 for the SYN.
+    /// A packet of the pod: `at` is its position, 0 for the SYN.
     #[must_use]
     pub fn sent(&self, flags: u8, at: u32, data: &[u8]) -> DirectedPacket {
         let ack = if flags & TCP_ACK == 0 { 0 } else { self.server.wrapping_add(1) };
@@ -71,19 +71,19 @@ impl DnsConnection {
         self.received(TCP_SYN | TCP_ACK, 0, &[])
     }
 
-    /// Bytes of the pod, in front of which it sent `before`.
+    /// Bytes of the pod, after `before` earlier ones.
     #[must_use]
     pub fn asks(&self, before: usize, data: &[u8]) -> DirectedPacket {
         self.sent(TCP_ACK, 1 + before as u32, data)
     }
 
-    /// Bytes of the resolver, in front of which it sent `before`.
+    /// Bytes of the resolver, after `before` earlier ones.
     #[must_use]
     pub fn answers(&self, before: usize, data: &[u8]) -> DirectedPacket {
         self.received(TCP_ACK, 1 + before as u32, data)
     }
 
-    /// The resolver's FIN behind all bytes.
+    /// The resolver's FIN, after `before` bytes.
     #[must_use]
     pub fn fin(&self, before: usize) -> DirectedPacket {
         self.received(TCP_ACK | TCP_FIN, 1 + before as u32, &[])
@@ -96,14 +96,14 @@ impl DnsConnection {
     }
 }
 
-/// A message behind its length.
+/// A message preceded by its length.
 #[must_use]
 pub fn framed(message: &[u8]) -> Vec<u8> {
     [&(message.len() as u16).to_be_bytes()[..], message].concat()
 }
 
-/// A resolver's sending of bytes in order, in parts of random lengths up to `longest`; behind each part, it sends bytes
-/// again that it sent before.
+/// Sends bytes of a resolver in order, in parts of random lengths up to `longest`; after each part, sends some earlier
+/// bytes again.
 pub fn transmit_in_order(
     connection: &DnsConnection,
     random: &mut Random,
@@ -120,8 +120,8 @@ pub fn transmit_in_order(
     }
 }
 
-/// A resolver's sending of bytes: in parts of random lengths, some lost, some sent twice, some out of order. `passes`
-/// judges each packet on its way; the parts that it drops are sent again. Returns whether all bytes arrived.
+/// Sends bytes of a resolver in parts of random lengths, some lost, some sent twice, some out of order. `passes` judges
+/// each packet on its way; the parts that it drops are sent again. Returns whether all bytes arrived.
 pub fn transmit(
     connection: &DnsConnection,
     random: &mut Random,
@@ -135,7 +135,7 @@ pub fn transmit(
         }
         let longest = [1, 3, 40, 400, 3_000][random.below(5)];
         let length = 1 + random.below(longest);
-        // A part ahead of a gap rarely comes, and never many in succession.
+        // Parts after a gap are rare, and never many in succession.
         let is_early = random.below(8) == 0 && early < 3;
         let begin = match random.below(6) {
             0 => random.below(arrived + 1),

@@ -93,7 +93,7 @@ fn denials_are_told_where_a_namespace_asks_and_no_flood_tells_more() {
     // The flood does not use up the Events of the other pod.
     assert!(!world.reaches("client", "other"));
     wait_denied(&world, "other");
-    // Waits one further interval, for Events that are delayed.
+    // Waits one more interval, for delayed Events.
     sleep(Duration::from_secs(20));
     let events = denied(&world);
     assert!(events["server"].len() <= 5, "{events:#?}");

@@ -126,7 +126,7 @@ fn a_pod_is_ready_no_sooner_than_it_is_enforced() {
     drop(watch);
     assert_eq!(world.condition("server"), said, "not even written again");
 
-    // No condition is written for a new pod while the agent is dead.
+    // No condition is written for a new pod while no agent runs.
     world.agent().end(Signal::SIGKILL);
     world.add_with("alone", gate);
     assert_eq!(world.condition("alone"), Value::Null);
@@ -186,13 +186,13 @@ fn the_startup_taint_goes_once_policy_is_in_force() {
     eventually(&world, "True", || of_node(&world)["status"] == "True");
     assert!(of_node(&world)["lastTransitionTime"].is_string());
 
-    // A taint that is added again, as by a kubelet that registers the Node anew, is removed again.
+    // A taint that is added again, as by a kubelet that registers the Node again, is removed again.
     taint(&world, STARTUP_TAINT);
     eventually(&world, "removed again", || taints(&world).len() == 2);
 }
 
-/// Checks that a starting agent renews the heartbeat of the Node's condition, its sign of life, and that `uninstall`
-/// removes the condition.
+/// Checks that a starting agent renews the heartbeat of the Node's condition, and that `uninstall` removes the
+/// condition.
 #[test]
 fn the_nodes_condition_has_a_heartbeat_and_goes_with_netpold() {
     const TEST: &str = "the_nodes_condition_has_a_heartbeat_and_goes_with_netpold";
@@ -360,7 +360,7 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     assert!(!world.reaches_pod("friend", &others[0].pod));
 }
 
-/// A server refuses every write: enforcement goes on, each refusal is logged once, and the writes succeed once
+/// A server refuses every write: enforcement continues, each refusal is logged once, and the writes succeed once
 /// allowed.
 #[test]
 fn an_agent_that_may_say_nothing_enforces() {

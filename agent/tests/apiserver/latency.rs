@@ -1,5 +1,5 @@
 //! Measurements, printed: latency from an object's creation through the API to its effect on packets, and a rollout
-//! beside traffic.
+//! alongside traffic.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

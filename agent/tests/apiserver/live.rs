@@ -198,7 +198,7 @@ fn status_of_all_nodes(server: &ApiServer) {
     eventually(PATIENCE, || printed() == expected, printed);
 }
 
-/// Returns the page's status without its one problem where this server serves EndpointSlices (since Kubernetes 1.21).
+/// Returns the status on the page; without its problem if this server serves EndpointSlices (since Kubernetes 1.21).
 fn where_slices_are_served(server: &ApiServer, shown: String) -> String {
     if server.kubectl(&["get", "--raw", "/apis/discovery.k8s.io/v1"]).is_err() {
         return shown;
@@ -260,7 +260,7 @@ fn connections_of_all_nodes(world: &World) {
     assert!(problems.contains("node n5: its agent does not answer"), "{live}");
 }
 
-/// Asks the agent of the pods' node beside the cluster's objects, and no agent of another node.
+/// Queries the cluster's objects and the agent on the pods' node, and no agent of another node.
 fn verdicts_of_the_nodes(world: &World) {
     let (server, admin) = (&world.server, &world.server.admin());
     let port = PORT.to_string();
@@ -541,8 +541,7 @@ fn in_the_namespace_that_is_meant(server: &ApiServer) {
     assert!(!stdout(&output).contains("shop/web -> shop/cart"), "{}", stdout(&output));
 }
 
-/// Returns an output of the page as for a role `view` without EndpointSlices, where this server's is one (before
-/// Kubernetes 1.21).
+/// Returns an output of the page, adapted if this server's role `view` lacks EndpointSlices (before Kubernetes 1.21).
 fn seen_by_view(server: &ApiServer, shown: String) -> String {
     const SLICES: &str = "endpointslices.discovery.k8s.io";
     if server

@@ -100,7 +100,7 @@ fn an_error_for_one_pods_status_pauses_no_other() {
         log.matches("cannot report enforcement to the API server").count() <= 1,
         "it is no outage\n{log}"
     );
-    // The conditions are written as soon as the webhook is gone.
+    // The conditions are written as soon as the webhook is removed.
     let mend = ["delete", "validatingwebhookconfiguration", &format!("broken-{TENANT}")];
     world.server.kubectl(&mend).unwrap();
     eventually(&world, "all ready", || {

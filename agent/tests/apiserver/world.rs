@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 /// Deadline of an expected change, long enough for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
-/// Interval between two questions to the API server.
+/// Interval between two requests to the API server.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
 /// User name of the agent's service account.
 pub(crate) const USER: &str = "system:serviceaccount:netpold-system:netpold";

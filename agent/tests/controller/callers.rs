@@ -1,4 +1,4 @@
-//! Clients of the webhook: the API server is answered whatever pods do, and no client costs the controller much.
+//! Clients of the webhook: pods cannot block answers to the API server, and no client is expensive for the controller.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

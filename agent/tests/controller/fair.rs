@@ -1,4 +1,4 @@
-//! Statuses of a namespace with few policies beside a namespace with very many.
+//! Statuses of a namespace with few policies, next to a namespace with very many.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! Peer slices: a controller writes them, and an agent's source follows them beside one that follows all pods.
+//! Peer slices: a controller writes them, and an agent's source follows them; another source follows all pods for
+//! comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use crate::world::{NAMESPACE, PATIENCE, USER, World, wait};
 const OWN: &str = "n1";
 /// User name of the agents' service account.
 const AGENT: &str = "system:serviceaccount:netpold-system:netpold";
-/// Times with which a test takes seconds; the controller renews slices every 3 s.
+/// Times short enough for tests; the controller renews slices every 3 s.
 const TIMES: PeerTimes = PeerTimes {
     reported: Duration::from_secs(8),
     patience: Duration::from_secs(9),
@@ -154,7 +155,7 @@ fn pod(number: u32, life: u32, labels: &Value) -> (String, Option<String>) {
     (format!("/registry/pods/{NAMESPACE}/{name}"), Some(object.to_string()))
 }
 
-/// Applies a policy that allows from pods by a label's presence or absence, and to a named port.
+/// Applies a policy that allows traffic from pods by a label's presence or absence, and to a named port.
 fn policy(world: &World, name: &str, label: &str, operator: &str) {
     let selector = json!({ "matchExpressions": [{ "key": label, "operator": operator }] });
     let policy = json!({
@@ -200,7 +201,7 @@ fn writes(world: &World) -> usize {
     slices.filter(|it| it.code < 300 && has_pods(&it.uri)).count()
 }
 
-/// Both sources have the same objects after any series of changes; a new leader writes no slice anew.
+/// Both sources have the same objects after any series of changes; a new leader rewrites no slice.
 #[test]
 fn slices_give_the_pods_of_a_watch() {
     let Some(mut world) = world("slices_give_the_pods_of_a_watch") else { return };
@@ -305,7 +306,7 @@ fn all_pods_are_followed_while_the_controller_is_away() {
     };
     wait("the policy", || second(&mut sliced));
     controller.signal(Signal::SIGCONT);
-    // Slices have to be newer than the list of all pods; without a change, a bookmark shows it after a minute.
+    // Slices must be newer than the list of all pods; without a change, only a bookmark proves this, after a minute.
     world.server.etcd().write(&[pod(2, 1, &label("b"))]).unwrap();
     // From slices the pod has the labels that policies name.
     wait("slices", || from_slices(&mut sliced));

@@ -80,7 +80,7 @@ fn the_standbys_unit_watches_the_same_pin_root() {
     assert!(unit("ExecStart").contains(&format!("--bpffs {}", standby.bpffs.display())));
 }
 
-/// At a shutdown no agent follows that the standby could wait for; at a restart of the unit an agent follows.
+/// At a shutdown, no agent follows for which the standby could wait; at a restart of the unit, an agent follows.
 #[test]
 fn the_standbys_unit_ends_it_at_a_shutdown() {
     let line = value("netpold-standby.service", "ExecStop").replace("$$", "$");
@@ -184,7 +184,7 @@ fn the_boot_unit_keeps_the_node_until_the_agent_is_there() {
     assert_eq!(&word[..length], b"READY=1");
     assert!(shop.probe().dropped(), "in force when the unit is ready");
 
-    // The DaemonSet's agent starts and cannot read all objects yet: the boot unit goes on.
+    // The DaemonSet's agent starts and cannot read all objects yet: the boot unit continues.
     shop.manifests.write("broken.yaml", "kind: [").unwrap();
     agent.restart(&shop.node).unwrap();
     std::thread::sleep(Duration::from_secs(1));

@@ -343,7 +343,8 @@ fn a_shortened_list_names_addresses_outside() {
     assert!(few.starts_with("outside, "), "{printed}");
 }
 
-/// A policy that cannot be read seems to open its pods: the difference is printed, and is not called one.
+/// A policy that cannot be read seems to open its pods: the exit status shows an incomplete comparison, not a
+/// difference.
 #[test]
 fn a_document_that_cannot_be_read_is_not_compared() {
     let good = directory(&[("cluster.yaml", CLUSTER)]);

@@ -255,7 +255,8 @@ impl World {
                 meetings.push((from, to, a, b));
             }
         }
-        // Addresses on secondary networks are not compared with the own node: policies treat the pod's first ones alike.
+        // Addresses on secondary networks are not compared with this node: policies treat them like the pod's first
+        // addresses.
         let first = all().filter(|(_, member)| member.pods.is_some() && !member.is_second);
         for (party, pod) in first {
             for node in &self.own_nodes {

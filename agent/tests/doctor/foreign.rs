@@ -25,7 +25,7 @@ fn policies_of_other_apis() {
         ("networking.k8s.aws/v1alpha1", "ApplicationNetworkPolicy", true),
         ("networking.k8s.aws/v1alpha1", "ClusterNetworkPolicy", false),
         ("k8s.ovn.org/v1", "EgressFirewall", true),
-        // Of no known API.
+        // Not of a known API.
         ("networking.k8s/v1", "NetworkPolicy", true),
         ("policy.example.com/v1alpha2", "ClusterNetworkPolicy", false),
     ] {
@@ -38,7 +38,7 @@ fn policies_of_other_apis() {
             "{version}: {report:#?}"
         );
         assert_eq!((status, report.findings.len()), (1, 1), "{report:#?}");
-        // The same object in a list, which may name the kind only in the list.
+        // The same object in a list. In a typed list, only the list has the kind.
         let item = text.trim_end_matches("\n---\n");
         let list = format!("{{apiVersion: v1, kind: List, items: [{item}]}}\n---\n");
         assert_eq!(
@@ -70,7 +70,7 @@ fn what_is_enforced_is_not_foreign() {
     ];
     let (_, report) = examine(&format!("{CLUSTER}{own}{}", others.concat()));
     assert!(!places(&report).contains_key("foreign-policy"), "{report:#?}");
-    // The object beside its own enforcer, which is a finding by itself.
+    // The object together with its own enforcer, which is a separate finding.
     let cilium = "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: cilium, namespace: kube-system}, spec: {template: {spec: \
                   {containers: [{name: cilium-agent, image: 'quay.io/cilium/cilium:v1.20'}]}}}}\n---\n";
     let policies = [

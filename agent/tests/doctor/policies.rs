@@ -63,7 +63,7 @@ fn ports_that_no_container_has() {
         one(&ingress("{port: 9090}")),
         found("port-not-listed", &format!("{at} TCP 9090 (Pod x/web)"))
     );
-    // A rule with the Service's port, without and with the port that packets have behind the Service.
+    // A rule with the Service's port, without and with the port that packets have after the Service's translation.
     assert_eq!(
         one(&ingress("{port: 80}")),
         found(
@@ -152,7 +152,7 @@ fn pods_that_resolve_no_names() {
     }
 }
 
-/// A misspelt annotation leaves a policy enforced that was meant to be on trial.
+/// A misspelt annotation leaves a policy enforced that was meant to be audited.
 #[test]
 fn annotations_of_policies() {
     let with = |metadata: &str| {
@@ -255,7 +255,7 @@ fn named_ports_of_some_pods() {
     };
     let place = "NetworkPolicy x/p: spec.ingress[0].ports[0]: http (TCP), not Pod x/twin";
     assert_eq!(finds("{matchLabels: {app: web}}"), Some(vec![place.to_owned()]));
-    // A rule for every pod is for those with the port.
+    // A rule for every pod applies to the pods with the port.
     assert_eq!(finds("{}"), None);
     assert_eq!(
         finds(

@@ -4,7 +4,7 @@ use super::{CLUSTER, examine, places, policy};
 
 const NONE: [&str; 0] = [];
 
-/// Returns the findings for these objects beside the cluster, with policies for and from `app: backup`.
+/// Returns the findings for the cluster plus these objects, with policies for and from `app: backup`.
 fn finds(more: &str) -> Vec<String> {
     let about = policy("about", "podSelector: {matchLabels: {app: backup}}");
     let from = policy(
@@ -78,7 +78,7 @@ fn pods_on_the_hosts_network_are_named_by_blocks() {
             "NetworkPolicy x/p: spec.ingress[0].from[0]: pods app=backup of namespaces of any labels; Pod y/backup-1 at 10.0.0.9/32"
         ]
     );
-    // A block beside the selector names the addresses.
+    // A block in addition to the selector names the addresses.
     for (block, status) in [("10.0.0.0/24", 0), ("10.0.1.0/24", 1)] {
         let from = format!(
             "podSelector: {{matchLabels: {{app: web}}}}, ingress: [{{from: [{{podSelector: {{matchLabels: {{app: backup}}}}}}, \
@@ -95,7 +95,7 @@ fn pods_on_the_hosts_network_are_named_by_blocks() {
     assert_eq!(finds(&format!("{}{twin}", pod("x", host[0], "Running"))), partly);
 }
 
-/// References of a chart to objects outside the chart are no findings.
+/// References of a chart to objects outside the chart are not findings.
 #[test]
 fn peers_outside_of_a_chart() {
     let chart = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: x, labels: {app: web}}, spec: {containers: [{name: c}]}}\n---\n";

@@ -184,7 +184,7 @@ impl EarlyVerdict {
     }
 }
 
-/// Returns the EtherType and the packet behind the link header.
+/// Returns the EtherType and the packet after the link header.
 fn ip(frame: &[u8]) -> Option<(u16, &[u8])> {
     let (kind, offset) = parse::link(&frame).ok()?;
     Some((kind, frame.get(offset as usize..)?))

@@ -1,4 +1,4 @@
-//! Marked packets in the kernel's programs: the same verdict as the host's code.
+//! Marked packets get the same verdict from the kernel's programs as from the code on the host.
 
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
@@ -22,7 +22,7 @@ use super::{
     world::{DENY_ROW, Direction, EGRESS_ROW, IFINDEX, PASS, UPLINK, World, program},
 };
 
-/// Interface of the sender, which differs from the interface on which its packets leave.
+/// Interface of the sender; its packets leave the node by another interface.
 const SENDER: u32 = 77;
 
 fn sender(world: &mut World, egress: u32) {
@@ -30,8 +30,8 @@ fn sender(world: &mut World, egress: u32) {
     world.set_endpoint(Endpoint { ifindex: SENDER, id: 9, rows, ..Endpoint::default() });
 }
 
-/// Judges a packet with the mark of a slot, where it leaves the node or, by a program for pods, where it enters the
-/// pod.
+/// Judges a packet that carries the mark of a slot, in the kernel and on the host. `name` is the program: one for exits
+/// from the node, or one for the pod's ingress.
 fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
     let id = world.host.policy.slot(slot).id;
     let (mark, proof) = (mark(slot, id), world.host.flows.settings.proof);
@@ -85,7 +85,7 @@ fn marked_packets_are_judged_for_their_sender() {
         }
         let denied = to(Who::Stranger, TCP, &tcp(4000, 443, SYN));
         assert_eq!(judge(&mut world, "netpold_ingress", slot, &denied), Reason::ServiceBackend);
-        // A slot without a pod; and the pod's own mark.
+        // The mark of a slot without a pod, then the pod's own mark.
         assert_eq!(judge(&mut world, "netpold_node", slot + 1, &denied), Reason::ServiceBackend);
         let own = endpoint_slot(IFINDEX, 0);
         assert_eq!(judge(&mut world, "netpold_node", own, &denied), Reason::Loopback);
@@ -139,7 +139,7 @@ fn packets_without_a_mark_pass_devices() {
     }
 }
 
-/// The node has unpacked the packet on the pod's interface, or a program of the pod has forged it.
+/// Such a packet was decapsulated by the node on the pod's interface, or forged by a program in the pod.
 #[test]
 fn a_packet_with_the_proof_comes_from_no_pod() {
     let Some(mut world) = world() else { return };
@@ -190,7 +190,8 @@ fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {
     }
 }
 
-/// Judges packets that a bridge hands to the node without proof, by their source and by the agent's socket.
+/// The verdict on a bridged packet without proof depends on its source, on the bridge's flags, and on whether the
+/// agent's socket exists.
 #[test]
 fn packets_without_proof_from_a_bridge_drop_by_their_source_and_while_the_agent_lives() {
     const BRIDGE: u32 = 78;

@@ -102,7 +102,7 @@ fn packet(direction: Direction, remote: &str, kind: u8, data: &[u8]) -> Vec<u8> 
     frame(&ip_between(from, to, kind, data))
 }
 
-/// Sends one question, or none, and delivers one answer, of which one in five is wrong in some way.
+/// Sends one question, or none, and delivers one answer. One answer in five is wrong in some way.
 fn converse(world: &mut World, random: &mut Random) {
     let (name, resolver) = (NAMES[random.below(6)], DNS[random.below(2)]);
     let (id, port) = (random.below(1 << 16) as u16, 5000 + random.below(3) as u16);
@@ -147,7 +147,7 @@ fn converse(world: &mut World, random: &mut Random) {
     let _ = judge(world, Direction::Ingress, from, UDP, &udp(53, port, &said));
 }
 
-/// The kernel's programs read the same conversations as the host's code, and then open the same addresses.
+/// The kernel's programs read the same DNS conversations as the code on the host, and then allow the same addresses.
 #[test]
 fn conversations_open_the_same_as_on_the_host() {
     let (mut opened, mut closed) = (0, 0);
@@ -192,7 +192,8 @@ fn forged(random: &mut Random, connection: &DnsConnection, bytes: &[u8]) -> Dire
     }
 }
 
-/// The kernel's programs read the same connections to resolvers as the host's code, cut and disturbed in any way.
+/// The kernel's programs read the same TCP connections to resolvers as the code on the host, with any segmentation and
+/// with forged or repeated packets between.
 #[test]
 fn streams_open_the_same_as_on_the_host() {
     if !netpold_testbed::require_root("a test of the programs") {
@@ -259,7 +260,7 @@ fn streams_open_the_same_as_on_the_host() {
     assert!(opened > 100 && closed > 20, "{opened} {closed}");
 }
 
-/// Ends of a connection end its reading in the kernel as on the host, behind tags, too.
+/// The end of a connection ends its reading in the kernel as on the host, also for packets with VLAN tags.
 #[test]
 fn ends_of_streams_count_as_on_the_host() {
     if !netpold_testbed::require_root("a test of the programs") {
@@ -302,8 +303,8 @@ fn ends_of_streams_count_as_on_the_host() {
     }
 }
 
-/// Packets that no program reads end the reading in the kernel as on the host: around the pod's hook, of the node itself,
-/// dropped by policy, and to another port of the resolver's Service.
+/// Packets that no program reads end the reading in the kernel as on the host: packets past the pod's hook, from the
+/// node itself, dropped by policy, and to another port of the resolver's Service.
 #[test]
 fn unread_packets_end_streams_as_on_the_host() {
     if !netpold_testbed::require_root("a test of the programs") {

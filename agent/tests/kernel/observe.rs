@@ -62,7 +62,7 @@ fn the_programs_record_flows_of_every_form() {
         assert_eq!(world.ingress(&segment(client, pod, (4000, 80), ACK)), Reason::NotIsolated);
         let open = CT_INGRESS | CT_SYN | CT_SYN_ACK | CT_REPLIED;
         assert_eq!(records(&world, family), [open], "{family:?}");
-        // In copied bytes: SCTP, echo, a tag.
+        // Packets that the program parses from a copy: SCTP, echo, a tag.
         let to = |protocol, data: &[u8]| frame(&ip(family, pod, Who::Server, protocol, data));
         let echo = icmp(family.echo_request(), 0, [0, 5, 0, 1], b"ping");
         let query = to(UDP, &udp(40_000, 53, b"?"));

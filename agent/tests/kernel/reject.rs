@@ -196,7 +196,7 @@ fn open_connection(world: &mut World, family: IpVersion) {
     }
 }
 
-/// A reset goes on only within the limit of the node, and one beyond takes nothing from a later one.
+/// A reset is forwarded only within the node's limit, and a reset beyond the limit does not use up a later one.
 #[test]
 fn resets_that_go_on_count_for_the_limit() {
     let Some(mut world) = rejecting() else { return };
@@ -218,7 +218,7 @@ fn resets_that_go_on_count_for_the_limit() {
     }
 }
 
-/// An answer of the program at one hook passes the other one as it is, whatever policy denies, and leaves its flow's
+/// An answer of the program at one hook passes the other one as it is, regardless of policy, and leaves its flow's
 /// entry as it is. Without one of its two marks it is judged, or drops if it comes from the pod with the proof.
 #[test]
 fn an_answer_passes_the_other_hook_unjudged() {

@@ -16,7 +16,7 @@ use object::{
 const BUDGET: u32 = 480;
 /// Bound of the deepest chain of a traced program: all that the kernel allows.
 const TRACED_BUDGET: u32 = 512;
-/// Greatest number of functions in a chain (`MAX_CALL_FRAMES`).
+/// Maximum number of functions in a chain (`MAX_CALL_FRAMES`).
 const FRAMES: usize = 8;
 const ROUNDED_TO: u32 = 32;
 

@@ -272,7 +272,7 @@ fn sctp_associations() {
 #[test]
 fn listener_discovery_before_the_pod_has_an_address() {
     let Some(mut world) = world() else { return };
-    // A report (RFC 3810): behind a router alert option, with hop limit 1, from the unspecified address.
+    // A report (RFC 3810): after a router alert option, with hop limit 1, from the unspecified address.
     let report = |hop_limit, multicast: bool| {
         let mut data = vec![58, 0, 5, 2, 0, 0, 1, 0];
         let mut record = vec![4, 0, 0, 0, 0xff, 2];
@@ -381,7 +381,7 @@ fn routes_beyond_the_destination() {
     assert_eq!(world.egress(&options(&route(131))), Reason::NotIsolated);
 }
 
-/// Fragments with options behind the Fragment header: only the first holds the transport header.
+/// Fragments with options after the Fragment header: only the first holds the transport header.
 #[test]
 fn fragments_with_options_behind_their_header() {
     let Some(mut world) = world() else { return };
@@ -426,7 +426,7 @@ fn frames_for_others_are_neither_tracked_nor_told_of() {
         assert_eq!(world.ingress(&segment(family, c, other, (4000, 81), SYN)), Reason::Flooded);
         let later = family.fragment(c, other, 2, false, &[0; 8]);
         assert_eq!(world.ingress(&later), Reason::Flooded);
-        // An answer to another pod is no reply for this pod, even if all other fields match.
+        // An answer to another pod is not a reply for this pod, even if all other fields match.
         assert_eq!(
             world.egress(&segment(family, p, Who::Server, (5000, 443), SYN)),
             Reason::Allowed

@@ -19,15 +19,15 @@ impl Policy {
         Self { expressions: Expressions::of(policy), params }
     }
 
-    /// Returns the policy's messages about a NetworkPolicy with this spec, created or, with an old spec, updated; no
-    /// message: it passes.
+    /// Returns the policy's messages about a NetworkPolicy with this spec, created or, with an old spec, updated; empty
+    /// if the policy passes it.
     fn messages(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
         let object = |spec: &Value| json!({ "metadata": { "name": "x" }, "spec": spec });
         self.judge(&object(new), &old.map_or(Value::Null, object))
     }
 
-    /// Returns the policy's messages about an object, with null as the old object of a creation; no message: it
-    /// passes.
+    /// Returns the policy's messages about an object, with null as the old object of a creation; empty if the policy
+    /// passes it.
     fn judge(&self, object: &Value, old: &Value) -> Vec<String> {
         let given = [("object", object), ("oldObject", old), ("params", &self.params)];
         self.expressions.refusals(&given)

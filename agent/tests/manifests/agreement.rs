@@ -17,7 +17,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Checks that the variables are twins of flags, and that the paths in them are mounted.
+/// Checks that each variable corresponds to a flag, and that the paths in the variables are mounted.
 #[test]
 fn the_agent_has_the_flags_it_is_started_with() {
     if !can_render("the_agent_has_the_flags_it_is_started_with") {

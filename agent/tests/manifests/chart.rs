@@ -42,7 +42,7 @@ fn committed_manifests_are_renderings_of_the_chart() {
     }
 }
 
-/// The pages list the definitions that an uninstall leaves, and the metadata those of the chart.
+/// The pages list the definitions that an uninstall leaves; the chart's metadata lists its own definitions.
 #[test]
 fn every_custom_resource_definition_is_listed() {
     if !can_render("every_custom_resource_definition_is_listed") {
@@ -66,13 +66,13 @@ fn every_custom_resource_definition_is_listed() {
     assert_eq!(listed, names);
 }
 
-/// Values of all options together, and of the one that they exclude.
+/// Values of all compatible options together, and of the one option that they exclude.
 fn all_options() -> [String; 2] {
     let all = switches().collect::<Vec<_>>().join(",");
     [all, "readinessGate.mode=webhook".to_owned()]
 }
 
-/// An uninstall leaves the definitions: no other object of any option stays.
+/// An uninstall leaves the definitions; no other object of any option remains.
 #[test]
 fn an_uninstall_leaves_the_definitions() {
     if !can_render("an_uninstall_leaves_the_definitions") {
@@ -91,12 +91,12 @@ fn an_uninstall_leaves_the_definitions() {
     }
 }
 
-/// Values and definitions of the chart's first commit (26 November 2026), in place of the previous release: there is none
-/// yet.
+/// Values and definitions of the chart's first commit (26 November 2026), used in place of a previous release, which
+/// does not exist yet.
 const FIRST: &str = "../agent/tests/manifests/first";
 
-/// Checks that the schema and the templates take every value of the first chart, with every option: an upgrade with
-/// `--reset-then-reuse-values` gives them all.
+/// Checks that the schema and the templates accept every value of the first chart, with every option: an upgrade with
+/// `--reset-then-reuse-values` passes them all.
 #[test]
 fn values_of_the_first_chart_are_accepted() {
     if !can_render("values_of_the_first_chart_are_accepted") {
@@ -112,7 +112,7 @@ fn values_of_the_first_chart_are_accepted() {
     }
 }
 
-/// Checks that objects of the first definitions stay valid: every field of a version stays, with its type.
+/// Checks that objects of the first definitions stay valid: every version keeps its fields and their types.
 #[test]
 fn definitions_of_the_first_chart_only_gain_fields() {
     if !can_render("definitions_of_the_first_chart_only_gain_fields") {
@@ -139,7 +139,8 @@ fn definitions_of_the_first_chart_only_gain_fields() {
     assert!(compared > 20, "{compared} fields");
 }
 
-/// Ensures that the later schema has every field of the former, with its type; returns the number of fields.
+/// Asserts that the later schema has every field of the former, with the same type, and requires no further ones;
+/// returns the number of fields.
 fn gains(before: &Value, after: &Value, path: &str) -> usize {
     assert_eq!(before["type"], after["type"], "{path}");
     let required = |it: &Value| it["required"].as_array().cloned().unwrap_or_default();
@@ -207,7 +208,7 @@ fn collect(value: &Value, path: &str, documented: &[String], leaves: &mut Vec<St
     }
 }
 
-/// Checks that the schema refuses an unknown key beside, and a wrong type of, every documented key.
+/// Checks that the schema refuses an unknown sibling key and a wrong type for every documented key.
 #[test]
 fn the_schema_refuses_unknown_keys_and_wrong_types() {
     if !can_render("the_schema_refuses_unknown_keys_and_wrong_types") {

@@ -43,7 +43,7 @@ impl Expressions {
         Some(context)
     }
 
-    /// Returns the messages of a validating policy about a request; no message: the request passes.
+    /// Returns the messages of a validating policy about a request; empty if the request passes.
     pub(crate) fn refusals(&self, given: &[(&str, &Value)]) -> Vec<String> {
         let Some(context) = self.context(given) else { return Vec::new() };
         let broken = |validation: &Value| evaluate(validation, &context) != Cel::Bool(true);

@@ -1,4 +1,4 @@
-//! Admission policies of the readiness gate and the startup taint: matching pods and nodes get them, only once.
+//! Admission policies of the readiness gate and the startup taint: matching pods and nodes get them exactly once.
 
 use serde_json::{Value, json};
 
@@ -98,7 +98,7 @@ fn new_nodes_get_the_taint_once() {
         (Value::Null, json!([ours])),
         (json!([other]), json!([other, ours])),
         (json!([ours, other]), json!([ours, other])),
-        // The taint by a flag of the kubelet, with an effect of the operator's choice.
+        // The taint as set by a flag of the kubelet, with an effect that the operator chose.
         (
             json!([{ "key": TAINT, "effect": "NoExecute" }]),
             json!([{ "key": TAINT, "effect": "NoExecute" }]),

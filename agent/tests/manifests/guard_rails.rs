@@ -15,7 +15,7 @@ fn messages(policy: &Expressions, object: &Value, old: &Value, groups: &[&str]) 
     policy.refusals(&[("request", &request), ("object", object), ("oldObject", old)])
 }
 
-/// Asserts that each message about a new object contains the words of the same position.
+/// Asserts that each message about a new object contains the words at the same position.
 #[track_caller]
 fn says(policy: &Expressions, object: &Value, words: &[&str]) {
     let messages = messages(policy, object, &Value::Null, &["system:authenticated"]);

@@ -17,7 +17,7 @@ fn request(node: &str) -> Value {
     json!({ "operation": "UPDATE", "userInfo": { "username": AGENT, "extra": extra } })
 }
 
-/// Asserts the messages about a change of an object by a request; no message: it passes.
+/// Asserts the messages about a change of an object by a request; without messages, the change must pass.
 #[track_caller]
 fn judged(
     policy: &Expressions,

@@ -94,7 +94,7 @@ fn the_objects_do_what_they_are_for() {
     agents_have_a_priority_level(&server, old);
 }
 
-/// Returns an object of the base or of the chart as Kubernetes 1.20 takes it.
+/// Returns an object of the base or of the chart as Kubernetes 1.20 accepts it.
 fn older(mut object: Value) -> Value {
     if object["kind"] == "PodDisruptionBudget" {
         object["apiVersion"] = json!("policy/v1beta1");
@@ -114,7 +114,7 @@ fn older(mut object: Value) -> Value {
     object
 }
 
-/// Values beside the options' switches, as arguments of `--set`.
+/// Values needed in addition to the options' switches, as arguments of `--set`.
 const VALUES: [&str; 15] = [
     "image.repository=registry.example/netpold,image.tag=v1,imagePullSecrets[0].name=registry",
     "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",

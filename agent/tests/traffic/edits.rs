@@ -1,4 +1,4 @@
-//! A thousand policy edits a second beside flows that no edit affects.
+//! A thousand policy edits a second, alongside flows that no edit affects.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Export of an agent to a collector in the node's namespace, which decodes by OpenTelemetry's published messages.
+//! Export of an agent to a collector in the node's namespace, which decodes the requests with OpenTelemetry's published
+//! message types.
 #![expect(clippy::float_cmp, reason = "counts, which floats hold exactly")]
 
 use std::net::UdpSocket;
@@ -23,7 +24,7 @@ fn denied_from_the_start(cluster: &mut TestCluster) {
     let stranger = Arc::clone(cluster.pod("stranger").netns());
     let send = || {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-        // A start that fails ends the test.
+        // The deadline ends the test if the agent does not start.
         let end = Instant::now() + 2 * ENFORCED;
         while !is_ready.load(Ordering::Relaxed) && Instant::now() < end {
             socket.send_to(&[0; 8], (server, PORT)).unwrap();
@@ -37,8 +38,8 @@ fn denied_from_the_start(cluster: &mut TestCluster) {
     });
 }
 
-/// Of ten thousand denied flows, and of those that the agent's programs denied before it was ready, a record or a number in
-/// a record reaches the collector for each one.
+/// Each of 10,000 denied flows, and each flow denied before the agent was ready, reaches the collector as a record or
+/// is counted in one.
 #[test]
 fn every_denied_packet_reaches_the_collector_as_a_record_or_in_a_number() {
     require_root!();
@@ -96,8 +97,9 @@ fn every_denied_packet_reaches_the_collector_as_a_record_or_in_a_number() {
     }
 }
 
-/// Prints what the agent needs while 10,000 flows a second are denied and no collector is there for ten minutes; by hand:
-/// `cargo nextest run -p netpold --test traffic --run-ignored all -E 'test(figures_of_an_outage)' --no-capture`.
+/// Prints the agent's CPU time, memory and lost records during ten minutes without a collector, at 10,000 denied flows
+/// a second; run by hand: `cargo nextest run -p netpold --test traffic --run-ignored all -E
+/// 'test(figures_of_an_outage)' --no-capture`.
 #[test]
 #[ignore = "figures for the page, for ten minutes"]
 fn figures_of_an_outage_of_ten_minutes() {
@@ -143,7 +145,7 @@ fn figures_of_an_outage_of_ten_minutes() {
     });
     let start = || Receiver::start(OTLP, Security::default());
     let receiver = cluster.nodes[0].run(start).unwrap().unwrap();
-    // All that waits arrives, with the number of the lost records.
+    // The waiting records arrive, with the number of lost ones.
     let deadline = Instant::now() + 3 * ENFORCED;
     loop {
         let (lost, all) =

@@ -1,4 +1,4 @@
-//! Floods beside ten thousand established connections: no connection breaks, and the agent's work is unaffected.
+//! Floods alongside ten thousand established connections: no connection breaks, and the agent's work is unaffected.
 
 mod echo;
 mod sender;
@@ -177,7 +177,7 @@ impl Stage {
         drops.filter(|d| d["reason"] == reason).filter_map(|d| d["packets"].as_u64()).sum()
     }
 
-    /// Checks that new connections open, whatever the table contains.
+    /// Checks that new connections open, with any content of the table.
     fn new_connections(&self) {
         let to = SocketAddr::new(self.cluster.pod("server").ip4().unwrap(), ALLOWED);
         for _ in 0..20 {

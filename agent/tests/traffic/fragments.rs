@@ -53,8 +53,8 @@ fn long_datagrams_on_a_bridge_node() {
     long_datagrams(Cni::Bridge);
 }
 
-/// The kernel reassembles IPv6 fragments with an options header behind the Fragment header; policy judges them by the
-/// UDP port behind the options.
+/// The kernel reassembles IPv6 fragments with an options header after the Fragment header; policy judges them by the
+/// UDP port after the options.
 #[test]
 fn fragments_with_options_behind_the_fragment_header() {
     require_root!();

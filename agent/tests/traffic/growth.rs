@@ -12,8 +12,8 @@ use crate::load::{guarded, under_load};
 use crate::udp;
 
 /// Client ports that fill 26 % of a node's initial tables, where each flow has an entry of the server and one of the
-/// friend; the ports are below the ports of the load's own flows. From half of a table on, some new flow displaces one
-/// that is not answered yet, so the load's flows must not fill much more until the tables grow.
+/// friend; the ports are below the ports of the load's own flows. Above half of a table, new flows may displace
+/// unanswered ones, so the load's flows must not fill much more until the tables grow.
 const FLOWS: std::ops::Range<u16> = 12_000..20_600;
 /// Deadline: two sweeps and a new generation.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -98,8 +98,8 @@ fn entries(cluster: &TestCluster, address: [u64; 2]) -> usize {
     resolved(cluster).iter().map(|bucket| of_bucket(bucket.unwrap())).sum()
 }
 
-/// Tables fill without any change of the cluster, so no other event wakes the engine. Both generations have one table of
-/// resolved addresses, of which nothing is copied.
+/// Tables fill without any change of the cluster, so no other event wakes the engine. Both generations share one table
+/// of resolved addresses, so its entries are not copied.
 #[test]
 fn flow_tables_grow_whatever_the_readback_is() {
     require_root!();

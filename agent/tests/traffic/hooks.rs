@@ -96,13 +96,13 @@ pub(crate) fn pin(answer: i32, path: &Path) -> io::Result<()> {
     let program = program(BPF_PROG_TYPE_SCHED_CLS, answer)?;
     let path = CString::new(path.as_os_str().as_bytes())?;
     let pin: [u64; 3] = [path.as_ptr() as u64, program.as_raw_fd() as u64, 0];
-    // The call returns 0, which is no descriptor.
+    // The call returns 0, which is not a descriptor.
     // SAFETY: pathname, bpf_fd and file_flags; the path outlives the call.
     let done = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_PIN, &raw const pin, 24) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Attaches a program with a constant return value behind all others for packets into the pod; detached on drop.
+/// Attaches a program with a constant return value after all others for packets into the pod; detached on drop.
 fn attach(cluster: &TestCluster, pod: &str, answer: i32) -> io::Result<OwnedFd> {
     attach_at(cluster, pod, (BPF_PROG_TYPE_SCHED_CLS, BPF_TCX_EGRESS), answer)
 }
@@ -166,7 +166,7 @@ fn programs_of_others_still_run() {
     cluster.reaches("friend", "server");
 }
 
-/// Attaches a program that accepts everything before netpold's programs; netpold's verdict comes first.
+/// Another owner's program, attached earlier than netpold's, accepts everything: netpold's program still runs first.
 #[test]
 fn programs_of_others_do_not_overrule() {
     require_root!();
@@ -319,7 +319,7 @@ fn packets_past_the_programs_are_named() {
     drop(past);
 }
 
-/// The kernel removes the programs of a deleted interface, which is no removal by another owner.
+/// The kernel removes the programs of a deleted interface, which is not a removal by another owner.
 #[test]
 fn programs_of_interfaces_that_go_are_not_reported_as_gone() {
     require_root!();

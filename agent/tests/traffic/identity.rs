@@ -197,7 +197,7 @@ fn a_veth_that_is_moved_within_its_pod_stays_the_pods() {
     closed(&cluster);
 }
 
-/// Deletes a pod from the API while its veth and its processes live on.
+/// Deletes a pod from the API while its veth and its processes remain.
 fn deleted(cni: Cni) {
     let mut cluster = world(cni);
     cluster.policy("stranger", isolate("stranger", &["Egress"]));
@@ -210,7 +210,7 @@ fn deleted(cni: Cni) {
         none_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
     };
     locked(&cluster);
-    // A later policy applies to the pod, and the pod is no peer of other pods' policies any more.
+    // A later policy applies to the pod, and the pod is no longer a peer of other pods' policies.
     cluster.policy("stranger", allow_to("stranger", "server"));
     cluster.policy("server", allow_from("server", "stranger")).enforce();
     locked(&cluster);

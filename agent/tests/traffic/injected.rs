@@ -198,7 +198,7 @@ fn no_memory_for_larger_tables() {
     outage(&mut cluster, &injector, &[MAP_CREATE], libc::ENOMEM, "Cannot allocate memory");
 }
 
-/// Programs are loaded anew for larger tables, after the maps were created.
+/// Programs are loaded again for larger tables, after the maps were created.
 #[test]
 fn no_memory_for_the_programs_of_larger_tables() {
     require_root!();

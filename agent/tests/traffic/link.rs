@@ -123,7 +123,7 @@ fn arp(number: [u8; 6], from: (&TestPod, Ipv4Addr), to: Ipv4Addr, padding: usize
     packet
 }
 
-/// Builds a listener report of one group, behind the required router alert option.
+/// Builds a listener report of one group, after the required router alert option.
 fn report(number: [u8; 6], more: usize) -> Vec<u8> {
     let alert = [58, 0, 5, 2, 0, 0, 1, 0];
     let mut message = [&alert[..], &[143, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0, 0xff, 2]].concat();
@@ -253,7 +253,7 @@ fn no_pod_of_a_bridge_claims_anothers_address() {
     }
 }
 
-/// Sends packets to the own node, which every pod may reach, with a source route on to a denied pod.
+/// Sends packets to the pod's own node, which every pod may reach, with a source route onwards to a denied pod.
 #[test]
 fn a_route_beyond_the_destination_is_not_taken() {
     require_root!();

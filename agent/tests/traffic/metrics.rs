@@ -24,7 +24,7 @@ pub(crate) fn cluster() -> TestCluster {
     cluster
 }
 
-/// Waits for the end of the update: its policy is in force before, but a scrape still finds the engine busy.
+/// Waits until the update has ended: its policy is in force earlier, while a scrape still finds the engine busy.
 fn enforce(cluster: &mut TestCluster) {
     cluster.enforce();
     let deadline = Instant::now() + ENFORCED;
@@ -101,7 +101,7 @@ fn numbers_tell_what_happens() {
     let mut cluster = cluster();
     enforce(&mut cluster);
     let before = Scrape::of(&cluster);
-    assert_eq!(before.value(DENIED), 0.0, "there before it happens");
+    assert_eq!(before.value(DENIED), 0.0, "the series exists before the first denied packet");
     assert_eq!(before.value("netpold_endpoints"), 3.0);
     assert_eq!(before.value("netpold_endpoints_enforced"), 3.0);
     assert_eq!(before.value("netpold_endpoints_isolated{direction=\"ingress\"}"), 1.0);
@@ -127,10 +127,10 @@ fn numbers_tell_what_happens() {
     let programmed = "netpold_programming_duration_seconds_count";
     let count = after.value(programmed);
     cluster.policy("more", allow_from("server", "stranger")).enforce();
-    // The policy is in force before a scrape finds the update's end.
+    // The policy is in force before a scrape shows that the update has ended.
     let revisions = ["netpold_revision_desired", "netpold_revision_enforced"];
     let is_over = || Scrape::of(&cluster).value(revisions[1]) > after.value(revisions[1]);
-    eventually(ENFORCED, is_over, || "the update has no end".to_owned());
+    eventually(ENFORCED, is_over, || "the update does not end".to_owned());
     let edited = Scrape::of(&cluster);
     assert!(edited.value(programmed) > count);
     assert!(edited.value("netpold_programming_duration_seconds_sum") > 0.0);
@@ -138,15 +138,15 @@ fn numbers_tell_what_happens() {
     assert_eq!(edited.value(revisions[0]), edited.value(revisions[1]));
     let log = cluster.agents[0].log();
     let updates = log.lines().filter(|line| line.contains("enforced") && line.contains("revision"));
-    assert_eq!(updates.count(), 1, "only the first update after a start is news:\n{log}");
+    assert_eq!(updates.count(), 1, "only the first update after a start is logged:\n{log}");
     nothing_is_named(&cluster, &edited);
 }
 
 /// Metrics with names of workloads.
 const NAMED: [&str; 2] = ["netpold_denied_packets_total", "netpold_audit_denied_flows_total"];
 
-/// Sends packets of the pod `stranger` to the pod `server`, each of a flow of its own, until netpold's program has denied
-/// at least `packets` of them.
+/// Sends packets of the pod `stranger` to the pod `server`, each in a flow of its own, until netpold's program has
+/// denied at least `packets` of them.
 ///
 /// A packet waits in the backlog of a processor before the program sees it (`net.core.netdev_max_backlog`, 1000 packets for
 /// all namespaces), and a busy processor's backlog drops packets. So the packets come in rounds with room for each, and
@@ -213,7 +213,8 @@ fn every_denied_packet_is_counted_by_workload(cluster: &TestCluster) {
     }
 }
 
-/// Asserts that labels contain no addresses of pods, and names of workloads only in metrics of denied traffic.
+/// Asserts that labels contain no addresses of pods, and that only metrics of denied traffic contain names of
+/// workloads.
 fn nothing_is_named(cluster: &TestCluster, scrape: &Scrape) {
     let addresses = ["server", "friend", "stranger"].map(|name| cluster.pod(name).ip4().unwrap());
     for address in addresses.map(|address| address.to_string()) {
@@ -268,13 +269,13 @@ fn readiness_says_what_is_missing() {
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
     let held = |status: &serde_json::Value| status["problems"][0].is_string();
     cluster.agents[0].wait_for("held", ENFORCED, held).unwrap();
-    // The status has the problem before the engine has looked at it.
+    // The problem appears in the status before `/readyz` takes it into account.
     eventually(
         ENFORCED,
         || matches!(ask(&cluster, "/readyz"), (503, body) if body.contains("holds no object")),
         || format!("{:?}", ask(&cluster, "/readyz")),
     );
-    assert_eq!(ask(&cluster, "/livez").0, 200, "there is nothing that a new start would cure");
+    assert_eq!(ask(&cluster, "/livez").0, 200, "a restart would not help");
     cluster.write();
     // The enforced state looks the same before the agent has read the objects, so the problem must go first.
     let taken = |status: &serde_json::Value| status["problems"][0].is_null();
@@ -302,8 +303,8 @@ fn a_pod_cannot_keep_the_node_from_being_answered() {
     drop(held);
 }
 
-/// Opens as many connections of one pod as possible, and more all the time, without a request: another pod's scrapes
-/// get through, and its own do.
+/// Keeps as many connections as possible open from one pod, without requests: scrapes by this pod and by another one
+/// get through.
 #[test]
 fn a_pod_cannot_keep_another_from_being_answered() {
     require_root!();
@@ -322,7 +323,7 @@ fn a_pod_cannot_keep_another_from_being_answered() {
     assert_eq!(get(stranger, to, "/metrics").0, 200);
 }
 
-/// Connects from two pods all the time, each from many link-local addresses, without a request.
+/// Connects continuously from two pods, each with many link-local addresses, without requests.
 #[test]
 fn link_local_sources_crowd_no_scrape_out() {
     const SOURCES: u16 = 200;

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use self::resolver::{A, AAAA, DNS, Zone, resolver};
 
-/// Looks up A and AAAA of a name; whether both answers came.
+/// Looks up the A and AAAA records of a name; returns whether both answers arrived.
 fn look_up(host: &Host, resolver: IpAddr, id: u16, name: &str) -> bool {
     let kinds = [A, AAAA].into_iter();
     host.run(|| kinds.zip(id..).all(|(kind, id)| asks(&socket_to(resolver), id, name, kind)))
@@ -85,7 +85,7 @@ fn cluster(cni: Cni, patterns: &[&str], arguments: &[&str]) -> (TestCluster, Zon
     (cluster, zone)
 }
 
-/// [`cluster`], with clients that start behind the agent: it reads their connections from the first one on.
+/// [`cluster`], with clients that start after the agent: it reads their connections from the first one on.
 fn cluster_with_newcomers(patterns: &[&str]) -> (TestCluster, Zone) {
     let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
     let zone = resolver(cluster.pod("dns"));
@@ -159,7 +159,7 @@ fn opens(cni: Cni) {
     }
 }
 
-/// Answer of the node's agent on TCP from a pod to an address.
+/// Returns the explanation by the node's agent for TCP from a pod to an address.
 fn explained(cluster: &TestCluster, from: &str, to: IpAddr) -> Value {
     let from = cluster.pod(from).name();
     let question = json!({ "from": from, "to": to, "protocol": "TCP", "port": PORT });
@@ -241,7 +241,8 @@ fn no_connection_is_faster_than_its_name() {
     race(&cluster, &zone, 1_000, |n, name| asks(&socket, n, name, A));
 }
 
-/// Asks for the address of each of `pairs` names by `asks`, with the number and the name, and connects to it at once.
+/// Looks up each of `pairs` names with `asks`, which takes the number and the name, and connects to its address at
+/// once.
 fn race(cluster: &TestCluster, zone: &Zone, pairs: u16, asks: impl Fn(u16, &str) -> bool + Sync) {
     // Addresses of an outside service, at the server.
     let server = cluster.pod("server");
@@ -324,7 +325,7 @@ fn names_outlive_an_upgrade_of_layouts() {
     }
 }
 
-/// Answers by pods that are no resolvers, with the right port, identifier and name.
+/// Answers by pods that are not resolvers, with the right port, identifier and name.
 #[test]
 fn forged_answers_open_nothing() {
     require_root!();
@@ -345,7 +346,7 @@ fn forged_answers_open_nothing() {
     let (_, from) = socket.recv_from(&mut buffer).unwrap();
     assert_eq!(from.ip(), cluster.pod("evil").ip4().unwrap(), "the forged answer arrives");
     assert!(!passes(&cluster, "client", ProbeProtocol::Tcp, server, MOMENT));
-    // From the client itself.
+    // A forged answer from the client itself.
     let own = || UdpSocket::bind("0.0.0.0:53").unwrap().send_to(&forged, (client, port)).unwrap();
     cluster.pod("client").run(own).unwrap();
     assert!(!passes(&cluster, "client", ProbeProtocol::Tcp, server, MOMENT));

@@ -40,7 +40,7 @@ fn pair(name: &str, pod: &TestPod, mode: NetkitMode) -> io::Result<()> {
     socket.bind_auto()?;
     socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
     let (answer, _) = socket.recv_from_full()?;
-    // Acknowledgement: 0 or a negative errno, behind the header of 16 bytes.
+    // Acknowledgement: 0 or a negative errno, after the header of 16 bytes.
     let code = answer.get(16..20).and_then(|code| code.try_into().ok()).map(i32::from_ne_bytes);
     match code {
         Some(0) => Ok(()),
@@ -80,7 +80,7 @@ fn behind_netkit(cluster: &TestCluster, mode: NetkitMode) -> io::Result<TestPod>
     Ok(pod)
 }
 
-/// Packets from the device get the mark of an unknown sender, whatever mark the pod sets.
+/// Packets from the device get the mark of an unknown sender, regardless of the mark that the pod sets.
 #[test]
 fn a_pod_behind_a_netkit_device_cannot_forge_a_mark() {
     const TEST: &str = "a_pod_behind_a_netkit_device_cannot_forge_a_mark";

@@ -129,7 +129,7 @@ fn peers_by_label_match_on_a_further_network() {
     cluster.restart(0);
     reaches(&cluster, "friend");
     denied(&cluster, "stranger");
-    // A device that is no veth is named.
+    // A device that is not a veth is named.
     let devices = json!([
         { "name": "shop/storage", "interface": "net1", "ips": [storage(2).to_string()] },
         { "name": "shop/lan", "interface": "net2", "ips": ["192.168.78.2"] },
@@ -147,8 +147,8 @@ fn peers_by_label_match_on_a_further_network() {
     reaches(&cluster, "friend");
 }
 
-/// Asks the agent about a pod's traffic to the server: it judges the addresses of both networks, each at its own interface,
-/// and objects, tables and the kernel agree.
+/// Asks the agent about a pod's traffic to the server: it must judge the addresses of both networks, each at its own
+/// interface, and objects, tables and the kernel must agree.
 fn explained(cluster: &TestCluster, (from, number): (&str, u8), verdict: &str) {
     let (from, to) = (format!("{NAMESPACE}/{from}"), format!("{NAMESPACE}/server"));
     let question = json!({ "from": from, "to": to, "protocol": "UDP", "port": PORT });
@@ -232,8 +232,8 @@ fn forged_annotations_gain_nothing() {
     reaches(&cluster, "friend");
     reaches(&cluster, "hostile");
     denied(&cluster, "stranger");
-    // Claims the address of another pod, of the node, of a Service, of the Internet: the pod's earlier
-    // addresses stay valid, and the owner of the claimed address is no peer by the labels of the hostile pod.
+    // Claims the address of another pod, of the node, of a Service, of the Internet: the pod's earlier addresses stay
+    // valid, and the owner of the claimed address is not a peer by the labels of the hostile pod.
     let of_stranger = cluster.pod("stranger").ip4().unwrap();
     let of_node = cluster.nodes[0].addresses()[0];
     let outside: IpAddr = [8, 8, 8, 8].into();
@@ -315,7 +315,7 @@ fn further_interfaces_are_open_where_the_operator_says_so() {
     annotate(&mut cluster, "server", &[storage(1)]);
     cluster.labels = vec![("netpold.io/second-interfaces", "open")];
     cluster.enforce();
-    // Interfaces with known addresses are under policy all the same.
+    // Interfaces with known addresses are nevertheless under policy.
     wait_for_line(
         &mut cluster,
         "not_enforced",

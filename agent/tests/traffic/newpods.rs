@@ -34,7 +34,7 @@ fn a_pod_that_nobody_knows_reaches_its_node_alone() {
     cluster.agents[0].wait_for("aware of the interface", ENFORCED, waits).unwrap();
     let (late, stranger) = (cluster.pod("late"), cluster.pod("stranger"));
     none_pass(late, stranger, stranger.addresses());
-    // Nor anything of a pod that came while no agent ran.
+    // It also drops all packets of a pod that was added while no agent ran.
     cluster.agents[0].end(Signal::SIGKILL);
     cluster.add(0, "later");
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
@@ -64,15 +64,15 @@ fn what_was_there_before_the_agent_is_left_alone() {
     cluster.without_policy("f").without_policy("to").enforce();
     let friend = cluster.pod("friend");
     all_pass(&foreign, friend, friend.addresses());
-    // For the next agent as well.
+    // The same holds for the next agent.
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
     cluster.enforce();
     let friend = cluster.pod("friend");
     all_pass(&foreign, friend, friend.addresses());
 }
 
-/// Uses a directory of CNI results without a writer: once a pod has appeared without a result, veths without a pod
-/// wait for none.
+/// Uses a directory of CNI results without a writer: once a pod has appeared without a result, veths without a pod do
+/// not wait for results.
 #[test]
 fn veths_of_nobody_do_not_wait_for_results_where_pods_come_without() {
     require_root!();

@@ -1,4 +1,4 @@
-//! `netpold observe` beside real traffic: its events about packets and flows, and their attribution.
+//! `netpold observe` alongside real traffic: its events about packets and flows, and their attribution.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};

@@ -139,8 +139,8 @@ fn flows_end_with_their_pod() {
     }
 }
 
-/// Deletes a pod's object while the pod remains: its veth stays under the same policy and is no device of the node.
-/// The programs leave with the veth.
+/// Deletes a pod's object while the pod remains: its veth stays under the same policy and is not a device of the node.
+/// The programs are removed with the veth.
 fn programs_stay_with_the_veth(arguments: &[&str]) {
     let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::kernel;
 
-/// Time in which a refused client has its error; a dropped one waits for seconds.
+/// Time in which a refused client gets its error; a client whose packets are dropped waits for seconds.
 const AT_ONCE: Duration = Duration::from_millis(200);
 
 /// A NetworkPolicy with the annotation.
@@ -54,7 +54,7 @@ fn expected(to: IpAddr) -> [i32; 2] {
     [libc::ECONNREFUSED, if to.is_ipv4() { libc::EHOSTUNREACH } else { libc::EACCES }]
 }
 
-/// Asserts that both protocols have their error at once at these addresses.
+/// Asserts that both protocols get their error at once at these addresses.
 #[track_caller]
 fn refused(from: &Host, to: &[SocketAddr]) {
     for &to in to {
@@ -67,7 +67,7 @@ fn refused(from: &Host, to: &[SocketAddr]) {
     }
 }
 
-/// Asserts that no protocol has an answer.
+/// Asserts that no protocol gets an answer.
 #[track_caller]
 fn unanswered(from: &Host, to: &[SocketAddr]) {
     for &to in to {
@@ -148,7 +148,7 @@ fn answers_have_checksums_of_their_own() {
     }
 }
 
-/// Echoes and SCTP have errors too, and so do hosts outside.
+/// Echoes and SCTP get errors too, and so do hosts outside.
 #[test]
 fn every_protocol_has_an_error() {
     require_root!();

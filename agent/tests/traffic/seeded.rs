@@ -66,7 +66,7 @@ fn connections_older_than_the_agent_go_on() {
     assert!(allowed.iter_mut().all(|flow| flow.ping(PATIENCE)), "allowed flows still go on");
 }
 
-/// A pod becomes isolated while the agent runs; its older connections go on.
+/// A pod becomes isolated while the agent runs; its older connections continue.
 #[test]
 fn connections_older_than_isolation_go_on() {
     require_root!();

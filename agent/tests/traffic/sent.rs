@@ -88,7 +88,7 @@ fn xdp_drops_what_pods_may_not_send() {
     assert!(dropped(&status) > before, "{status}");
     assert!(status["recent_drops"].to_string().contains("egress"), "{status}");
 
-    // A new pod of the same name gets XDP, and the former link leaves with the former pod.
+    // A new pod of the same name gets XDP, and the link of the former pod is removed.
     cluster.take("client").delete().unwrap();
     cluster.add(0, "client");
     cluster.enforce();

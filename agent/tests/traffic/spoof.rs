@@ -8,7 +8,7 @@ use crate::udp;
 
 const PORT: u16 = 4000;
 
-/// Sends from another pod's address, then from the own address. Returns the sources that arrive.
+/// Sends from another pod's address, then from the pod's own address. Returns the sources that arrive.
 fn arrivals(cluster: &TestCluster, sender: &TestPod, pretended: &TestPod) -> Vec<IpAddr> {
     let server = cluster.pod("server");
     let mut arrived = Vec::new();

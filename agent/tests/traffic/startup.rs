@@ -249,7 +249,7 @@ fn pods_that_start_while_the_agent_is_killed_below_clsact() {
     killed_again_and_again(start);
 }
 
-/// Starts a successor beside the running agent, which takes over (a DaemonSet's `maxSurge`).
+/// Starts a successor alongside the running agent, which takes over (a DaemonSet's `maxSurge`).
 #[test]
 fn pods_that_start_while_a_successor_takes_over() {
     require_root!();
@@ -262,7 +262,7 @@ fn pods_that_start_while_a_successor_takes_over() {
         let node = &start.cluster.nodes[0];
         let before = takeovers(&start.cluster);
         let replaced = start.cluster.agents[0].succeed(node).unwrap();
-        // The agent before waits behind its successor; now its pod ends.
+        // The former agent waits for the end of its successor; now its pod ends.
         if let Some(mut process) = former.replace(replaced) {
             kill(Pid::from_raw(process.0.id() as i32), Signal::SIGTERM).unwrap();
             assert!(process.0.wait().unwrap().success());
@@ -278,7 +278,8 @@ fn pods_that_start_while_a_successor_takes_over() {
     }
 }
 
-/// Checks that allowed flows, old and new, lose nothing to a successor, and that denied flows stay denied.
+/// Checks that allowed flows, old and new, lose no packet when a successor takes over, and that denied flows stay
+/// denied.
 #[test]
 fn a_successor_takes_over_under_load() {
     require_root!();

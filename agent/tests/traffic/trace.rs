@@ -1,5 +1,5 @@
-//! `netpold trace` beside real traffic: its output, unchanged verdicts, and the return of the ordinary programs
-//! however it ends.
+//! `netpold trace` alongside real traffic: its output, unchanged verdicts, and the return of the ordinary programs
+//! after any end of the trace.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};

@@ -1,5 +1,5 @@
-//! Random packets of all kinds, most of them nearly right: of existing flows, answers to received packets, errors
-//! about received packets, fragmented, with options, in frames to another station.
+//! Random packets of all kinds, most of them nearly valid: of existing flows, answers to received packets, errors about
+//! received packets, fragmented, with options, in frames to another station.
 
 mod link;
 
@@ -381,7 +381,7 @@ impl Generator {
             return Offload::default();
         }
         if own == usize::MAX || draft.party().pod.is_some() && self.chance(50) {
-            // The judgement ends at a Mobility header: bytes that are written behind it do not change it.
+            // The judgement ends at a Mobility header: bytes written after it do not change the verdict.
             let ends = shape.extensions.iter().any(|(kind, _)| *kind == 135);
             if draft.party().pod.is_none() || ends {
                 return Offload::default();

@@ -1,4 +1,4 @@
-//! Decides whether a frame may have arrived, by its real sender and the packets before it.
+//! Decides whether a frame may have arrived, from its real sender and the preceding packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -23,7 +23,7 @@ pub(crate) struct Sent {
     pub(crate) parsed: Option<Parsed>,
 }
 
-/// Number of a sender that is no party, usually a node.
+/// Number of a sender that is not a party, usually a node.
 const NO_PARTY: usize = usize::MAX;
 /// First port of sockets without a chosen port; generated packets use lower ports.
 const EPHEMERAL: u16 = 32768;
@@ -84,7 +84,7 @@ impl History {
     pub(crate) fn record_by_source(&mut self, world: &World, receiver: usize, frame: &[u8]) {
         let Some(parsed) = read::frame(frame) else { return };
         if parsed.others.is_empty() && parsed.tuple.from.1.max(parsed.tuple.to.1) >= EPHEMERAL {
-            // The packet belongs to the test's own flows, which run beside the generated packets.
+            // The packet belongs to the test's own flows, which run alongside the generated packets.
             return;
         }
         let claims = |party: &Party| party.addresses.contains(&parsed.tuple.from.0);
@@ -273,7 +273,7 @@ impl Exchange<'_> {
             let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
             self.world.oracle.judge_translated(pod, direction, remote, protocol, port)
         };
-        // The kernel may have fragmented the packet behind other headers than its sender did.
+        // The kernel may have fragmented the packet after other headers than its sender did.
         let mut whole = self.sent.forms().flat_map(|form| form.meanings);
         let later = self.parsed.is_later
             && whole.any(|(protocol, _)| PORTS.iter().any(|port| judge(protocol, *port)));

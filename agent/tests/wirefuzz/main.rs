@@ -6,8 +6,8 @@
 //! judge  ◄── whatever arrives at a pod's eth0 or outside ───────────────────────────────────────────┘
 //! ```
 //!
-//! A frame that arrives must be allowed by the oracle for its real sender, whatever its source address, or answer (or
-//! be an error about) a flow that the oracle allows: [`judge`]. Connections between allowed pods run beside the
+//! A frame that arrives must be allowed by the oracle for its real sender, regardless of its source address, or answer
+//! (or be an error about) a flow that the oracle allows: [`judge`]. Connections between allowed pods run alongside the
 //! fuzzing.
 //!
 //! `NETPOLD_WIREFUZZ_SECONDS`: duration of all worlds together; default 120 if `CI=true`, else 60.

@@ -54,7 +54,7 @@ pub(crate) fn frame(frame: &[u8]) -> Option<Parsed> {
     }
 }
 
-/// Returns EtherType and payload behind all VLAN tags.
+/// Returns EtherType and payload after all VLAN tags.
 pub(crate) fn untagged(frame: &[u8]) -> Option<(u16, &[u8])> {
     let mut at = 12;
     while matches!(number(frame, at)?, 0x8100 | 0x88a8) {

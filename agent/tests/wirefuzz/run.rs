@@ -16,15 +16,15 @@ use crate::world::{Kind, World};
 
 /// Number of packets between two collections of arrivals.
 const BURST: usize = 40;
-/// Number of bursts between two checks of the flows that run beside.
+/// Number of bursts between two checks of the flows that run alongside.
 const BURSTS: usize = 25;
 /// Time without arrivals after which all packets have arrived.
 const QUIET: Duration = Duration::from_millis(30);
-/// Greatest number of packets before a leak that are sent again.
+/// Maximum number of packets before a leak that are sent again.
 const WINDOW: usize = 2000;
-/// Greatest number of packets kept, so that a run of hours does not fill the memory.
+/// Maximum number of packets kept, so that a run of hours does not fill the memory.
 const KEPT: usize = 50_000;
-/// Greatest number of attempts to shorten a failing sequence.
+/// Maximum number of attempts to shorten a failing sequence.
 const ATTEMPTS: usize = 60;
 /// Number of worlds that share the time.
 const WORLDS: u32 = 3;
@@ -32,7 +32,7 @@ const WORLDS: u32 = 3;
 const LONG: u64 = 120;
 const SHORT: u64 = 60;
 
-/// Frame that arrived although it must not.
+/// Frame that must not have arrived.
 #[derive(Clone, Debug)]
 struct Leak {
     number: usize,

@@ -20,9 +20,9 @@ pub(crate) struct Shape {
     pub(crate) message: Vec<u8>,
     /// IPv4 options; a multiple of 4 bytes.
     pub(crate) options: Vec<u8>,
-    /// IPv6 extension headers: type, and the bytes behind Next Header.
+    /// IPv6 extension headers: type, and the bytes after Next Header.
     pub(crate) extensions: Vec<(u8, Vec<u8>)>,
-    /// Whether Destination Options follow, behind the Fragment header if there is one.
+    /// Whether Destination Options follow, after the Fragment header if there is one.
     pub(crate) inside: bool,
     pub(crate) ident: u16,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Shape {
 pub(crate) type Part = (usize, Vec<u8>, bool);
 
 impl Shape {
-    /// Returns the bytes to cut into fragments, behind the headers that each fragment repeats.
+    /// Returns the bytes to cut into fragments, after the headers that each fragment repeats.
     pub(crate) fn body(&self) -> Vec<u8> {
         if !self.inside {
             return self.message.clone();

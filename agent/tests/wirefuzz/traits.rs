@@ -41,7 +41,7 @@ pub(crate) enum Trait {
     Routing,
     /// Fragmented.
     Fragments,
-    /// Fragmented, with options behind the Fragment header.
+    /// Fragmented, with options after the Fragment header.
     OptionsInside,
     /// Truncated, padded, or with a changed header byte.
     Damaged,

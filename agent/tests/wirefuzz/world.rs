@@ -68,7 +68,7 @@ const SHOWN: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 /// Labels of the pods, two pods each. `mute` may send and receive nothing, `part` some things; `deaf` receives
 /// nothing, `bound` sends nothing, no policy selects `free`.
 const APPS: [&str; 5] = ["mute", "part", "deaf", "bound", "free"];
-/// Flows that run beside the fuzzing: name, from, protocol, to.
+/// Flows that run alongside the fuzzing: name, from, protocol, to.
 const BESIDE: [(&str, &str, ProbeProtocol, &str); 6] = [
     ("free1 to part1", "free1", ProbeProtocol::Tcp, "part1"),
     ("free1 to part2", "free1", ProbeProtocol::Tcp, "part2"),
@@ -184,7 +184,7 @@ impl World {
         }
     }
 
-    /// Asserts that the flows that run beside are still open.
+    /// Asserts that the flows that run alongside are still open.
     pub(crate) fn check_flows(&mut self) {
         for (name, flow) in &mut self.flows {
             let patience = netpold_testbed::cluster::PATIENCE;

@@ -1,4 +1,4 @@
-//! Lookups: a number decides the question, the resolver's answer and the address that the pod connects to.
+//! Lookups: a number determines the question, the resolver's answer and the address that the pod connects to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ use crate::random::SplitMix64;
 /// Types of records.
 pub(crate) const A: u16 = 1;
 pub(crate) const AAAA: u16 = 28;
-/// Length of a message's header, behind which the question's name is.
+/// Length of a message's header; the question's name follows.
 const HEADER: usize = 12;
 /// Place of the number of additional records in the header.
 const ADDITIONAL: usize = 10;
@@ -72,7 +72,7 @@ impl DnsLookup {
         ask(self.id(), &name, self.kind, self.has_edns0)
     }
 
-    /// The answer: a chain of up to 16 aliases and up to 64 records, among them the own address at any place.
+    /// The answer: a chain of up to 16 aliases and up to 64 records, among them the lookup's own address at any place.
     fn answer(self, question: &[u8]) -> Vec<u8> {
         let mut random = SplitMix64::new(u64::from(self.number) << 32);
         let name = name_of(question);

@@ -13,7 +13,7 @@ use super::scene::{PORT, Scene};
 use crate::agent;
 use crate::control::percentile;
 
-/// Lookups, each with a connection behind it.
+/// Lookups, each followed by a connection.
 #[derive(Debug, Serialize)]
 pub(crate) struct Pairs {
     /// Number.

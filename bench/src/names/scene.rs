@@ -1,4 +1,4 @@
-//! A node with a pod that asks, a resolver, and a server that has all addresses of the answers.
+//! A node with a client pod, a resolver, and a server that has all addresses of the answers.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -21,7 +21,7 @@ pub(crate) const PORT: u16 = 443;
 /// Time within which an answer or a datagram must arrive on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the resolver answers to a question.
+/// Function that returns the resolver's answer to a question.
 pub(crate) type Answers = fn(&[u8]) -> Option<Vec<u8>>;
 
 /// A node, without an agent until [`Scene::enforce`].
@@ -32,7 +32,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// Sets the node up, with a resolver that answers so.
+    /// Sets the node up, with a resolver that gives these answers.
     ///
     /// # Errors
     /// A socket cannot be opened.
@@ -83,7 +83,7 @@ impl Scene {
         &self.cluster.agents[0]
     }
 
-    /// The pod that asks.
+    /// The client pod.
     pub(crate) fn client(&self) -> &TestPod {
         self.cluster.pod("client")
     }
@@ -109,7 +109,7 @@ impl Scene {
         lock(&self.arrived).clear();
     }
 
-    /// Those of some numbers whose datagrams have not arrived, once the others have, or after a time.
+    /// Waits for the datagrams with these numbers, at most for `patience`; returns the numbers that did not arrive.
     pub(crate) fn missing(&self, numbers: &HashSet<u32>, patience: Duration) -> HashSet<u32> {
         let deadline = Instant::now() + patience;
         loop {
@@ -195,7 +195,7 @@ impl Asker {
         Ok(Self { resolvers: [to(&resolvers[0])?, to(&resolvers[1])?], out: UdpSocket::bind(any)? })
     }
 
-    /// Sends a question, and waits for its answer; returns the time, or `None` if no answer came.
+    /// Sends a question, and waits for its answer; returns the time, or `None` if no answer arrived.
     ///
     /// # Errors
     /// The question cannot be sent.

@@ -1,4 +1,4 @@
-//! Lookups at a steady rate while the agent runs, ends and starts, beside as many on a node without netpold.
+//! Lookups at a steady rate while the agent runs, ends and starts, alongside equally many on a node without netpold.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,10 +26,10 @@ pub(crate) struct Phase {
     pub(crate) without: Times,
     /// On the node with the agent's programs.
     pub(crate) with: Times,
-    /// Further microseconds of a lookup with programs, p50 and p99: of rounds of a thousand lookups each.
+    /// Additional microseconds of a lookup with programs, p50 and p99: of rounds of a thousand lookups each.
     pub(crate) added_p50_us: Spread,
     pub(crate) added_p99_us: Spread,
-    /// Datagrams to the address of a lookup, at once.
+    /// Datagrams sent to the address of a lookup immediately after it.
     pub(crate) new: u32,
     /// Those that did not arrive.
     pub(crate) new_denied: u32,
@@ -64,9 +64,9 @@ const ROUND: usize = 1_000;
 const KNOWN: u32 = 50;
 /// Numbers of datagrams to these, above those of lookups.
 const AGAIN: u32 = 1 << 30;
-/// One of so many lookups has a new name, and datagrams behind it.
+/// One of this number of lookups has a new name, and is followed by datagrams.
 const OF_LOOKUPS: u32 = 5;
-/// The other lookups repeat so many names, from this number on.
+/// The other lookups repeat this number of names, from this number on.
 const NAMES: u32 = 1_000;
 const REPEATED: u32 = 130_000;
 const LATE: f64 = 5e3;
@@ -87,7 +87,7 @@ struct NodePair {
     next: u32,
 }
 
-/// What happened during a phase.
+/// Samples of a phase.
 #[derive(Default)]
 struct Samples {
     /// Times without and with programs, `None` for lost ones.
@@ -96,7 +96,7 @@ struct Samples {
     known: HashSet<u32>,
 }
 
-/// Measures. With an agent that just runs for `time`.
+/// Measures all phases. In the first one, the agent runs undisturbed for `time`.
 pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Phase>> {
     let mut nodes = NodePair::new()?;
     let mut phases = Vec::new();
@@ -168,7 +168,7 @@ impl NodePair {
         Ok(nodes)
     }
 
-    /// Looks up while something happens to the agent.
+    /// Performs lookups while `happens` changes the agent.
     fn phase(
         &mut self,
         agent: &'static str,
@@ -220,8 +220,8 @@ impl Drop for AtEnd<'_> {
     }
 }
 
-/// Looks up on both nodes in turn; behind some of the lookups at once sends datagrams to the server, at the new address and at a
-/// known one.
+/// Looks up on both nodes in turn; immediately after some of the lookups, sends datagrams to the server, at the new
+/// address and at a known one.
 fn look_up(askers: [&Asker; 2], next: &mut u32, stop: &AtomicBool) -> Result<Samples> {
     host::run_first()?;
     let mut samples = Samples::default();

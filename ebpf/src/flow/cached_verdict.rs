@@ -9,8 +9,8 @@
 
 use crate::{direction::PodDirection, reason::Reason};
 
-/// From the top: 32 bits policy revision, 16 bits incarnation of the entry, 8 bits [`Reason`] for pod egress, 8 for
-/// pod ingress. [`Reason::NotEndpoint`], 0, stands for an unknown reason.
+/// From the top: 32 bits policy revision, 16 bits incarnation of the entry, 8 bits [`Reason`] for pod egress, 8 for pod
+/// ingress. [`Reason::NotEndpoint`], 0, means an unknown reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedVerdict(pub u64);
 

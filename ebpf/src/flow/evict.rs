@@ -1,9 +1,9 @@
 //! Eviction from a table that one pod nearly fills.
 //!
 //! Answered flows are protected, so a pod and one allowed peer could fill the table and lock out all other pods' new
-//! connections. If none of a new flow's ways is free or half-open and none of their flows can be relocated, the
-//! longest idle flow of the same pod goes, provided that it has been idle for a quarter of an hour. Else the longest
-//! idle flow of an endpoint that holds three quarters of the ways goes, if the new flow's endpoint holds at most one.
+//! connections. If none of a new flow's ways is free or half-open and none of their flows can be relocated, the longest
+//! idle flow of the same pod is evicted, provided that it has been idle for a quarter of an hour. Else the longest idle
+//! flow of an endpoint that holds three quarters of the ways is evicted, if the new flow's endpoint holds at most one.
 //! (Competing with many busy pods, such an endpoint keeps a third of the table.) Other established flows are evicted
 //! only after two hours of idle time, and half-open flows replace each other first.
 
@@ -116,9 +116,9 @@ pub unsafe fn make_room<K: FlowTableKey, M: Timeouts>(
     best_age != 0 && unsafe { free(memory, way::<K>(buckets, best), best_control) }
 }
 
-/// Way to take for a new flow of an endpoint in a table that protects none: a way without a live flow, otherwise that of
-/// the endpoint with most of the flow's ways (its own, with the new flow, if others have as many). Of these ways closed
-/// flows go first, then half-open ones, then the longest idle one. `None` if other writers hold all ways.
+/// Way to take for a new flow of an endpoint in a table that protects none: a way without a live flow, otherwise that
+/// of the endpoint with most of the flow's ways (its own, counting the new flow, on a tie). Of these ways closed flows
+/// go first, then half-open ones, then the longest idle one. `None` if other writers hold all ways.
 ///
 /// # Safety
 /// As [`crate::flow::table::Flow::find`].

@@ -2,7 +2,7 @@
 
 /// Access to shared words under concurrent writes.
 pub trait Memory {
-    /// Reads a word; later reads stay behind it.
+    /// Reads a word; later reads are ordered after it.
     ///
     /// # Safety
     /// The word must be readable, aligned, and only ever changed atomically.
@@ -18,7 +18,7 @@ pub trait Memory {
     /// As [`Memory::store`].
     unsafe fn swap(&self, word: *mut u64, old: u64, new: u64) -> u64;
     /// Writes `new` to a word that is `old` and that no other writer changes now; earlier writes become visible before
-    /// it. False if the word was not `old`. On CPUs that keep stores in order a plain store serves, which does not
+    /// it. False if the word was not `old`. On CPUs that keep stores in order a plain store suffices, which does not
     /// detect that.
     ///
     /// # Safety

@@ -5,7 +5,7 @@
 //! reader that searches the first and then the second finds one of the two. If no second bucket has a free way, the
 //! moved flow takes the way of a half-open one, as new flows do. If none of the eight flows can move, a place is made
 //! in the second bucket of one of them first. With relocation a table that is three quarters full refuses none of
-//! 100,000 flows (without: one in five), whichever half-open flows fill the rest.
+//! 100,000 flows (without: one in five), regardless of the half-open flows that fill the rest.
 
 use crate::{
     flow::{

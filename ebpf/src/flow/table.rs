@@ -4,7 +4,7 @@
 //! key, then publishes the control word. A reader compares the whole key between two reads of the control word of the
 //! same incarnation, so it never matches a half-written entry. An entry that has been idle for its timeout counts as
 //! absent, whether swept or not. A flow is in the first of its two buckets unless that was full;
-//! [`crate::flow::relocate`] moves one on if a new flow finds no place.
+//! [`crate::flow::relocate`] moves a flow to its second bucket if a new flow finds no place.
 //!
 //! Two CPUs that insert one flow at the same moment may leave two entries. That is harmless: forward packets find and
 //! refresh the first one, and the other expires.

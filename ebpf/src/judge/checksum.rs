@@ -1,13 +1,14 @@
 //! Partial checksums, which are written after the packet was judged.
 //!
 //! A packet with a partial checksum (`CHECKSUM_PARTIAL`) carries two offsets: the start of the summed bytes, and the
-//! place of the 16-bit sum behind that start. The sending card completes the sum, or the kernel does for a card that
+//! place of the 16-bit sum after that start. The sending card completes the sum, or the kernel does for a card that
 //! cannot. A packet socket may choose both offsets (`PACKET_VNET_HDR`) and, by the summed bytes, the value that is
 //! written: into a port, an address or a type.
 //!
-//! So a packet passes only if the sum is written into its own checksum field, or behind all bytes that a judgement
+//! So a packet passes only if the sum is written into its own checksum field, or after all bytes that a judgement
 //! reads, as for a packet in a pod's own tunnel. A packet that a card cuts into segments (`gso_size`) keeps its
-//! headers: the kernel derives the offsets from the judged headers (`inet_gso_segment`), whatever the socket set.
+//! headers: the kernel derives the offsets from the judged headers (`inet_gso_segment`), regardless of the socket's
+//! offsets.
 
 use crate::{
     packet::{
@@ -26,7 +27,7 @@ const SCTP_FIELD: u32 = 8;
 const ICMP_FIELD: u32 = 2;
 
 /// Whether a partial checksum leaves all judged bytes unchanged. `start`: offset of the summed bytes in the frame;
-/// `field`: offset of the sum behind that; `link`: as [`crate::packet::parse::link`] returns it.
+/// `field`: offset of the sum after that start; `link`: as [`crate::packet::parse::link`] returns it.
 #[inline(always)]
 pub fn is_harmless<B: Bytes>(
     bytes: &B,

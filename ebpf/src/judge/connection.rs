@@ -3,7 +3,7 @@
 //! For each direction of a connection, the kernel keeps one tuple, with the ends of its packets before the node
 //! translates them. A packet that has the other tuple's ends reversed was not translated. A packet in the reply
 //! direction goes back through the translation of its connection: it is a reply of the host that received the original
-//! packets, whatever its address.
+//! packets, regardless of its address.
 
 use crate::{
     endpoint::EndpointRef,
@@ -173,8 +173,9 @@ impl Course {
     /// connection.
     ///
     /// In the reply direction, that host received the endpoint's packets. In the original direction, conntrack has no
-    /// flow that the packet could answer, and has not translated its source. Then a Service's address as source is the
-    /// translation of another node, which a host can cause by a forged flow; only literal grants of the address count.
+    /// flow that the packet could answer, and has not translated its source. A Service's address as source is then the
+    /// translation of another node, which a host can cause with a forged flow; only literal grants of the address
+    /// count.
     #[inline(always)]
     pub fn is_of_allowed<T: Tables>(
         self,
@@ -251,7 +252,8 @@ mod tests {
         }
     }
 
-    /// The ends that the sender asked, for a packet as its connection translates it, and for no other packet.
+    /// The ends before translation are found for a packet that fits the translation of its connection, and for no other
+    /// packet.
     #[test]
     fn ends_before_the_translation_are_those_of_the_packets_own_connection() {
         let (pod, service, backend, node) = ((1, 5000), (2, 80), (3, 8080), (4, 6000));

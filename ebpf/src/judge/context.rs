@@ -43,7 +43,7 @@ impl<'a, D: PodDirection, T: Tables> EndpointContext<'a, D, T> {
     ) -> Self {
         let id = endpoint.id();
         let arrival = Arrival::of(hook);
-        // Nothing depends on it in egress.
+        // Egress verdicts do not depend on the arrival.
         let arrival =
             if D::EGRESS { arrival } else { arrival.hidden(&Opaque::new(tables, id.into())) };
         Self { tables, endpoint, id, policy, revision, arrival }
@@ -84,9 +84,9 @@ impl<'a, D: PodDirection, T: Tables> EndpointContext<'a, D, T> {
             && !F::is_shared(to)
     }
 
-    /// Verdict on a packet that no rule allows and that is no reply: a pod's packet to itself passes, all others drop.
-    /// In ingress only the interface that the packet came by proves that, since any host can forge the pod's address
-    /// as source.
+    /// Verdict on a packet that no rule allows and that is not a reply: a pod's packet to itself passes, all others
+    /// drop. In ingress only the interface by which the packet arrived proves that it is one, since any host can forge
+    /// the pod's address as source.
     ///
     /// # Errors
     /// [`Reason::Policy`].

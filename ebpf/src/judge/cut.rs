@@ -1,20 +1,20 @@
-//! Connections that a change of policy cuts: both ends have a reset at once.
+//! Connections that a change of policy cuts: both ends receive a reset at once.
 //!
-//! A denied TCP segment of an established flow of the table shows that policy has changed. Its sender has the answer of
-//! [`crate::judge::reject`]. The segment itself goes on as a reset without data ([`onward`]), by the translation and the
-//! way of its flow: its sequence number is the one that the receiver expects, unless segments were lost or the segment
-//! is a repetition or a keepalive.
+//! A denied TCP segment of an established flow of the table shows that policy has changed. Its sender receives the
+//! answer of [`crate::judge::reject`]. The segment itself is forwarded as a reset without data ([`onward`]), through
+//! the translation and along the path of its flow: its sequence number is the one that the receiver expects, unless
+//! segments were lost or the segment is a repetition or a keepalive.
 //!
-//! Then one of the ends still is there, and its next segment is answered by a reset of the other end's host. That reset
-//! goes on too. So a flow carries at most two more segments after policy has cut it, of 64 bits each besides its ports
-//! and flags, and no forged segment resets anything that it could not have reset before.
+//! Then one of the ends still exists, and its next segment is answered by a reset of the other end's host. That reset
+//! is forwarded too. So a flow carries at most two more segments after policy has cut it, of 64 bits each besides its
+//! ports and flags, and no forged segment resets anything that it could not have reset before.
 //!
-//! The two are flags of the flow's entry that last as long as the entry. A denied packet changes nothing else there: an
-//! entry that it ended or shortened would be begun anew by the next packet of the other side, with that side as the
-//! initiator, and the cut connection would go on as replies.
+//! The two are flags of the flow's entry that last as long as the entry. A denied packet changes nothing else there: if
+//! it ended or shortened an entry, the next packet of the other side would begin a new one, with that side as the
+//! initiator, and the cut connection would continue as replies.
 //!
-//! A segment to an address that the node translates does not go on. The reset would be translated by the node's conntrack,
-//! perhaps to a backend that policy never allowed.
+//! A segment to an address that the node translates is not forwarded. The reset would be translated by the node's
+//! conntrack, perhaps to a backend that policy never allowed.
 
 use crate::{
     direction::PodDirection,
@@ -35,9 +35,10 @@ use crate::{
     tables::{TableFamily, Tables},
 };
 
-/// The reset that goes on in place of a denied packet with a proved source, and the change of its flow's entry; `None`:
-/// the packet is of no established TCP flow, or the flow has had its resets, or the limit of answers is used up.
-/// `take_answer`: takes the reset that answers another one from that limit; a segment's own answer has taken one.
+/// The reset forwarded in place of a denied packet with a proved source, and the change of its flow's entry; `None`:
+/// the packet belongs to no established TCP flow, the flow has had its resets, or the limit of answers is used up.
+/// `take_answer`: takes an answer from that limit for a denied segment that is itself a reset; any other segment's
+/// answer has already taken one.
 #[inline(always)]
 pub fn reset<D: PodDirection, F: TableFamily + Written, B: Bytes, T: Tables>(
     bytes: &B,
@@ -58,8 +59,8 @@ pub fn reset<D: PodDirection, F: TableFamily + Written, B: Bytes, T: Tables>(
     may_go_on(tables, endpoint, &flow, is_reset, take_answer).then_some(onward)
 }
 
-/// Whether a segment of a flow may go on as a reset; sets the flag in the flow's entry if so. Another writer's change at the same
-/// moment is another segment's.
+/// Whether a segment of a flow may be forwarded as a reset; sets the flag in the flow's entry if so. A concurrent
+/// change of the flag comes from another segment.
 #[inline(always)]
 fn may_go_on<F: TableFamily, T: Tables>(
     tables: &T,
@@ -83,7 +84,7 @@ fn may_go_on<F: TableFamily, T: Tables>(
         return false;
     }
     let gone_on = if is_reset { CT_CUT_RESET } else { CT_CUT };
-    // Before the flag: a reset beyond the limit leaves the flow's place to a later one.
+    // The limit is checked before the flag is set: a reset beyond the limit leaves the flag to a later one.
     if flags & gone_on != 0 || is_reset && !take_answer() {
         return false;
     }

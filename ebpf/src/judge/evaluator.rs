@@ -38,7 +38,7 @@ pub trait Visitor {
     const LATER: bool = false;
     /// Result of the continuation.
     type Output: From<PacketVerdict>;
-    /// Goes on with a parsed packet.
+    /// Continues with a parsed packet.
     fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
@@ -172,7 +172,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         self.read_behind(bytes, parse::link(bytes), visitor)
     }
 
-    /// Parses a packet behind its parsed link header and continues with `visitor`, see [`PacketEvaluator::read`].
+    /// Parses a packet after its parsed link header and continues with `visitor`, see [`PacketEvaluator::read`].
     #[inline(always)]
     pub fn read_behind<B: Bytes, N: Visitor>(
         &self,
@@ -247,7 +247,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
             Err(reason) => (Transport::default(), Some(reason)),
         };
         let quoted = if B::PLAIN {
-            // A reader of SCTP in place (XDP) is judged as a copying one: the plain case is TCP and UDP only.
+            // A reader of SCTP in place (XDP) is judged like a copying one: the plain case is TCP and UDP only.
             Quoted::none(if B::SCTP { Quote::Nothing } else { Quote::Unread })
         } else if icmp::is_error(&transport) && !network.fragment.is_later() {
             Quoted::read::<D, B>(bytes, &network)
@@ -306,7 +306,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         self.datagram(Packet::<F> { network, transport, quoted })
     }
 
-    /// Judges a datagram: later fragments get their first one's ports, whole packets go straight on.
+    /// Judges a datagram: later fragments get the ports of their first one, whole packets are judged directly.
     #[inline(always)]
     fn datagram<F: TableFamily>(&self, mut packet: Packet<'_, F>) -> Result<Reason, Reason> {
         let context = &self.context;

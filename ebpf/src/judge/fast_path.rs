@@ -24,7 +24,7 @@ use crate::{
 /// Reason why a packet passes, if its flow's entry caches one of the current policy and needs no change. Most packets
 /// end here, without a read of policy.
 ///
-/// Only the first of the flow's two buckets is searched: nearly all entries are there.
+/// Only the first of the flow's two buckets is searched: it contains nearly all entries.
 ///
 /// # Errors
 /// Result of the search, for the slow path.

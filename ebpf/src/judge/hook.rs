@@ -9,7 +9,7 @@ use crate::{
 pub struct PacketHook {
     /// Interface index of the host side of the veth.
     pub ifindex: u32,
-    /// Interface by which the packet came to the node; 0: none, but a socket;
+    /// Interface by which the packet came to the node; 0: none, but the packet has a socket;
     /// [`crate::judge::proof::UNKNOWN_INTERFACE`]: none, and no sign that the node generated it.
     pub ingress_ifindex: u32,
 }
@@ -44,7 +44,7 @@ impl Arrival {
         self == Self::BY_ITS_OWN
     }
 
-    /// Whether the node itself generated a packet in pod ingress, see [`crate::judge::proof`]. For a fragment that is
+    /// Whether the node itself generated a packet in pod ingress, see [`crate::judge::proof`]. For a fragment this is
     /// proven only if the kernel reveals the namespace of its socket.
     #[inline(always)]
     pub(crate) fn is_from_node(self, fragment: &Fragment, settings: Option<&Settings>) -> bool {

@@ -1,4 +1,4 @@
-//! Judgement of messages of the link and of source addresses.
+//! Verdicts on link messages (ARP, neighbour discovery) and on source addresses.
 
 use crate::{
     direction::PodDirection,
@@ -50,7 +50,7 @@ pub(crate) fn arp<B: Bytes>(
 }
 
 /// Verdict on a packet of a pod that no policy selects: only its claims of addresses count. `None`: its payload may
-/// have one, or shows whether it needs a source. Unreadable packets may claim any address.
+/// contain a claim, or shows whether the packet needs a source. Unreadable packets may claim any address.
 #[inline(always)]
 pub(crate) fn source_alone<B: Bytes>(
     bytes: &B,
@@ -87,7 +87,7 @@ pub(crate) fn source_alone<B: Bytes>(
     Some(if own { Ok(Reason::NotIsolated) } else { Err(Reason::SpoofedSource) })
 }
 
-/// Verdict on a message of the link; `None` if the packet is none. `sender`: as for [`arp`].
+/// Verdict on a link message; `None` for any other packet. `sender`: as for [`arp`].
 #[inline(always)]
 pub(crate) fn message<D: PodDirection, B: Bytes>(
     bytes: &B,

@@ -1,4 +1,4 @@
-//! Lookup of a flow's entry in two steps: the fast path searches the first of its two buckets, the slow path goes on
+//! Lookup of a flow's entry in two steps: the fast path searches the first of its two buckets, the slow path continues
 //! from there.
 
 use crate::{

@@ -25,7 +25,7 @@ pub struct EndpointPolicy<'a, D, T> {
 }
 
 impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
-    /// Policy of an endpoint's rows, which were read once.
+    /// Creates the policy from an endpoint's rows, which the caller has read once.
     #[inline(always)]
     pub const fn new(tables: &'a T, rows: Rows) -> Self {
         Self { tables, rows, direction: PhantomData }
@@ -72,7 +72,7 @@ impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
             || (flags & CT_EGRESS != 0 && allows(self.rows.egress(), flow.remote_port))
     }
 
-    /// Reason of a passing packet: a pod's packet that may be translated is judged again behind the translation.
+    /// Reason of a passing packet: a pod's packet that may be translated is judged again after the translation.
     #[must_use]
     #[inline(always)]
     pub const fn passing(&self, reason: Reason, class: ClassId) -> Reason {

@@ -1,14 +1,14 @@
-//! Judgement of translated packets, where they leave the node or reach a pod.
+//! Verdicts on packets after translation (NAT), where they leave the node or reach a pod.
 //!
 //! At the sender's veth a packet to a Service still has the Service's address. It passes if policy allows that address
-//! or some backend, with its sender's slot as a mark ([`crate::layout::mark`]). Behind the translation the sender's
-//! row is read for the packet's new address and port. If the destination still is an address that may be translated,
-//! the packet was not translated: then only the literal grants of the address count ([`untranslated`]).
+//! or some backend, with its sender's slot as a mark ([`crate::layout::mark`]). After the translation the sender's row
+//! is read for the packet's new address and port. If the destination is still an address that may be translated, the
+//! packet was not translated: then only the literal grants of the address count ([`untranslated`]).
 //!
-//! A reply to such an address passed at the sender's veth since its flow came from there. If the node's conntrack has
-//! forgotten that flow, the reply is a new flow to the kernel, and may be translated to any backend. So it passes here
-//! only if conntrack also treats it as a reply, or leaves its destination unchanged ([`crate::judge::connection`]).
-//! Otherwise it is judged like any other packet.
+//! A reply to such an address passed at the sender's veth because its flow came from that address. If the node's
+//! conntrack no longer has that flow, the kernel treats the reply as a new flow and may translate it to any backend. So
+//! it passes here only if conntrack also treats it as a reply, or leaves its destination unchanged
+//! ([`crate::judge::connection`]). Otherwise it is judged like any other packet.
 //!
 //! A packet that was not judged at its sender's veth is judged here for the first time ([`crate::judge::proof`]): its
 //! source must be the sender's, and it counts as no reply. Answers to questions that the sender asks by TCP do not count
@@ -37,13 +37,13 @@ use crate::{
     verdict::PacketVerdict,
 };
 
-/// [`FragmentKey::direction`](crate::layout::FragmentKey) of pod egress behind the translation: the record at the
+/// [`FragmentKey::direction`](crate::layout::FragmentKey) of pod egress after the translation: the record at the
 /// sender's veth has the address before translation, this one the address after.
 const TRANSLATED_EGRESS: u32 = 1 + 4;
 
 /// Judges a packet for its sender, at the exit `ifindex`. `link`: its type and the offset of the IP header, as
-/// [`parse::link`] returns them. `answer`: the course of a packet that is marked as a reply. `agent_lives` is called
-/// only if the verdict depends on it.
+/// [`parse::link`] returns them. `answer`: the packet's course if it is marked as a reply. `agent_lives` is called only
+/// if the verdict depends on it.
 #[inline(always)]
 pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
@@ -86,7 +86,7 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     if !judged && sender.rows().has_names() {
         doubt(tables, sender);
     }
-    // The pod reaches itself through its own Service. Its source does not show that, since it is masqueraded.
+    // The pod reaches itself through its own Service. The source address does not show this, since it is masqueraded.
     if judged && sender.ifindex() == ifindex {
         return PacketVerdict::from(Ok(Reason::Loopback));
     }
@@ -114,8 +114,8 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     .into()
 }
 
-/// Ends the reading of all of a sender's connections to resolvers: the packet may be of one, and was not read at its veth
-/// ([`crate::names::stream`]). Its source port may be another one here than there.
+/// Ends the reading of all of a sender's connections to resolvers: the packet may belong to one of them, and was not
+/// read at the veth ([`crate::names::stream`]). Its source port may have been translated since.
 #[inline(always)]
 fn doubt<T: Tables>(tables: &T, sender: EndpointRef) {
     tables.doubt_endpoint(sender.id());
@@ -143,8 +143,9 @@ fn made_anew<B: Bytes, T: Tables + LocalEndpoints>(
     }
 }
 
-/// Judges a packet without the proof that a bridge hands to the node, see [`crate::judge::proof`]. A claim of an
-/// endpoint's address drops; any other claim is judged like a packet from no endpoint's source.
+/// Judges a packet without the proof that a bridge hands to the node, see [`crate::judge::proof`]. A packet that claims
+/// an endpoint's address drops; a packet that claims any other address is judged like one whose source belongs to no
+/// endpoint.
 #[inline(always)]
 pub fn at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
@@ -247,7 +248,7 @@ impl<T: Tables> Translated<'_, T> {
         F::extensions(bytes, &mut network)?;
         let read = parse::transport(bytes, &network, false)?;
         let opaque = Opaque::new(self.tables, u64::from(self.policy.rows().egress()));
-        // No router forwarded the packet, so it goes to a neighbour.
+        // The hop limit shows that no router forwarded the packet, so it goes to a neighbour.
         if opaque.number((self.judged && F::is_solicitation(&network, &read)).into()) != 0 {
             return Ok(Reason::Neighbour);
         }
@@ -275,8 +276,8 @@ impl<T: Tables> Translated<'_, T> {
         Ok(Reason::Allowed)
     }
 
-    /// Whether a reply to an address that may be translated still has such a destination, and its sender's source. In
-    /// a tunnel (IPsec) it does not.
+    /// Whether a reply to an address that may be translated still has such a destination, and its sender's source.
+    /// After encapsulation (IPsec) it has neither.
     #[inline(always)]
     fn is_as_sent<F: TableFamily>(&self, network: &Network<F::Address>) -> bool {
         let checked = self.sender.flags() & EP_CHECK_SOURCE != 0;

@@ -13,20 +13,20 @@
 //!    the program of an unknown port:
 //!    * With an endpoint's source it drops if policy isolates any pod of the bridge for egress, since it may be that
 //!      pod's.
-//!    * With any other source it is forged. It drops while the agent lives and the bridge has no port without a
-//!      program ([`BRIDGE_OPEN`]). Otherwise it may be from a pod's port without a program so far.
+//!    * With any other source it is forged. It drops while the agent lives and the bridge has no port without a program
+//!      ([`BRIDGE_OPEN`]). Otherwise it may be from a pod's port without a program yet.
 //!
 //!    Packets without the proof also drop if they came by an interface that is unknown to the agent
-//!    ([`Settings::devices`]): one that a pod has made into the node, or the veth of a new pod without a program so
-//!    far. And if they have a socket of another namespace at a pod's veth: all packets of a pod's own veth have the
-//!    proof, so these came by a device on top of that veth (a macvlan), and their apparent interface is one of the
-//!    other namespace.
-//! 3. A packet to an endpoint is judged by that endpoint's own policy, unless the kernel proves that the node
-//!    generated it: it has no interface, and a socket of the node's network namespace. A missing interface alone
-//!    proves nothing, since the kernel rebuilds packets of other senders (refragmentation, Open vSwitch, SYNPROXY). A
-//!    pod's socket stays with its packet across a bridge, through refragmentation there, and through a macvlan on a
-//!    device of the node. On kernels before 6.15, which do not reveal a socket's namespace, any socket counts, but
-//!    only for a packet that is no fragment.
+//!    ([`Settings::devices`]): one that a pod has created in the node's namespace, or the veth of a new pod without a
+//!    program yet. They also drop if they have a socket of another namespace at a pod's veth: all packets of a pod's
+//!    own veth have the proof, so these came by a device on top of that veth (a macvlan), and their apparent interface
+//!    is one of the other namespace.
+//! 3. A packet to an endpoint is judged by that endpoint's own policy, unless the kernel proves that the node generated
+//!    it: it has no interface, and a socket of the node's network namespace. A missing interface alone proves nothing,
+//!    since the kernel rebuilds packets of other senders (refragmentation, Open vSwitch, SYNPROXY). A pod's socket
+//!    stays with its packet across a bridge, through refragmentation there, and through a macvlan on a device of the
+//!    node. On kernels before 6.15, which do not reveal a socket's namespace, any socket counts, but only for a packet
+//!    that is not a fragment.
 //!
 //!    Likewise a packet without interface, proof and socket of the node was rebuilt by the kernel from a received one
 //!    ([`Anew`]). Packets rebuilt from a pod's packet with the proof have the proof. So without it:
@@ -36,7 +36,7 @@
 //!    * An opening of a connection (SYNPROXY) is judged for the endpoint with its source address, as if it were new.
 //!
 //! 4. Packets that a bridge hands to the node itself pass no exit. A program at the bridge demands their proof too,
-//!    above all of ARP and neighbour discovery: their claims need it.
+//!    above all for the claims of ARP and neighbour discovery.
 //!
 //! Tunnels break rule 1 if a pod sends to its own node's tunnel device: a packet that such a device unpacks with the
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).
@@ -65,9 +65,9 @@ pub const UNKNOWN_INTERFACE: u32 = u32::MAX;
 /// Fields of `struct __sk_buff` at an exit, and facts derived from them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exit {
-    /// Interface that the packet goes out of.
+    /// Interface by which the packet leaves.
     pub ifindex: u32,
-    /// Interface that the packet came to the node by; 0: none.
+    /// Interface by which the packet came to the node; 0: none.
     pub ingress_ifindex: u32,
     /// `skb->mark`.
     pub mark: u32,
@@ -188,7 +188,7 @@ impl Origin {
         }
     }
 
-    /// Origin of a packet without proof from a device that is no endpoint's.
+    /// Origin of a packet without proof from a device that is not an endpoint's.
     #[inline(always)]
     #[expect(
         clippy::multiple_unsafe_ops_per_block,

@@ -1,28 +1,30 @@
-//! Answers to packets that policy denies, where the endpoint's policies ask for them ([`EP_REJECT_EGRESS`],
+//! Answers to packets that policy denies, where the endpoint's policies request them ([`EP_REJECT_EGRESS`],
 //! [`EP_REJECT_INGRESS`]).
 //!
 //! An answer has the addresses of the denied packet, reversed. In pod egress the program sends it back to the pod. In
-//! pod ingress it comes by the pod's interface as if the pod had sent it: the node routes it, and reverses a Service's
+//! pod ingress it enters by the pod's interface as if the pod had sent it: the node routes it, and reverses a Service's
 //! translation. The program of the same interface judges it like any packet, and lets it pass by its mark
-//! ([`REJECTION`]), which only these programs write beside the proof ([`crate::judge::proof`]) and a secret ([`seal`]).
+//! ([`REJECTION`]), which only these programs write together with the proof ([`crate::judge::proof`]) and a secret
+//! ([`seal`]).
 //!
 //! The source of the denied packet is the destination of its answer, so it must be proved:
 //! * In pod egress it is one of the pod's own addresses. The answer goes to the pod itself.
 //! * In pod ingress from a pod of the node, that pod's program has checked it and its station ([`EP_CHECK_SOURCE`]), as the
 //!   proof shows.
-//! * In pod ingress from elsewhere, it is no pod's of the node, and the node's routes to it go by the interface that
+//! * In pod ingress from elsewhere, it is not a pod's of the node, and the node's routes to it go by the interface that
 //!   the packet came by.
 //!
-//! In pod ingress the source of a packet that the node has masqueraded is the one from before. The answer takes the way
-//! back through the same connection of the node's conntrack.
+//! In pod ingress, "source" means the source before masquerading. The answer returns through the same connection of the
+//! node's conntrack.
 //!
-//! A packet that policy denies behind a Service's translation is answered at the exit that denies it, by the interface of
-//! the endpoint in its mark. The answer comes from the address that the endpoint asked, by the node's conntrack, and goes
-//! to the endpoint's own address ([`as_sent`]). So nobody else gets it, whatever the exit and its routes.
+//! A packet that policy denies after a Service's translation is answered at the exit that denies it, by the interface
+//! of the endpoint in its mark. Its source is the address to which the endpoint sent, from the node's conntrack, and
+//! its destination the endpoint's own address ([`as_sent`]). So nobody else gets it, regardless of the exit and its
+//! routes.
 //!
-//! An answer is not longer than the denied packet and the headers in front of the quotation. Their number is limited by
-//! endpoint and direction, and by node. The first of each endpoint and direction in a second ([`OWN`]) do not count for the
-//! node, so other endpoints cannot take them.
+//! An answer is not longer than the denied packet and the headers before the quoted bytes. Their number is limited by
+//! endpoint and direction, and by node. The first of each endpoint and direction in a second ([`OWN`]) do not count for
+//! the node, so other endpoints cannot take them.
 
 use crate::{
     direction::PodDirection,
@@ -41,7 +43,7 @@ use crate::{
     tables::{Tables, find_endpoint, local_endpoints::LocalEndpoints},
 };
 
-/// Whether an endpoint's flags ask for answers in a direction.
+/// Whether an endpoint's flags request answers in a direction.
 #[must_use]
 #[inline(always)]
 pub const fn is_wanted<D: PodDirection>(flags: u64) -> bool {
@@ -62,12 +64,12 @@ pub fn is_answer<T: Tables>(tables: &T, mark: u32, tc_index: u32, cb: [u32; 2]) 
 #[inline(always)]
 pub fn seal<T: Tables>(tables: &T) -> [u32; 2] {
     let [first, second] = tables.settings().map_or([0; 2], |it| [it.hash_keys[0], it.hash_keys[3]]);
-    // No pod finds the keys by it.
+    // No pod can derive the keys from it.
     let product = first.wrapping_mul(second);
     [(product ^ product >> 32) as u32 | 1, (product >> 16) as u32]
 }
 
-/// Reads a denied packet of an endpoint; `None`: it gets no answer, whatever its source.
+/// Reads a denied packet of an endpoint; `None`: it gets no answer, regardless of its source.
 #[inline(always)]
 pub fn read<D: PodDirection, F: Written, B: Bytes>(
     bytes: &B,
@@ -94,8 +96,8 @@ pub(crate) fn ends<D: PodDirection, F: Family>(
     if D::EGRESS { (source, destination) } else { (destination, source) }
 }
 
-/// A packet that is denied behind its translation, as its sender sent it; the answer to it goes to the sender's own station.
-/// `None`: it gets no answer. `before`: its ends before the translation.
+/// A packet that is denied after its translation, as its sender sent it; the answer to it goes to the sender's own
+/// station. `None`: it gets no answer. `before`: its ends before the translation.
 #[inline(always)]
 pub fn as_sent<F: Written>(
     sender: EndpointRef,
@@ -139,7 +141,7 @@ pub fn source<F: Sender, T: Tables + LocalEndpoints>(
     address: F::Address,
 ) -> Source {
     let proven = is_proven(tables, mark) && tc_index != STRANGER;
-    // Without its station known, the pod may send frames in another's name.
+    // If its hardware address is unknown, the pod may send frames with another's.
     let checked = |sender: EndpointRef| {
         if proven && sender.flags() & EP_CHECK_SOURCE != 0 && sender.station() != 0 {
             Source::Proved
@@ -151,10 +153,10 @@ pub fn source<F: Sender, T: Tables + LocalEndpoints>(
         return checked(sender);
     }
     match F::local(tables, address) {
-        // Routed off a bridge, whose ports have programs: by any of its pods.
+        // Routed from a bridge, whose ports all have programs: any of its pods may be the sender.
         Some(slot) if checks_all(tables) => tables.endpoint(slot).map_or(Source::Unproved, checked),
         Some(_) => Source::Unproved,
-        // A pod of the node sent it, with a source that is no pod's.
+        // A pod of the node sent it, with a source that is not a pod's.
         None if proven => Source::Unproved,
         None => Source::Routed,
     }
@@ -234,7 +236,7 @@ pub unsafe fn take<M: Memory>(
     let before = unsafe { memory.load(word) };
     let after = next(before, now, settings);
     let number = after as u32;
-    // A swap that fails is another processor's answer: this packet then gets none.
+    // If the swap fails, another processor took the answer, and this packet gets none.
     // SAFETY: as the caller promises.
     let taken = number <= most && unsafe { memory.swap(word, before, after) == before };
     taken.then_some(number)

@@ -1,7 +1,7 @@
 //! Conntrack entries: creation, refresh and use by packets.
 //!
 //! An entry records the initiator: the direction of the first packet that policy allowed. Replies pass for as long as
-//! policy allows that direction, whatever the policy of their own. So every allowed packet of an endpoint with any
+//! policy allows that direction, regardless of the policy of their own. So every allowed packet of an endpoint with any
 //! isolation refreshes its flow's entry. If only flows with replies that could be dropped at the moment were recorded,
 //! a server's replies would later look like flows that the pod began, and outlive the policy that denies its client.
 
@@ -131,8 +131,8 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
             self.touch(found, add, settings, now);
         }
         let Some(reason) = allowed else { return Ok(policy.answering(Reason::Reply, class)) };
-        // A reply goes back through the translation of its flow: its destination, an address of the node, may stand
-        // for any client that the policy of the other direction has admitted.
+        // A reply goes back through the translation of its flow: its destination, an address of the node, may represent
+        // any client that the policy of the other direction has admitted.
         let flags = found.control.flags();
         let answers = D::EGRESS && flags & D::SEEN == 0 && !begins(&packet.transport);
         Ok(if answers { policy.answering(reason, class) } else { policy.passing(reason, class) })
@@ -155,7 +155,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
     fn begin(&self, key: F::Key, hash: u64, expired: Option<Hit>, now: u32) -> Result<(), Reason> {
         let Self { context, packet, class, .. } = *self;
         // A Service never begins a flow. With a flow begun from a forged Service address, the pod's packets to the
-        // Service would pass as replies, whichever backend the node sends them to.
+        // Service would pass as replies, to any backend that the node chooses.
         if !D::EGRESS && class & CLASS_SERVICE != 0 {
             return Ok(());
         }
@@ -223,7 +223,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
         // SAFETY: found in the table just now, by this family's key.
         unsafe {
             if transport.flags & (TCP_FIN | TCP_RST) != 0 {
-                // Clears the cached verdict: the slow path judges the next packet, whatever its flags.
+                // Clears the cached verdict: the slow path judges the next packet, regardless of its flags.
                 tables.store(hit.cached_verdict::<F::Key>(), 0);
             }
             Flow::<F::Key>::touch(tables, hit, marks, now, after);
@@ -243,7 +243,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
     }
 
     /// An ICMP error of the pod passes if policy allows the flow that it quotes. The node translates an error like its
-    /// flow, so it is judged again behind that, unless the other side began the flow: then it goes back to an
+    /// flow, so it is judged again after the translation, unless the other side began the flow: then it goes back to an
     /// initiator that policy has admitted. The error goes to the sender of the quoted packet, so both have the same
     /// class.
     #[inline(always)]

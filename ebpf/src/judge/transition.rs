@@ -25,8 +25,8 @@ pub(crate) const fn may_begin(transport: &Transport, of_node: bool) -> bool {
             && (of_node || is_to_server(transport.source, transport.destination)))
 }
 
-/// Whether the node sends such a packet only as a reply. The request may have had the pod's address as a forged
-/// source: then the pod has no such flow.
+/// Whether the node sends such a packet only as a reply. If the request had the pod's address as a forged source, the
+/// pod has no such flow.
 #[inline(always)]
 pub(crate) const fn only_answers(transport: &Transport) -> bool {
     let flags = transport.flags;
@@ -51,12 +51,12 @@ pub(crate) const fn confirming(flags: u16, transport: &Transport) -> u16 {
     if flags & CT_SYN_ACK != 0 && !ends { CT_REPLIED } else { 0 }
 }
 
-/// Value in place of added flags: the entry stays as it is.
+/// Returned in place of flags: the entry stays unchanged.
 pub(crate) const LEAVE: u16 = CT_BUSY;
 
-/// Flags of FIN and RST that any passing packet sets or clears. The end of a flow can be forged, so packets that
-/// follow take it back: any packet an RST, and data of the FIN's sender that FIN (PSH marks data without a look behind
-/// the header).
+/// Flags of FIN and RST that any passing packet sets or clears. A FIN or RST can be forged, so later packets clear it:
+/// any packet clears an RST, and data from the FIN's sender clears that FIN (PSH indicates data, so that nothing after
+/// the header is read).
 #[inline(always)]
 pub(crate) const fn closing<D: PodDirection>(transport: &Transport) -> Marks {
     if transport.flags & TCP_RST != 0 {

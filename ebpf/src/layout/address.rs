@@ -3,15 +3,15 @@
 /// Number of the set of peers that an address belongs to. Class 0 is the empty set.
 pub type ClassId = u32;
 /// Flag of a class word (in the trie or the IPv6 tables): packets to the address may be translated on their way, as
-/// for a Service or the own node. They are judged again where they reach a local pod or leave the node. Not part of
-/// the number.
+/// with a Service or this node. They are judged again where they reach a local pod or leave the node. Not part of the
+/// number.
 pub const CLASS_TRANSLATED: ClassId = 1 << 30;
-/// Flag of a class word beside [`CLASS_TRANSLATED`]: the address is a Service's cluster address, which never begins a
-/// flow. Not part of the number.
+/// Flag of a class word in addition to [`CLASS_TRANSLATED`]: the address is a Service's cluster address, which never
+/// begins a flow. Not part of the number.
 pub const CLASS_SERVICE: ClassId = 1 << 29;
-/// Class with the column of the grants behind the place of translation. A class with [`CLASS_TRANSLATED`] has an even
-/// number, and its column is the next one; any other class keeps its own. A packet that still has such an address there
-/// was not translated, so only literal grants count.
+/// Class with the column of the grants after the translation. A class with [`CLASS_TRANSLATED`] has an even number, and
+/// its column is the next one; any other class keeps its own. A packet that still has such an address there was not
+/// translated, so only literal grants count.
 #[must_use]
 #[inline(always)]
 pub const fn untranslated(class: ClassId) -> ClassId {
@@ -33,7 +33,7 @@ pub const BLOCKS6_KEYS: usize = 7;
 /// Flag of a word of the IPv6 block tree: its low bits are the number of a node. Without the flag the word is the
 /// [`ClassId`].
 pub const BLOCKS6_POINTER: u32 = 1 << 31;
-/// Flag beside [`BLOCKS6_POINTER`]: the node is the root of a tree over the address's lower half.
+/// Flag in addition to [`BLOCKS6_POINTER`]: the node is the root of a tree over the address's lower half.
 pub const BLOCKS6_LOWER: u32 = 1 << 30;
 /// Highest number of nodes of the IPv6 block tree.
 pub const BLOCKS6_NODES: u32 = 1 << 24;

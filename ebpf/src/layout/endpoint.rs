@@ -1,7 +1,7 @@
 //! Records of local pods' interfaces.
 
 /// Number of address slots in an [`Endpoint`], per family. A pod uses at most half of them, so that a changed address
-/// is written beside the old one before the flags switch over.
+/// is written next to the old one before the flags switch over.
 pub const ENDPOINT_ADDRS: usize = 4;
 /// Shift in [`Endpoint::flags`]: bit n marks `addr4[n]` as one of the endpoint's addresses.
 pub const EP_ADDR4_SHIFT: u32 = 0;

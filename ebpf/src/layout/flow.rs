@@ -80,7 +80,7 @@ pub type Ct6Bucket = [Ct6Way; CT_WAYS];
 pub const OBSERVED4_BUCKETS: u32 = 8_192;
 /// Buckets of the table of observed IPv6 flows: 16,384 records in a megabyte.
 pub const OBSERVED6_BUCKETS: u32 = 4_096;
-/// Most records that an interface may add in a second.
+/// Maximum number of records that an interface may add in a second.
 pub const OBSERVED_PER_SECOND: u32 = 1_000;
 
 /// Conntrack flag: the key may be compared.
@@ -108,15 +108,15 @@ pub const CT_SYN: u16 = 1 << 9;
 /// Conntrack flag: the SYN was answered. A forged SYN gets an answer too, so only a further packet of the initiator
 /// makes the flow [`CT_REPLIED`].
 pub const CT_SYN_ACK: u16 = 1 << 10;
-/// Conntrack flag: UDP that went on for more than two seconds after it was answered.
+/// Conntrack flag: UDP flow that lasted more than two seconds after it was answered.
 pub const CT_STREAM: u16 = 1 << 13;
 /// Conntrack flag: the pod itself sent an RST (or ABORT), and no packet of the flow was seen since.
 pub const CT_RST_SENT: u16 = 1 << 14;
 
-/// Conntrack flag: a denied segment of this flow went on as a reset, see [`crate::judge::cut`]. Neither this flag nor
-/// [`CT_CUT_RESET`] affects the flow's verdicts, timeouts and eviction: a denied packet must not.
+/// Conntrack flag: a denied segment of this flow was forwarded as a reset, see [`crate::judge::cut`]. Neither this flag
+/// nor [`CT_CUT_RESET`] affects the flow's verdicts, timeouts and eviction: a denied packet must not.
 pub const CT_CUT: u16 = if cfg!(feature = "other-layout") { 1 << 3 } else { 1 << 11 };
-/// Conntrack flag: a denied reset of this flow went on.
+/// Conntrack flag: a denied reset of this flow was forwarded.
 pub const CT_CUT_RESET: u16 = if cfg!(feature = "other-layout") { 1 << 4 } else { 1 << 12 };
 
 /// Conntrack flag of a free way that held a flow, see [`crate::flow::control::Control::freed`]. Its last-seen jiffies
@@ -129,7 +129,7 @@ pub const CT_USED: u16 = 1 << 15;
 pub struct FragmentKey {
     /// [`Endpoint::id`](crate::layout::Endpoint::id).
     pub endpoint: u32,
-    /// 0 pod ingress, 1 pod egress; 2 is added for IPv6, and 4 for a marked packet behind its translation.
+    /// 0 pod ingress, 1 pod egress; 2 is added for IPv6, and 4 for a marked packet after its translation.
     pub direction: u32,
     /// Remote address, network byte order; IPv4 in the first four bytes.
     pub remote: [u8; 16],

@@ -11,8 +11,8 @@ pub const MARK_NUMBERS: u32 = 3;
 const _: () = assert!(1 << MARK_SLOT_BITS == ENDPOINT_SLOTS);
 
 /// Mark of an endpoint: its slot and its number ([`Endpoint::id`](crate::layout::Endpoint::id)), in the 16 bits of
-/// `skb->tc_index`. It names the sending pod and survives routing, bridging and NAT. A pod can write this field
-/// itself, so a mark counts only beside [`Settings::proof`](crate::layout::Settings::proof).
+/// `skb->tc_index`. It names the sending pod and survives routing, bridging and NAT. A pod can write this field itself,
+/// so a mark counts only together with [`Settings::proof`](crate::layout::Settings::proof).
 #[must_use]
 #[inline(always)]
 pub const fn mark(slot: u32, id: u32) -> u32 {
@@ -35,8 +35,8 @@ pub const fn parts_of(mark: u32) -> (u32, bool) {
     (if answer { mark - (MARK_NUMBERS << MARK_SLOT_BITS) } else { mark }, answer)
 }
 
-/// Value in place of a [`mark`] on packets from devices that are no endpoint's: of another namespace, other ports of
-/// bridges with pods, and tunnels.
+/// Value in place of a [`mark`] on packets from devices that are not an endpoint's: of another namespace, other ports
+/// of bridges with pods, and tunnels.
 pub const STRANGER: u32 = 1;
 
 /// Value in place of a [`mark`] on answers to denied packets, until the program of the pod's interface has seen them.

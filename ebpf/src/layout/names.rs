@@ -27,7 +27,7 @@ pub struct NameKey {
 /// Flag in the last word of [`NameKey::hash`]: names below this one, not the name itself.
 pub const NAME_WILDCARD: u32 = 1 << 31;
 
-/// Highest number of names of a list and a question's suffixes that one answer is recorded for.
+/// Maximum number of names for which one answer is recorded: names of a list that match the question or its suffixes.
 pub const NAME_MATCHES: usize = 4;
 
 /// An address that a pod resolved, or a question that a pod asked.
@@ -71,7 +71,7 @@ pub const LEARNED_BUCKETS: u32 = 16_384;
 /// Buckets of questions.
 pub const QUESTION_BUCKETS: u32 = 1_024;
 
-/// A connection of a pod to a resolver, by TCP: the place up to which its answers were read. Words in memory order.
+/// A TCP connection of a pod to a resolver: the position up to which its answers were read. Words in memory order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamEntry {
@@ -87,7 +87,7 @@ pub struct StreamEntry {
     pub sent: u64,
     /// Sequence numbers of the resolver's first byte (lower half) and of the next byte to read.
     pub places: u64,
-    /// The message that has begun: its length, as far as it is known (bits 0 to 15), how many bytes of it are in
+    /// The incomplete message: its length, as far as it is known (bits 0 to 15), how many bytes of it are in
     /// [`StreamBytes`] (16 to 31), and how many of the two bytes of its length were read (32 and 33).
     pub message: u64,
     /// Jiffies until which the entry is valid. 0: free; [`NAME_BUSY`]: held by the reader of a packet.
@@ -104,7 +104,7 @@ pub const STREAM_WAYS: usize = 8;
 pub type StreamBucket = [StreamEntry; STREAM_WAYS];
 /// Words of the longest message.
 pub const STREAM_BYTES_WORDS: usize = 512;
-/// Beginning of a connection's message that has not ended yet.
+/// Start of a connection's incomplete message.
 pub type StreamBytes = [u64; STREAM_BYTES_WORDS];
 /// Buckets of connections to resolvers.
 pub const STREAM_BUCKETS: u32 = 64;

@@ -68,10 +68,10 @@ pub struct Settings {
     /// Not zero once [`Settings::devices`] is filled and all programs are attached: packets without the proof from an
     /// interface in none of the tables drop where they leave.
     pub closes_unknown: u32,
-    /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`], [`ANY_UNCHECKED`], [`ANY_OVER_TCP`]. The agent sets a
-    /// flag before it writes the first such endpoint, and clears it behind the last.
+    /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`], [`ANY_UNCHECKED`],
+    /// [`ANY_OVER_TCP`]. The agent sets a flag before it writes the first such endpoint, and clears it after the last.
     pub any_endpoint: u32,
-    /// Most answers to denied packets in a second, for each endpoint and direction; 0: none.
+    /// Maximum number of answers to denied packets in a second, for each endpoint and direction; 0: none.
     pub rejections: u32,
     /// The same for all endpoints of the node together, without the first of each ([`OWN`](crate::judge::reject::OWN)).
     pub node_rejections: u32,
@@ -102,8 +102,8 @@ pub const WATCH_ONLY: u32 = 1 << 0;
 /// Flag in [`Settings::watch`]: both programs have the same tables of domain names. With [`WATCH_ONLY`], those behind read
 /// DNS messages. Without it, these are behind, and those in front have read most packets.
 pub const SHARES_NAMES: u32 = 1 << 1;
-/// Flag in [`Settings::watch`]: those in front judge alone. These programs at pods' hooks leave every packet and its marks
-/// as they are, XDP programs drop none, and those at other devices go on.
+/// Flag in [`Settings::watch`]: those in front judge alone. These programs at pods' hooks leave every packet and its
+/// marks as they are, XDP programs drop none, and those at other devices continue.
 pub const STANDS_ASIDE: u32 = 1 << 2;
 /// Flag in [`Settings::watch`]: programs may run in front of these, so packets may have their proof already.
 pub const MAY_BE_BEHIND: u32 = 1 << 3;

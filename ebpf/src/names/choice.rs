@@ -18,13 +18,13 @@ use crate::{
     tables::{TableFamily, Tables},
 };
 
-/// Bit beside those of groups: the packet belongs to an open flow that the pod began, and may prolong its address.
+/// Bit besides those of the groups: the packet belongs to an open flow that the pod began, and may prolong its address.
 pub const GOES_ON: u32 = 1 << 31;
 
 /// Groups of rules that apply to a packet of an endpoint, a bit for each: those with a name that its remote address was
-/// resolved from. An address past its time applies to the packets of a flow that the pod began. A packet of the pod that a group's
-/// row has allowed prolongs the address for the names of that group (`allowed`: its bit, or 0 before the judgement): only
-/// with [`GOES_ON`]. An address that the node may translate, as a Service's, belongs to no group.
+/// resolved from. An address past its time applies to the packets of a flow that the pod began. A packet of the pod
+/// that a group's row has allowed prolongs the address for the names of that group (`allowed`: its bit, or 0 before the
+/// judgement): only with [`GOES_ON`]. An address that the node may translate, such as a Service's, belongs to no group.
 #[inline(always)]
 pub fn groups<F: TableFamily, D: PodDirection, T: NameTables>(
     tables: &T,

@@ -21,11 +21,11 @@ use crate::{
 pub const DNS: u16 = 53;
 /// Length of a message's header.
 pub(crate) const HEADER: u32 = 12;
-/// Records of an answer that are read; further ones are not recorded.
+/// Maximum number of records read of an answer; further ones are ignored.
 pub const RECORDS: u32 = 64;
 /// Seconds within which an answer must follow its question.
 pub(crate) const ANSWER_WITHIN: u64 = 10;
-/// Seconds that an address is recorded for at most: a week, which no resolver exceeds.
+/// Maximum number of seconds for which an address is recorded: a week, which no resolver exceeds.
 pub const MOST: u32 = 7 * 24 * 3600;
 
 /// Types and class of records.
@@ -170,7 +170,7 @@ pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
 
 /// Result of [`record`], and of the steps of a stream: the answer ends, or the segment.
 pub const END: u32 = 0;
-/// Result of [`record`]: the answer goes on.
+/// Result of [`record`]: the answer continues.
 pub const GOES_ON: u32 = 1;
 /// Result of [`record`]: the record has an address of the wanted name, which [`learn`] records.
 pub const ADDRESS: u32 = 2;

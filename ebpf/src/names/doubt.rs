@@ -1,19 +1,19 @@
 //! Doubts about connections to resolvers: by the pod's port, and about all ports of a pod.
 //!
-//! A word has a bit for each of 16 neighbouring ports in three epochs ([`DoubtBlock`](crate::layout::DoubtBlock)), so no doubt
-//! is lost when an epoch ends, and the words of an idle pod need no care.
+//! A word has a bit for each of 16 neighbouring ports in three epochs ([`DoubtBlock`](crate::layout::DoubtBlock)), so
+//! no doubt is lost when an epoch ends, and the words of an idle pod need no maintenance.
 
 use crate::{
     layout::{DOUBT_PORTS, doubt_place},
     names::{store::ATTEMPTS, tables::NameTables},
 };
 
-/// Seconds for which a doubt counts: more than any packet of a resolver is delayed on its way. An address of the pod that
-/// nobody resolves delays one by three seconds.
+/// Seconds for which a doubt counts: more than any packet of a resolver is delayed on its way. Unanswered ARP or
+/// neighbour discovery for the pod's address delays a packet by three seconds.
 pub const DOUBTED: u64 = 30;
 
-/// Epoch of doubts: two of them last [`DOUBTED`] seconds, so a doubt of the present epoch or of the two before counts for
-/// [`DOUBTED`] to half as many more.
+/// Epoch of doubts: two of them last [`DOUBTED`] seconds, so a doubt of the present epoch or of the two before counts
+/// for 1 to 1.5 times [`DOUBTED`] seconds.
 #[inline(always)]
 fn epoch<T: NameTables>(tables: &T) -> u16 {
     // A refresh is due after one second.

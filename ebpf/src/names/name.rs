@@ -1,9 +1,9 @@
 //! Reading and hashing of names.
 //!
-//! The canonical form of a name is its labels in lower case (RFC 1035 section 2.3.3, RFC 4343), each behind its length,
-//! without the root's empty label. Its hash is computed from its end, so that the hash of every suffix at the border of
-//! a label is met on the way. It consists of three polynomials modulo 2^31 - 1 in secret points: two different names
-//! collide with a probability of (255 / 2^30)^3, whoever chose them.
+//! The canonical form of a name is its labels in lower case (RFC 1035 section 2.3.3, RFC 4343), each preceded by its
+//! length, without the root's empty label. Its hash is computed from its end, so that the hash of every suffix at the
+//! border of a label is an intermediate result. It consists of three polynomials modulo 2^31 - 1 in secret points: two
+//! different names collide with a probability of (255 / 2^30)^3, even if an attacker chose them.
 
 use crate::{
     layout::{HASH_KEYS, NAME_WILDCARD, Settings},
@@ -17,7 +17,7 @@ use crate::{
 const PRIME: u64 = (1 << 31) - 1;
 /// Steps of a function that the verifier checks once.
 const STEPS: u32 = 16;
-/// Calls within which a name must end: its bytes, and a compression pointer behind each label.
+/// Calls within which a name must end: its bytes, and a compression pointer after each label.
 const READ_CALLS: u32 = 400 / STEPS;
 /// Calls in which a whole name is hashed.
 const HASH_CALLS: u32 = (NAME as u32).div_ceil(STEPS);
@@ -90,8 +90,8 @@ impl NameSums {
 }
 
 /// Reads the name at an offset of the message, following compression pointers, into [`Work`] in canonical form. Returns
-/// the offset behind the name; 0 if it is no name: beyond the message's end, longer than 255 bytes, with a pointer that
-/// does not lead back (RFC 1035 section 4.1.4), or with labels of another type.
+/// the offset after the name; 0 if it is not a name: beyond the message's end, longer than 255 bytes, with a pointer
+/// that does not lead back (RFC 1035 section 4.1.4), or with labels of another type.
 #[inline(always)]
 pub fn read<T: NameTables>(tables: &T, work: Work, at: u32) -> u32 {
     work.set_cursor(NameCursor { at, before: at, end: 0, left: 0 });
@@ -105,7 +105,7 @@ pub fn read<T: NameTables>(tables: &T, work: Work, at: u32) -> u32 {
     0
 }
 
-/// Reads some bytes of a name. Returns [`GOES_ON`], the offset behind the name, or 0.
+/// Reads some bytes of a name. Returns [`GOES_ON`], the offset after the name, or 0.
 #[must_use]
 #[inline(always)]
 pub fn read_some(work: Work) -> u32 {
@@ -121,7 +121,7 @@ pub fn read_some(work: Work) -> u32 {
 /// Result of [`step`] within the name.
 const GOES_ON: u32 = u32::MAX;
 
-/// Reads the next byte of a name, or follows a pointer. Returns [`GOES_ON`], the offset behind the name, or 0.
+/// Reads the next byte of a name, or follows a pointer. Returns [`GOES_ON`], the offset after the name, or 0.
 #[inline(always)]
 fn step(work: Work) -> u32 {
     let (length, cursor, written) = (work.length(), work.cursor(), work.name_length());
@@ -145,7 +145,7 @@ fn step(work: Work) -> u32 {
     if written >= NAME as u32 || left == 0 && byte >= 64 {
         return 0;
     }
-    // A label's length is no letter: it is below 64.
+    // A label's length is not a letter: it is below 64.
     let upper = byte.wrapping_sub(b'A') < 26 && left != 0;
     work.put(written, if upper { byte | 0x20 } else { byte }, left == 0);
     let left = if left == 0 { u32::from(byte) } else { left - 1 };

@@ -41,7 +41,7 @@ fn read<D: PodDirection, F: Family, B: Bytes>(
     } else {
         (network.destination, network.source)
     };
-    // A bridge floods frames to stations that it does not know, also another pod's.
+    // A bridge floods frames to unknown stations, also those of another pod.
     let is_checked = endpoint.flags() & EP_CHECK_SOURCE != 0;
     if !D::EGRESS && is_checked && !F::owns(endpoint, own) {
         return None;
@@ -66,6 +66,6 @@ fn read<D: PodDirection, F: Family, B: Bytes>(
     let offset = network.payload + size;
     work.set_segment_at(offset);
     work.set_segment_end(network.end);
-    // The header of a fragment may go on in the next one.
+    // The header of a fragment may continue in the next one.
     (!is_whole || size >= 20 && offset <= network.end).then_some(())
 }

@@ -11,13 +11,13 @@ use crate::{
     reason::Reason,
 };
 
-/// Steps for one segment: records, bytes of lengths and messages. About half a millisecond with the longest names. A
-/// segment with more of them ends the reading.
+/// Maximum number of steps for one segment (records, bytes of lengths, messages): about half a millisecond with the
+/// longest names. A segment with more steps ends the reading.
 pub const STEPS: u32 = 160;
-/// Questions of one segment.
+/// Maximum number of questions in one segment.
 pub const QUESTIONS: u32 = 4;
 
-/// Whether the node may translate the destination of a pod's packet with this number of a reason: to a resolver's, too.
+/// Whether the node may translate the destination of a pod's packet with this reason number, perhaps to a resolver's.
 #[must_use]
 #[inline(always)]
 pub const fn may_be_translated(reason: u32) -> bool {
@@ -56,7 +56,7 @@ pub trait Steps {
     fn ask(&self);
 }
 
-/// Reads a TCP packet to a pod; whether it passes. All addresses in it are recorded before.
+/// Reads a TCP packet to a pod; whether it passes. All addresses in it are recorded before it passes.
 #[must_use]
 #[inline(always)]
 pub fn answers<S: Steps>(steps: &S) -> bool {
@@ -101,11 +101,11 @@ fn passes<S: Steps>(steps: &S, result: u32) -> bool {
 
 /// Ends the reading of a connection, by a TCP packet of it that is not read:
 ///
-/// * one that policy drops. It may go on as a reset, and in ingress be answered by one in the pod's name
+/// * one that policy drops. It may be forwarded as a reset, and in ingress be answered by one in the pod's name
 ///   ([`crate::judge::cut`], [`crate::judge::reject`]);
-/// * one of the node itself: what the pod sends to the node passes no exit.
+/// * one of the node itself: packets from the pod to the node pass no exit.
 ///
-/// To the pod, only a resolver's packet counts: anybody may send it others.
+/// Of packets to the pod, only a resolver's counts: any host may send others.
 #[inline(always)]
 pub fn unread<D: PodDirection, S: Steps>(steps: &S) {
     if steps.segment::<D>() && (D::EGRESS || steps.is_resolver()) {

@@ -2,7 +2,7 @@
 //!
 //! A writer claims an entry by compare-and-swap of [`NameEntry::until`] to [`NAME_BUSY`], writes the other words, then
 //! the time. A reader compares the words between two reads of the time, so it does not match a half-written entry on
-//! x86; on processors with weaker order it may for nanoseconds.
+//! x86; on processors with weaker memory order it may for nanoseconds.
 //!
 //! A resolved address has two candidate buckets. It takes a way of the bucket with more ways that are free or an hour
 //! past their time (an open connection may still need a younger entry), so a table that is three quarters full has room
@@ -29,7 +29,7 @@ pub(crate) const ATTEMPTS: u32 = 4;
 
 /// Seconds that an address is recorded for at least.
 pub(crate) const LEAST: u32 = 60;
-/// Seconds after which an address past its time gives way to others, though an open connection may still need it.
+/// Seconds after which an expired address may be replaced, though an open connection may still need it.
 const QUIET: u64 = 3600;
 
 /// Index of the word [`NameEntry::until`].
@@ -143,7 +143,7 @@ impl Way {
     }
 }
 
-/// Frees the entry with the key of the one in the working memory; returns until when it was valid, or 0.
+/// Frees the entry with the key of the one in the working memory; returns the time until which it was valid, or 0.
 #[inline(always)]
 pub fn take<T: NameTables>(tables: &T, work: Work, store: NameTable) -> u64 {
     if !find_buckets(tables, work, store) {
@@ -209,7 +209,7 @@ const fn roomier(ways: Ways) -> u32 {
     }
 }
 
-/// Index of the lowest bit of a word that is not 0: without a table, which `trailing_zeros` takes in a program.
+/// Index of the lowest bit of a word that is not 0: without a table, which `trailing_zeros` needs in a program.
 #[inline(always)]
 pub(crate) const fn lowest(ways: u32) -> u32 {
     (!ways & ways.wrapping_sub(1)).count_ones()
@@ -244,7 +244,7 @@ pub fn survey<T: NameTables>(tables: &T, work: Work, store: NameTable) {
     work.set_ways(found);
 }
 
-/// Jiffies after which an entry past its time gives way to others.
+/// Jiffies after which an expired entry may be replaced.
 #[inline(always)]
 fn quiet(settings: &Settings, store: NameTable) -> u64 {
     // A refresh is due after one second.
@@ -284,7 +284,7 @@ fn rank<T: NameTables>(
     const ROOMIER: u64 = 1 << 63;
     const PAST: u64 = 1 << 62;
     const SHARE: u64 = 1 << 56;
-    /// Jiffies within which a way is chosen at random, lest each new entry displaces the one before.
+    /// Jiffies within which a way is chosen at random, so that a new entry does not always displace the previous one.
     const RANDOM: u64 = 0xff;
     if until == 0 || until + quiet < now {
         let is_roomier = roomier(work.ways()) >> index & 1;

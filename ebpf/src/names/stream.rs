@@ -1,26 +1,29 @@
 //! Answers over TCP (RFC 7766): the bytes of a connection from a resolver to a pod.
 //!
-//! A name may lead to an address only by what the resolver has written as an answer, never by bytes inside of one, which
-//! whoever owns some other name may choose. So the bytes are read from the stream's first one on, by the length before
-//! each message, and the pod, which may forge any packet of its own, must not be able to move that first byte or to have
-//! bytes skipped:
+//! A name may lead to an address only through an answer that the resolver wrote, never through bytes inside an answer,
+//! which the owner of some other name may choose. So the stream is read from its first byte, message by message with
+//! the length before each. The pod, which may forge any packet of its own, must not be able to move that first byte or
+//! to have bytes skipped:
 //!
 //! * An entry begins with a SYN, at a port of the pod that is not in doubt: for [`DOUBTED`](super::doubt::DOUBTED)
-//!   seconds, no packet of the pod has gone from the port to any port 53 without a valid entry, nor to an address that the
-//!   node may translate to a resolver's. So whatever connection of these addresses and ports the resolver still has, it
-//!   answers the SYN by an ACK, and no SYN-ACK is on its way.
-//! * Packets around the pod's hook cast doubt on all of its ports at the node's exits ([`crate::judge::post_nat`]). What the
-//!   pod sends to the node itself passes no exit, so nothing is read of a resolver there.
-//! * The stream begins behind the SYN-ACK that acknowledges the SYN. A resolver makes a connection of a SYN-ACK by the
-//!   number that the pod acknowledges; with SYN cookies the pod may choose among several, and needs no SYN. So each
-//!   packet of the pod from there on has to acknowledge exactly the first byte, until it is read, and a number up to the
-//!   last byte read behind that. None may come before the SYN-ACK. So each connection of the resolver begins there.
-//! * The pod's bytes go once and in order, at most [`QUESTION_BYTES`], and all before the first answer. A connection
-//!   answers for bytes that it got, so only one can, whatever ends them unseen, and another one gets no question. By
-//!   cookies of the same minute the pod may begin one up to three bytes later, too few for a question before.
-//! * Each byte of the answers is read once and in order. A segment behind a gap, or with bytes read and unread, ends the
-//!   reading, as does one that acknowledges what the pod has not sent. A segment of bytes that were read passes.
-//! * A message that is no answer to a question in this connection ends the reading.
+//!   seconds, no packet of the pod has gone from the port to any port 53 without a valid entry, nor to an address that
+//!   the node may translate to a resolver's. So any connection that the resolver still has with these addresses and
+//!   ports answers the SYN with an ACK, and no SYN-ACK is on its way.
+//! * Packets that bypass the pod's hook cast doubt on all of its ports at the node's exits
+//!   ([`crate::judge::post_nat`]). Packets to the node itself pass no exit, so nothing is read from a resolver on the
+//!   node.
+//! * The stream begins after the SYN-ACK that acknowledges the SYN. The number that the pod acknowledges decides which
+//!   SYN-ACK becomes a connection of the resolver; with SYN cookies the pod may choose among several, and needs no SYN.
+//!   So each later packet of the pod must acknowledge exactly the first byte until it is read, and then a number up to
+//!   the last byte read. None may precede the SYN-ACK. So each connection of the resolver begins at that byte.
+//! * The pod's bytes are sent once and in order, at most [`QUESTION_BYTES`], and all before the first answer. A
+//!   connection answers only bytes that it received, so only one connection can answer, even if connections end unseen,
+//!   and no other one receives a question. With cookies of the same minute the pod may begin a connection up to three
+//!   bytes later, too few for a question before it.
+//! * Each byte of the answers is read once and in order. A segment after a gap, or with both read and unread bytes,
+//!   ends the reading, as does a segment that acknowledges bytes not sent by the pod. A segment of bytes that were read
+//!   passes.
+//! * A message that is not an answer to a question in this connection ends the reading.
 //! * A TCP fragment of the pod is dropped. Linux sends none.
 //! * A stream is read up to [`WINDOW`] bytes: sequence numbers repeat after 2^32 bytes.
 //!
@@ -39,9 +42,9 @@ use crate::{
     packet::protocol::{TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN},
 };
 
-/// Bytes of a stream that are read at most, and the farthest place of a segment.
+/// Maximum number of bytes read of a stream, and the farthest position of a segment.
 pub const WINDOW: u32 = 1 << 24;
-/// Bytes of questions that a connection may have.
+/// Maximum number of bytes of questions in a connection.
 pub const QUESTION_BYTES: u32 = 1_024;
 /// Bytes of the shortest question: its length, and a header.
 const LEAST_QUESTION: u32 = 2 + HEADER;
@@ -69,7 +72,7 @@ pub const BOUNDS: u8 = TCP_SYN | TCP_FIN | TCP_RST;
 /// A packet to read messages from. Its bytes are copied and never moved: most of them lie in the pages of their sender.
 pub trait MessageSource {
     /// Copies bytes from an offset of the frame to a place below [`MESSAGE`] of the message; at most [`MESSAGE`] bytes,
-    /// at least one. False if they are not there.
+    /// at least one. False if the packet does not have them.
     fn load(&self, work: Work, place: u32, offset: u32, length: u32) -> bool;
 }
 
@@ -222,12 +225,12 @@ pub fn take<S: MessageSource>(source: &S, work: Work) -> u32 {
     }
     let (stated, known) = (work.stated(), work.stated_bytes());
     if known < 2 {
-        // The message that begins behind it takes the same place.
+        // The following message takes the same place.
         if !source.load(work, 0, at, 1) {
             return END;
         }
         let stated = stated << 8 | u32::from(work.byte(0));
-        // Neither is read: a message without bytes, and a longer one than the memory has room for.
+        // Not read: an empty message, and a message that exceeds the memory.
         if known == 1 && (stated == 0 || stated > MESSAGE as u32) {
             return END;
         }
@@ -255,8 +258,8 @@ pub fn take<S: MessageSource>(source: &S, work: Work) -> u32 {
     MESSAGE_ENDS
 }
 
-/// Copies some words of the message that has begun between the working memory and the connection's own, there if `keeps`.
-/// False behind the last one.
+/// Copies some words of the incomplete message between the working memory and the connection's own memory, into the
+/// latter if `keeps`. False after the last word.
 #[inline(always)]
 pub fn copy_some<T: NameTables>(tables: &T, work: Work, keeps: bool) -> bool {
     let (begin, taken) = (work.copied(), work.taken());
@@ -279,7 +282,7 @@ pub fn copy_some<T: NameTables>(tables: &T, work: Work, keeps: bool) -> bool {
     true
 }
 
-/// Whether the message that has begun is to be copied to the connection's own memory.
+/// Whether the incomplete message must be copied to the connection's own memory.
 #[must_use]
 #[inline(always)]
 pub fn keeps(work: Work) -> bool {
@@ -287,7 +290,7 @@ pub fn keeps(work: Work) -> bool {
     work.taken() != 0
 }
 
-/// Lets go of the entry behind the last step. A segment with unread bytes ends the reading.
+/// Releases the entry after the last step. A segment with unread bytes ends the reading.
 #[inline(always)]
 pub fn finish<T: NameTables>(tables: &T, work: Work) {
     let Some((way, settings)) = StreamWay::at(tables, work.slot()).zip(tables.settings()) else {
@@ -317,7 +320,7 @@ pub fn leave<T: NameTables>(tables: &T, work: Work, may_be_translated: bool) -> 
     if work.remote_port() != u32::from(DNS) {
         return if may_be_translated { ENDS } else { PASSES };
     }
-    // To whomever: the resolver may take a segment at its own address for one of the Service's connection.
+    // For any other address too: the resolver may attribute a segment at its own address to the Service's connection.
     if !is_resolver(tables, work) || flags & BOUNDS != 0 && !opens {
         return ENDS;
     }
@@ -371,13 +374,13 @@ fn question<T: NameTables>(tables: &T, work: Work) -> u32 {
     }
 }
 
-/// Whether a segment of the pod is the next one of the connection that is read, and may open no other one.
+/// Whether a segment of the pod is the next one of the connection that is read, and cannot open another one.
 #[inline(always)]
 fn belongs<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -> bool {
     is_valid(tables, work, way, until) && work.sequence() == way.sent(tables)
 }
 
-/// Whether a segment of the pod may open no other connection than the one that is read, by all but its place.
+/// Whether a segment of the pod, apart from its position, cannot open another connection than the one that is read.
 #[inline(always)]
 fn is_valid<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -> bool {
     let opened = way.opened(tables);
@@ -389,9 +392,9 @@ fn is_valid<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -
         && is_between(first, work.acknowledged(), next)
 }
 
-/// Reads the next question of a segment that has it as a whole, with its length or without it: some clients send that in
-/// a segment of its own. A question in parts is not recorded. The pod may ask any question by UDP too, so it gains
-/// nothing by one that is none.
+/// Reads the next question of a segment that has it as a whole, with its length or without it: some clients send the
+/// length in a separate segment. A question in parts is not recorded. The pod may ask any question over UDP too, so it
+/// gains nothing from bytes that are not a question.
 #[inline(always)]
 pub fn take_question<S: MessageSource>(source: &S, work: Work) -> u32 {
     let (at, end) = (work.segment_at(), work.segment_end());
@@ -402,7 +405,7 @@ pub fn take_question<S: MessageSource>(source: &S, work: Work) -> u32 {
         return END;
     }
     let (stated, rest) = (u32::from(work.be16(0)), end - at);
-    // Behind its length, a message of one question has that number at this place.
+    // After its length, a message of one question has that number at this position.
     let is_framed = stated != 0 && stated + 2 <= rest && work.be16(6) == 1;
     let (begin, length) = if is_framed { (at + 2, stated) } else { (at, rest) };
     if length > MESSAGE as u32 || !source.load(work, 0, begin, length) {

@@ -1,16 +1,16 @@
 //! Entries of connections to resolvers: buckets that all pods share, as those of [`store`](crate::names::store).
 //!
-//! Who reads a packet holds the entry of its connection: [`StreamEntry::until`](crate::layout::StreamEntry::until) is
-//! [`NAME_BUSY`] meanwhile. Two packets of a connection may be judged at once. The second one cannot be read then, and
-//! passed unread it would leave a place in the stream that is not the true one, so it is dropped: TCP sends it again.
+//! The reader of a packet holds the entry of its connection: [`StreamEntry::until`](crate::layout::StreamEntry::until)
+//! is [`NAME_BUSY`] meanwhile. Two packets of a connection may be judged at once. The second one then cannot be read,
+//! and if it passed unread, the recorded position in the stream would be wrong, so it is dropped: TCP sends it again.
 //!
-//! A packet that ends the reading needs no hold: it sets the bit of the pod's port ([`doubt`]), which no other packet takes
-//! back. An entry of a port in doubt is not read, and no new one is made for [`DOUBTED`] seconds. The
-//! absence of an entry proves nothing, so whatever removes an entry, or passes without one, leaves a doubt as well: an
-//! entry that another one displaces, a SYN without room, a packet of the pod without a valid entry.
+//! A packet that ends the reading needs no hold: it sets the bit of the pod's port ([`doubt`]), which no other packet
+//! clears. An entry of a port in doubt is not read, and no new one is made for [`DOUBTED`] seconds. The absence of an
+//! entry proves nothing, so every removal of an entry, and every packet that passes without one, leaves a doubt as
+//! well: an entry displaced by another, a SYN without room, a packet of the pod without a valid entry.
 //!
-//! The same pod may open one connection twice at once, on two CPUs, and make two entries of it. Whoever meets both casts
-//! doubt on the port.
+//! The same pod may open one connection twice at once, on two CPUs, and create two entries of it. A packet that finds
+//! both casts doubt on the port.
 
 use crate::{
     flow::{key::hash_words, memory::Memory},
@@ -88,7 +88,7 @@ impl StreamWay {
         unsafe { memory.swap(self.first.add(UNTIL), old, new) == old }
     }
 
-    /// 0 if the entry is of the segment's connection. The other end is no part of the key: a Service's address and a
+    /// 0 if the entry is of the segment's connection. The other end is not part of the key: a Service's address and a
     /// backend's may be two keys of one connection, depending on where the node translates.
     #[inline(always)]
     fn difference<M: Memory>(self, memory: &M, work: Work) -> u64 {
@@ -155,8 +155,8 @@ impl StreamWay {
         self.set(memory, MESSAGE, message);
     }
 
-    /// Lets go of a held entry, which is valid until a time, or free by 0. All that was written before is visible before
-    /// that.
+    /// Releases a held entry, which is then valid until a time, or free if that is 0. All earlier writes are visible
+    /// before the release.
     #[inline(always)]
     pub(crate) fn release<M: Memory>(self, memory: &M, until: u64) {
         self.set_until(memory, NAME_BUSY, until);
@@ -205,7 +205,8 @@ fn matches<T: NameTables>(tables: &T, bucket: u32, work: Work) -> u64 {
     found
 }
 
-/// Takes the entry of the segment's connection, also one past its time if `any_age`; returns until when it was valid, too.
+/// Holds the entry of the segment's connection, also an expired one if `any_age`; also returns the time until which it
+/// was valid.
 #[inline(always)]
 pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Held, u64) {
     let Some(bucket) = bucket(tables, work) else { return (Held::Absent, 0) };
@@ -231,7 +232,7 @@ pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Hel
         way.release(tables, until);
         return (Held::Busy, 0);
     }
-    // It stays, for the doubt of a later SYN.
+    // The expired entry stays, so that a later SYN leaves a doubt.
     if until < tables.jiffies() && !any_age {
         way.release(tables, until);
         return (Held::Absent, 0);
@@ -239,7 +240,7 @@ pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Hel
     (Held::Entry(way), until)
 }
 
-/// The entry of the segment's connection, whoever holds it.
+/// The entry of the segment's connection, also while another CPU holds it.
 #[inline(always)]
 pub(crate) fn find<T: NameTables>(tables: &T, work: Work) -> Option<StreamWay> {
     let bucket = bucket(tables, work)?;

@@ -4,7 +4,7 @@ use crate::layout::{NAME_MATCHES, NameEntry, NameKey, STREAM_BYTES_WORDS};
 
 /// Longest DNS message that is read, in bytes.
 pub const MESSAGE: usize = 4096;
-/// Bytes of memory for a message: those that a packet adds begin below [`MESSAGE`], and are at most as many.
+/// Bytes of memory for a message: the bytes that a packet adds begin below [`MESSAGE`], and are at most [`MESSAGE`].
 const ROOM: usize = 2 * MESSAGE;
 /// Longest name in bytes, without the root's empty label.
 pub const NAME: usize = 254;
@@ -15,7 +15,7 @@ pub const NAME: usize = 254;
 pub struct NameWork {
     /// The DNS message.
     pub message: [u8; ROOM],
-    /// The last name that was read: labels in lower case, each behind its length.
+    /// The last name that was read: labels in lower case, each preceded by its length.
     pub name: [u8; 256],
     /// 1 where a label of `name` begins.
     pub begins: [u8; 256],
@@ -111,7 +111,7 @@ impl NameWork {
 pub(crate) struct StreamWork {
     /// The pod's address.
     pub(crate) own: [u64; 2],
-    /// Address of the other side: the resolver, or nobody known.
+    /// Address of the other side: the resolver, or an unknown host.
     pub(crate) resolver: [u64; 2],
     /// [`StreamEntry::asker`](crate::layout::StreamEntry::asker).
     pub(crate) asker: u64,
@@ -127,7 +127,7 @@ pub(crate) struct StreamWork {
     pub(crate) is_whole: u32,
     /// Offset in the frame of the next byte to read.
     pub(crate) at: u32,
-    /// Offset in the frame behind the segment's data.
+    /// Offset in the frame after the segment's data.
     pub(crate) end: u32,
     /// Place of the held entry.
     pub(crate) slot: u32,
@@ -141,19 +141,19 @@ pub(crate) struct StreamWork {
     pub(crate) taken: u32,
     /// Words of the message that were copied.
     pub(crate) copied: u32,
-    /// 1 for a message that is no answer to a question of the pod.
+    /// 1 for a message that is not an answer to a question of the pod.
     pub(crate) unasked: u32,
 }
 
-/// Place in a name that is being read. It is kept in memory, of which the verifier knows nothing: otherwise it would
+/// Place in a name that is being read. It is kept in memory, which the verifier does not track: otherwise it would
 /// follow each step once for each value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NameCursor {
     /// Offset of the next byte.
     pub(crate) at: u32,
-    /// Pointers lead to places before this one, so that they end.
+    /// Pointers must lead to places before this one, so that they end.
     pub(crate) before: u32,
-    /// Offset behind the name, once a pointer was followed; else 0.
+    /// Offset after the name, once a pointer was followed; else 0.
     pub(crate) end: u32,
     /// Bytes left of the label.
     pub(crate) left: u32,
@@ -323,7 +323,7 @@ impl Work {
         self.set_entry(NameEntry { address, name, asked: port.into(), until: 0 });
     }
 
-    /// Replaces the entry by an address that the same endpoint resolved. Word by word: stacks are full.
+    /// Replaces the entry by an address that the same endpoint resolved. Word by word, since the stack has no room.
     #[inline(always)]
     pub(crate) fn set_found(self, address: [u64; 2], until: u64) {
         // SAFETY: writable, by `new`.

@@ -47,7 +47,7 @@ pub trait Family: Copy + Default + core::fmt::Debug {
     /// Whether an address is one of the endpoint's own.
     fn owns(endpoint: EndpointRef, address: Self::Address) -> bool;
 
-    /// The same address, with lookups by it ordered behind the read that returned `read`, see [`order`].
+    /// The same address, with lookups by it ordered after the read that returned `read`, see [`order`].
     fn after_load(address: Self::Address, read: u32) -> Self::Address;
 
     /// Whether two addresses are equal.
@@ -56,13 +56,13 @@ pub trait Family: Copy + Default + core::fmt::Debug {
     /// Whether the packet is a neighbour solicitation or advertisement that no router has forwarded.
     fn is_solicitation(network: &Network<Self::Address>, transport: &Transport) -> bool;
 
-    /// Whether a pod may use an address beside its own, in any packet: a link-local one.
+    /// Whether an address is link-local: a pod may use such an address besides its own, in any packet.
     fn is_link_local(address: Self::Address) -> bool;
 
     /// Whether an address is unspecified.
     fn is_unspecified(address: Self::Address) -> bool;
 
-    /// Whether a packet may be from the unspecified address, before its sender has one.
+    /// Whether a packet may come from the unspecified address, before its sender has an address.
     fn needs_no_source(network: &Network<Self::Address>, transport: &Transport) -> bool;
 
     /// Whether an address may reach a pod without being its own.
@@ -237,7 +237,7 @@ impl Family for V6 {
             && is_multicast(network.destination)
     }
 
-    /// Multicast, and link-local addresses: the pods' are in no table.
+    /// Multicast and link-local addresses: no table contains the pods' link-local addresses.
     #[inline(always)]
     fn is_shared(address: [u64; 2]) -> bool {
         is_link_local(address) || is_multicast(address)

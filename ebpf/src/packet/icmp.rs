@@ -57,7 +57,7 @@ pub(crate) const fn is_error(transport: &Transport) -> bool {
     )
 }
 
-/// Whether a packet begins a flow, whichever packets came before.
+/// Whether a packet begins a flow, regardless of earlier packets.
 #[inline(always)]
 pub(crate) const fn begins(transport: &Transport) -> bool {
     is_opening(transport) || matches!(echo(transport), Echo::Request)

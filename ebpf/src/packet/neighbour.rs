@@ -1,8 +1,8 @@
 //! Messages between the hosts of a link, without which no packet is delivered: ARP, neighbour discovery and multicast
 //! listener discovery.
 //!
-//! They pass whatever policy allows, so only in their exact form, to the destinations that they are meant for, and
-//! from a pod only with its own addresses. Any other packet that resembles them is judged by policy.
+//! They pass regardless of policy, so only in their exact form, to the destinations that they are meant for, and from a
+//! pod only with its own addresses. Any other packet that resembles them is judged by policy.
 
 use crate::{
     endpoint::EndpointRef,
@@ -32,7 +32,7 @@ const LISTENER_REPORT_V2: u8 = 143;
 const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
 const NONCE: u8 = 14;
-/// Longest router advertisement that passes to a pod whatever policy allows.
+/// Longest router advertisement that passes to a pod regardless of policy.
 const MAX_ADVERTISEMENT: u32 = 512;
 /// Highest number of records in a listener report, and of sources in a record or a query.
 const MAX_RECORDS: u16 = 8;
@@ -108,7 +108,7 @@ pub(crate) struct ArpClaim {
     pub(crate) station: u64,
 }
 
-/// Claim of an ARP packet behind a link header.
+/// Claim of an ARP packet after a link header.
 ///
 /// # Errors
 /// [`Reason::Malformed`] unless the packet is a request or a reply of IPv4 over Ethernet of the right length;
@@ -126,7 +126,7 @@ pub(crate) fn arp_claim<B: Bytes>(bytes: &B, offset: u32) -> Result<ArpClaim, Re
     if is_one { Ok(ArpClaim { address, station }) } else { Err(Reason::Malformed) }
 }
 
-/// ICMPv6 message behind the IPv6 header.
+/// ICMPv6 message after the IPv6 header.
 struct Message<'a, B> {
     bytes: &'a B,
     network: &'a Network<[u64; 2]>,
@@ -258,7 +258,7 @@ impl<B: Bytes> Message<'_, B> {
         V6::same(to, of(0xff02 << 48, group)) || (!nobody && V6::same(to, target))
     }
 
-    /// Whether the message ends behind its fixed part, or behind one option of its kind.
+    /// Whether the message ends after its fixed part, or after one option of its kind.
     #[inline(always)]
     fn has_one_option(&self, fixed: u32, nobody: bool) -> Option<bool> {
         if self.length() == fixed {
@@ -277,7 +277,7 @@ impl<B: Bytes> Message<'_, B> {
         Some(allowed && option.byte(1) == 1)
     }
 
-    /// Whether the message has the form of RFC 2710 and RFC 3810: hop limit 1 behind a router alert (RFC 2711), from a
+    /// Whether the message has the form of RFC 2710 and RFC 3810: hop limit 1 after a router alert (RFC 2711), from a
     /// link-local or the unspecified address, to a group. Pods send no queries.
     #[inline(always)]
     fn is_listener(&self) -> Option<bool> {
@@ -286,7 +286,7 @@ impl<B: Bytes> Message<'_, B> {
         if hop_limit != 1 || !local || !is_multicast(destination) || payload != start + 48 {
             return Some(false);
         }
-        // The hop-by-hop header is the first one, directly behind the IPv6 header.
+        // The hop-by-hop header is the first one, directly after the IPv6 header.
         let options = self.bytes.window::<8>(start + 40)?;
         let (kind, value, padding) = (options.be16(2), options.be16(4), options.be16(6));
         let alert = kind == 0x0502 && value == 0 && matches!(padding, 0x0100 | 0);
@@ -317,7 +317,7 @@ impl<B: Bytes> Message<'_, B> {
         Some(sources <= MAX_SOURCES && self.length() == length)
     }
 
-    /// Whether the message is a report of version 2: group records without auxiliary data, and no bytes behind them.
+    /// Whether the message is a report of version 2: group records without auxiliary data, and no bytes after them.
     #[inline(always)]
     fn is_report(&self) -> Option<bool> {
         let header = self.bytes.window::<8>(self.network.payload)?;

@@ -224,7 +224,7 @@ fn end_of<B: Bytes>(
     Ok(bytes.opaque(offset + stated))
 }
 
-/// Whether IPv4 options between two offsets name a source route (RFC 791), by which the packet goes on from its
+/// Whether IPv4 options between two offsets name a source route (RFC 791), by which the packet is forwarded from its
 /// destination. Also true for options of invalid length, which the kernel rejects too.
 #[inline(always)]
 pub fn has_route<B: Bytes>(bytes: &B, mut at: u32, end: u32) -> bool {
@@ -261,14 +261,14 @@ const fn is_ip(protocol: u8) -> bool {
     matches!(protocol, 4 | 41)
 }
 
-/// Follows IPv6 extension headers: hop-by-hop, routing, fragment, authentication, destination options (RFC 8200
-/// section 4). Headers behind a later fragment's Fragment header are not read.
+/// Follows IPv6 extension headers: hop-by-hop, routing, fragment, authentication, destination options (RFC 8200 section
+/// 4). Headers after a later fragment's Fragment header are not read.
 ///
 /// # Errors
 /// As [`ipv4`], and [`Reason::TooManyHeaders`]. [`Reason::Malformed`] also for nested fragments, and for a routing
-/// header with segments left: the packet goes on from its destination to an address that no program judged. And for
-/// one directly before an IP header: at the last segment the kernel unpacks the inner packet, which no program judged
-/// (RFC 8986 section 4.13, RFC 6554 section 4.2).
+/// header with segments left: the packet is forwarded from its destination to an address that no program judged. And
+/// for one directly before an IP header: at the last segment the kernel unpacks the inner packet, which no program
+/// judged (RFC 8986 section 4.13, RFC 6554 section 4.2).
 #[inline(always)]
 pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
     if !is_extension(network.protocol) {

@@ -38,7 +38,7 @@ impl<F: Family> ParsedPacket<F> {
         !F::IS_V6 && self.network.payload.wrapping_sub(self.network.start) != 20
     }
 
-    /// Checks IPv4 options for a source route: a packet that goes on from its destination cannot be judged.
+    /// Checks IPv4 options for a source route: a packet that is forwarded from its destination cannot be judged.
     #[inline(always)]
     pub fn look_for_route<B: Bytes>(&mut self, bytes: &B) {
         let options = self.network.start.wrapping_add(20);

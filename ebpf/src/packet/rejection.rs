@@ -111,9 +111,9 @@ impl<A: Copy> Denied<A> {
     }
 }
 
-/// Reads a denied packet. `None`: it gets no answer. That is: a frame to a group of stations, a tag, IPv4 options,
-/// extension headers, a fragment other than the first, a fragment of TCP, and all of ICMP but requests (RFC 1122
-/// section 3.2.2).
+/// Reads a denied packet. `None`: it gets no answer. These are frames to a group of stations, packets with a tag, IPv4
+/// options or extension headers, fragments other than the first, TCP fragments, and all ICMP messages except requests
+/// (RFC 1122 section 3.2.2).
 #[inline(always)]
 pub fn read<F: Written, B: Bytes>(bytes: &B) -> Option<Denied<F::Address>> {
     let link = bytes.window::<14>(0)?;
@@ -171,8 +171,8 @@ fn reset<B: Bytes, A>(bytes: &B, network: &Network<A>, transport: &Transport) ->
     Some(Rejection::Reset { ports, sequence: 0, acknowledgement, flags: TCP_RST | TCP_ACK })
 }
 
-/// The reset that goes on to the receiver in place of a denied TCP segment of a connection: with the segment's sequence
-/// and acknowledgement number, and nothing else of it. `None`: no TCP, or a segment that opens a connection.
+/// The reset forwarded to the receiver in place of a denied TCP segment of a connection: with the segment's sequence
+/// and acknowledgement number, and nothing else of it. `None`: not TCP, or a segment that opens a connection.
 #[inline(always)]
 pub fn onward<B: Bytes, A: Copy>(bytes: &B, denied: &Denied<A>) -> Option<Denied<A>> {
     let Network { source, destination, payload, protocol, .. } = denied.network;
@@ -317,7 +317,7 @@ impl Written for V6 {
 }
 
 /// Writes the answer to a packet; returns the length of its frame, which begins at [`FRAME`]. 0: none. `quote` copies
-/// so many bytes from the start of the IP packet to [`quote_at`], and returns their number, 0 on failure.
+/// that number of bytes from the start of the IP packet to [`quote_at`], and returns their number, 0 on failure.
 #[inline(always)]
 pub fn compose<F: Written>(
     letter: &mut Letter,

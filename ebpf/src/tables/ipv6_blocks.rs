@@ -16,8 +16,8 @@ use crate::{
     layout::{BLOCKS6_KEYS, BLOCKS6_LOWER, BLOCKS6_NODES, BLOCKS6_POINTER, Blocks6Node, ClassId},
 };
 
-/// Most nodes on the way to a class: two trees of [`BLOCKS6_NODES`] nodes, in which all but the roots have at least
-/// three children.
+/// Maximum number of nodes on the way to a class: two trees of [`BLOCKS6_NODES`] nodes, in which all but the roots have
+/// at least three children.
 pub const DEPTH: usize = 32;
 
 const VALUES: usize = core::mem::offset_of!(Blocks6Node, values) / 8;
@@ -70,7 +70,7 @@ unsafe fn search<M: Memory>(memory: &M, node: *const u64, key: u64) -> u64 {
     for place in 0..BLOCKS6_KEYS {
         // SAFETY: a key of the node.
         let begin = unsafe { memory.load(node.add(place)) };
-        // Subtracts 1 for each interval that begins behind the key.
+        // Subtracts 1 for each interval that begins after the key.
         index -= key.wrapping_sub(begin) >> 63;
     }
     let index = memory.opaque(index as usize, key) & BLOCKS6_KEYS;

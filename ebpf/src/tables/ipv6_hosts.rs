@@ -30,7 +30,7 @@ const STRIDE: usize = size_of::<Hosts6Entry>() / 8;
 const CLASSES: usize = core::mem::offset_of!(Hosts6Entry, classes) / 8;
 /// Bits of an address's second word that select the address within its entry.
 const MEMBER: u64 = (HOST6_GROUP as u64 - 1).to_be();
-/// Flag in the result of [`find`], beside the class.
+/// Flag in the result of [`find`], in addition to the class.
 pub const FOUND: u64 = 1 << 32;
 
 /// First address of the entry that holds an address.

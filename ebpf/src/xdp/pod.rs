@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Returns the endpoint and the reason if the endpoint's hook would certainly drop a packet without an answer: no rule
-/// allows the packet and it is no reply, or its source is not the pod's. `link`: see [`crate::xdp::uplink::drops`].
+/// allows the packet and it is not a reply, or its source is not the pod's. `link`: see [`crate::xdp::uplink::drops`].
 #[inline(always)]
 pub fn drops<B: Bytes, T: Tables>(
     bytes: &B,

@@ -1,4 +1,4 @@
-//! Answers to packets that policy denies behind a Service's translation.
+//! Answers to packets that policy denies after a Service's translation.
 
 use netpold_ebpf::{
     endpoint::EndpointRef,
@@ -20,7 +20,7 @@ use super::{STATION, add, sum, tables};
 const ASKED: u16 = 443;
 const OWN: u16 = 4000;
 
-/// The answer to a frame at an exit, whose packet had other ends before.
+/// The answer to a frame at an exit, whose packet had the ends `before` when it was sent.
 fn answer<F: Written>(
     sender: EndpointRef,
     frame: &[u8],
@@ -61,8 +61,8 @@ fn of(
     }
 }
 
-/// Masqueraded by the node or not, a packet to a backend is answered from the Service to the sender's own address and
-/// station, and quoted as it was sent. One of another connection is not answered at all.
+/// A packet to a backend, masqueraded by the node or not, is answered from the Service to the sender's own address and
+/// station, and quoted as it was sent. A packet of another connection is not answered at all.
 #[test]
 fn answers_behind_a_translation_go_to_their_sender_alone() {
     let mut tables = tables();

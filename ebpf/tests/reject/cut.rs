@@ -1,4 +1,4 @@
-//! Resets that go on to the receiver of a connection that policy has cut.
+//! Resets forwarded to the receiver of a connection that policy has cut.
 
 use netpold_ebpf::layout::{EP_REJECT_EGRESS, EP_REJECT_INGRESS};
 use netpold_testkit::frames::{ACK, FAMILIES, FIN, IpVersion, RST, SYN, TCP, Who, frame, ip, tcp};
@@ -33,7 +33,7 @@ fn connected(family: IpVersion, shakes: usize) -> NodeTables {
     tables
 }
 
-/// The first denied segment of a cut connection resets both ends; later ones their sender only.
+/// The first denied segment of a cut connection resets both ends; later segments reset their sender only.
 #[test]
 fn a_cut_connection_is_reset_at_both_ends_once() {
     for family in FAMILIES {
@@ -62,7 +62,7 @@ fn a_cut_connection_is_reset_at_both_ends_once() {
     }
 }
 
-/// After that, the reset that the end without a connection sends goes on, once.
+/// After a segment of the other end, a reset is forwarded as well, once and without its data.
 #[test]
 fn a_reset_of_a_cut_connection_goes_on_once() {
     for family in FAMILIES {
@@ -88,7 +88,7 @@ fn a_reset_of_a_cut_connection_goes_on_once() {
     }
 }
 
-/// A reset that comes while the limit of answers is used up takes nothing from a later one.
+/// A reset that arrives while the limit of answers is used up does not use up a later reset.
 #[test]
 fn a_reset_beyond_the_limit_leaves_its_place_to_a_later_one() {
     for family in FAMILIES {
@@ -104,7 +104,7 @@ fn a_reset_beyond_the_limit_leaves_its_place_to_a_later_one() {
     }
 }
 
-/// Only segments of connections that the table knows as established go on.
+/// Only segments of connections that are established in the table are forwarded as resets.
 #[test]
 fn what_does_not_go_on() {
     for family in FAMILIES {
@@ -129,7 +129,7 @@ fn what_does_not_go_on() {
             let at = if family == IpVersion::V4 { 34 } else { 54 };
             other_port[at + 1] ^= 1;
             assert_eq!(onward(&tables, &other_port), None, "another connection's");
-            // A forged source, where it is not proved.
+            // A packet whose source may be forged.
             if direction == Direction::Ingress {
                 let unrouted = PacketArrival { routed: false, ..arrival(direction) };
                 assert_eq!(answers(&tables, &unrouted, &data), Sent::default());
@@ -146,7 +146,7 @@ fn what_does_not_go_on() {
     }
 }
 
-/// A connection that policy allows again goes on as if nothing had been, and has no further resets.
+/// A connection that policy allows again continues undisturbed, without further resets.
 #[test]
 fn resets_go_on_once_for_each_connection() {
     let mut tables = connected(IpVersion::V4, 3);
@@ -194,7 +194,7 @@ fn denied_packets_turn_no_connection_around() {
                     let sent = answers(&tables, &arrival(of_client), &frame);
                     onward += usize::from(sent.onward.is_some());
                 }
-                // Answers are not judged, so none ends an entry, however long the server is silent.
+                // Answers are not judged, so no answer ends an entry, regardless of how long the server is silent.
                 if round == 0 {
                     tables.flows.later(60_000);
                 }

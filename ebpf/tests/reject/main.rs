@@ -37,7 +37,7 @@ fn rejecting(mut tables: NodeTables) -> NodeTables {
     tables
 }
 
-/// The friend's pod, of the same node.
+/// The friend's pod, on the same node.
 fn friend() -> Endpoint {
     Endpoint {
         ifindex: OTHER,
@@ -176,7 +176,7 @@ fn errors_quote_the_packet() {
     }
 }
 
-/// Nothing of this gets an answer, in either direction.
+/// None of these packets gets an answer, in either direction.
 #[test]
 fn what_gets_no_answer() {
     let tables = tables();
@@ -238,7 +238,7 @@ fn what_gets_no_answer() {
     }
 }
 
-/// Addresses that are no single host's.
+/// Addresses that do not belong to a single host.
 #[test]
 fn groups_and_special_addresses_get_no_answer() {
     let tables = tables();
@@ -287,14 +287,14 @@ fn sources_without_proof_get_no_answer() {
     for (arrival, frame, answered) in [
         (by(OTHER, PROOF, witness, false), &pods, true),
         (by(OTHER, 0, witness, true), &pods, false),
-        // Routed off a bridge.
+        // Routed from a bridge, whose pods all have programs.
         (by(UPLINK, PROOF, witness, false), &pods, true),
         (by(UPLINK, 0, 0, true), &pods, false),
         (by(UPLINK, PROOF, STRANGER, true), &pods, false),
         (by(UPLINK, 0, 0, true), &outside, true),
         (by(UPLINK, 0, 0, false), &outside, false),
         (by(UPLINK, PROOF, STRANGER, true), &outside, true),
-        // By a bridge, of a pod of the node that may use any address.
+        // Sent by a pod of the node, with a source that is not a pod's.
         (by(UPLINK, PROOF, witness, true), &outside, false),
     ] {
         assert_eq!(answer(&tables, &arrival, frame).is_some(), answered, "{arrival:?}");
@@ -302,24 +302,24 @@ fn sources_without_proof_get_no_answer() {
     // A sender that may use any address.
     tables.endpoint_mut(OTHER).flags &= !EP_CHECK_SOURCE;
     assert_eq!(answer(&tables, &by(OTHER, PROOF, witness, true), &pods), None);
-    // One that may use any station.
+    // A sender that may use any station.
     let flags = tables.endpoint_mut(OTHER).flags | EP_CHECK_SOURCE;
     tables.endpoint_mut(OTHER).flags = flags & !(u64::MAX << EP_STATION_SHIFT);
     assert_eq!(answer(&tables, &by(OTHER, PROOF, witness, true), &pods), None);
-    // And then no pod that only the address of a packet off a bridge shows.
+    // While any endpoint is unchecked, a packet from a bridge has no proof: only its source address names the sender.
     tables.endpoint_mut(OTHER).flags = flags;
     tables.flows.settings.any_endpoint = ANY_UNCHECKED;
     assert!(answer(&tables, &by(OTHER, PROOF, witness, false), &pods).is_some());
     assert_eq!(answer(&tables, &by(UPLINK, PROOF, witness, true), &pods), None);
     tables.flows.settings.any_endpoint = 0;
-    // In egress, an address that is not the pod's; without a source check too.
+    // In egress: an address that is not the pod's, with and without a source check.
     let forged = sent(&ip(IpVersion::V4, Who::Friend, Who::Stranger, UDP, &udp(1, 2, &[])));
     assert_eq!(answer(&tables, &arrival(Direction::Egress), &forged), None);
     tables.endpoint_mut(IFINDEX).flags &= !EP_CHECK_SOURCE;
     assert_eq!(answer(&tables, &arrival(Direction::Egress), &forged), None);
 }
 
-/// A frame to another station, which a bridge has flooded, would make the bridge learn that station at the pod's port.
+/// The answer to a flooded frame for another station would make the bridge learn that station at the pod's port.
 #[test]
 fn flooded_frames_get_no_answer() {
     let tables = tables();

@@ -13,8 +13,8 @@ use netpold_testkit::reject::{PacketArrival, Sent, sent as answers};
 
 use super::{OTHER, PROOF, STATION, arrival, friend, sent, tables};
 
-/// Of randomly changed packets, exactly those get an answer that the page lists. So an answer is always to a packet that
-/// the pod itself sent, or that reached it with a proved source.
+/// Of randomly changed packets, exactly those that the page lists get an answer. So an answer is always to a packet
+/// that the pod itself sent, or that reached it with a proved source.
 #[test]
 fn answers_are_to_packets_with_a_proved_source_as_the_oracle_reads_the_page() {
     let mut tables = tables();
@@ -42,7 +42,7 @@ fn answers_are_to_packets_with_a_proved_source_as_the_oracle_reads_the_page() {
     for _ in 0..60_000 {
         let (direction, mut frame) = seeds[random.below(seeds.len())].clone();
         for _ in 0..random.below(3) {
-            // Mostly the headers' fields that matter.
+            // Mostly header fields.
             let at = random.below(frame.len().min(58));
             frame[at] = [0, 1, 4, 6, 17, 44, 58, 0x46, 0xe0, 0xff, random.below(256) as u8]
                 [random.below(11)];
@@ -64,7 +64,7 @@ fn answers_are_to_packets_with_a_proved_source_as_the_oracle_reads_the_page() {
         let is_of_pod = source(&frame).is_some_and(|it| pod.contains(&it));
         let passed = mark == PROOF && tc_index != STRANGER;
         let is_local = by != UPLINK || is_of_friend || is_of_pod;
-        // With the proof, an address of none of the pods is one that a pod of the node forged.
+        // A packet with the proof, but without a pod's source, was forged by a pod of the node.
         let proved = if is_local { passed } else { routed && !passed };
         let oracle = DeniedFrame { frame: &frame, direction, pod: &pod, station: STATION, proved };
         let expected = oracle.is_answered();

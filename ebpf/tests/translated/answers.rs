@@ -57,7 +57,7 @@ fn icmp_errors_follow_the_flow_they_quote() {
 }
 
 /// A host that sends from a Service's address must not turn the pod's packets to the Service into replies, which are
-/// not judged again behind the translation.
+/// not judged again after the translation.
 #[test]
 fn a_services_address_begins_no_flow() {
     let mut tables = tables();
@@ -123,7 +123,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
         let tuples = connection([pod, node_port], [to, pod]);
         assert_eq!(answered(to, POD, Course::of(&tuples, NEW)), expected, "{to:?}");
     }
-    // Forgotten, but with its destination unchanged, whatever its source became.
+    // Forgotten, but with its destination unchanged and any new source.
     let plain = connection([pod, (SERVICE, 80)], [(SERVICE, 80), (NODE, 80)]);
     assert_eq!(answered((SERVICE, 80), NODE, Course::of(&plain, NEW)), Reason::Reply);
     // Not tracked: the destination is unchanged, so the packet was not translated.
@@ -141,7 +141,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     assert_eq!(round, Reason::Policy);
 }
 
-/// A backend that was denied behind the translation still has a connection in the kernel, and could answer.
+/// A backend that was denied after the translation still has a connection in the kernel, and could answer.
 #[test]
 fn answers_are_of_those_whom_the_pod_may_send_to() {
     let mut tables = tables();
@@ -160,7 +160,7 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
         ((ALLOWED, 8081), false),
         ((OPEN, 1), true),
         ((DENIED, 8080), false),
-        // Not translated itself, as a backend that is a node.
+        // Not translated itself, such as a backend that is a node.
         ((NODE, 6443), true),
         ((SERVICE, 443), true),
         ((SERVICE, 80), true),

@@ -1,4 +1,4 @@
-//! Packets to addresses that are translated: marked at the sender, judged again behind the translation.
+//! Packets to addresses that are translated: marked at the sender, judged again after the translation.
 
 mod answers;
 mod backends;

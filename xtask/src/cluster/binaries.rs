@@ -90,7 +90,7 @@ impl ClusterBinaries {
         self.folder.join(name)
     }
 
-    /// Returns the kubelet's version, as `v1.36.2`.
+    /// Returns the kubelet's version, such as `v1.36.2`.
     pub(super) fn version(&self) -> &str {
         &self.version
     }

@@ -144,7 +144,7 @@ impl ControlPlane<'_> {
             kubeconfig(ApiUser::Controllers),
             "--leader-elect=false".into(),
             "--bind-address=127.0.0.1".into(),
-            // The API server grants each controller its own permissions, and their common user few.
+            // The API server grants each controller its own permissions, and only few to their common user.
             "--use-service-account-credentials=true".into(),
             format!("--service-account-private-key-file={key}"),
             format!("--root-ca-file={}", file("certs/apiserver.crt")),

@@ -16,7 +16,7 @@ use crate::arch::Arch;
 use crate::image::layout::header;
 use crate::{image, step};
 
-/// Image of the pod sandbox: busybox, asleep.
+/// Image of the pod sandbox: busybox, which only sleeps.
 pub(super) const PAUSE: &str = "localhost/netpold-cluster/pause:1";
 /// Image of the test pods.
 pub(super) const BUSYBOX: &str = "localhost/netpold-cluster/busybox:1";
@@ -84,7 +84,7 @@ pub(super) fn netpold(
     Ok(ImageArchive { path, base: Some(NETPOLD) })
 }
 
-/// Returns the agnhost images that Kubernetes' own tests use; empty without these tests.
+/// Returns the agnhost images that Kubernetes' e2e tests use; empty if e2e.test is absent.
 ///
 /// # Errors
 /// e2e.test cannot be run.

@@ -18,10 +18,10 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 const LABEL: usize = 20;
 /// Width of the cells of one receiver: two for each service, and a gap.
 const COLUMN: usize = 13;
-/// Limit of wrong cells that are listed.
+/// Maximum number of wrong cells that are listed.
 const SPELLED_OUT: usize = 10;
 
-/// One probe and its right answer.
+/// One probe and its expected answer.
 struct ProbeCell<'a> {
     from: &'a TestPod,
     to: &'a TestPod,

@@ -14,7 +14,7 @@ use crate::{cargo, setup, step};
 
 /// Loading includes the kernel's verification, which is slow on a busy machine.
 const START: Duration = Duration::from_secs(20);
-/// An agent promises to notice a changed file within 200 ms; twice that for a busy machine.
+/// An agent notices a changed file within 200 ms; twice that for a busy machine.
 const PICKED_UP: Duration = Duration::from_millis(400);
 
 /// Arguments of cargo for the agent, without debugging information and without optimizations that only tests need.

@@ -1,4 +1,4 @@
-//! Moves into and out of the host's network, and addresses that the objects do not give.
+//! Moves into and out of the host's network, and addresses that no object has.
 
 use super::objects::{policy, service};
 use super::{CANNOT_TELL, DIFFERENT, NAMESPACE, compared, deployment, expect, pod};
@@ -19,7 +19,7 @@ fn a_pod_that_moves_into_the_hosts_network_is_named_with_the_policies_it_escapes
     assert_eq!(document["host_network"], moved);
 }
 
-/// Without isolation nothing opens, yet the rules of other policies match the pods no more.
+/// Without isolation nothing opens, but the rules of other policies no longer match the pods.
 #[test]
 fn a_pod_that_no_policy_isolates_is_named_too_and_all_of_many() {
     let names = ["a", "b", "c", "d", "e", "f"];
@@ -38,7 +38,7 @@ fn a_pod_that_no_policy_isolates_is_named_too_and_all_of_many() {
     expect(&outside, &within, CANNOT_TELL, &end.each_ref().map(String::as_str));
 }
 
-/// `10.0.0.5/32` is a database outside, not the address that some template's pod may get.
+/// `10.0.0.5/32` is an external database, not a future address of a template's pod.
 #[test]
 fn a_single_address_is_no_pod_of_a_template() {
     let (cart, web) = (deployment("cart", ""), deployment("web", ""));
@@ -122,7 +122,7 @@ fn clients_that_may_arrive_with_a_nodes_address_are_named() {
     let sides = ([NAMESPACE, &web, &open, &local], [NAMESPACE, &web, &customers, &local]);
     let text = expect(&sides.0, &sides.1, DIFFERENT, &[]);
     assert!(!text.contains("externalTrafficPolicy"), "{text}");
-    // A change for every client alike is none that depends on the address.
+    // A change that applies to every client does not depend on the address.
     let none = policy("web", "policyTypes: [Ingress]");
     let text = expect(
         &[NAMESPACE, &web, &open, &cluster],

@@ -3,7 +3,7 @@
 use super::objects::policy;
 use super::{CANNOT_TELL, DIFFERENT, NAMESPACE, SAME, deployment, expect, pod};
 
-/// The usual chart: its policies name pods of other charts, or those that an operator creates.
+/// A typical chart: its policies name pods of other charts, or pods that an operator creates.
 #[test]
 fn parts_of_policies_without_pods_are_not_compared_in_a_chart() {
     let (cart, web) = (deployment("cart", ""), deployment("web", ""));
@@ -26,7 +26,7 @@ fn parts_of_policies_without_pods_are_not_compared_in_a_chart() {
     let no_agent =
         "NetworkPolicy shop/web: ingress from pods app=agent of namespace shop: no pod matches\n";
     compare(&from(kept, 80), &added, CANNOT_TELL, &[no_agent]);
-    // A part that stays as it was changes no connection, whoever its pods are.
+    // An unchanged part changes no connection, regardless of its pods.
     let text = compare(&added, &from(&format!("{agent}, {kept}"), 80), SAME, &[]);
     assert_eq!(text.lines().next(), Some("no connection is cut or opened"));
     let other = from(nginx, 80).replace("app: web", "app: operated");
@@ -156,7 +156,7 @@ fn pod_templates_of_other_controllers_are_compared() {
     assert!(!text.contains("template"), "{text}");
 }
 
-/// A CronJob with a run that is over, goes on, or is cleaned up is one workload.
+/// A CronJob is one workload, whether its run has ended, still runs, or was cleaned up.
 #[test]
 fn runs_of_a_cron_job_are_the_cron_job() {
     let schedule = "{apiVersion: batch/v1, kind: CronJob, metadata: {namespace: shop, name: bk}, spec: {jobTemplate: {spec: {template: \

@@ -39,7 +39,7 @@ fn a_service_that_loses_its_pods_its_port_or_itself_is_not_compared() {
     expect(&before, &[NAMESPACE, &cart, &web], CANNOT_TELL, &[gone]);
 }
 
-/// Policy allowed as much to the pods before, so nothing opens; a note names who reaches the Service.
+/// Policy allowed the same connections to the pods before, so nothing opens; a note names the clients of the Service.
 #[test]
 fn ports_of_services_that_begin_to_lead_to_pods_are_noted() {
     let (cart, web, api) = (deployment("cart", ""), deployment("web", ""), deployment("api", ""));
@@ -105,7 +105,7 @@ fn a_service_with_backends_that_differ_depends_on_the_backend() {
     );
 }
 
-/// Before and after, one of two backends is open, each time another one.
+/// Before and after, one of two backends is open, but not the same one.
 #[test]
 fn equal_reasons_are_no_equal_verdicts() {
     let front = |name: &str| deployment(name, "").replace("labels: {", "labels: {tier: front, ");
@@ -148,7 +148,7 @@ fn clients_outside_of_the_cluster_are_no_compared_senders_to_a_service() {
     }
 }
 
-/// The number behind the port's name changes, the Service does not.
+/// The number of the named port changes, the Service does not.
 #[test]
 fn a_named_target_port_with_another_number_cuts_its_clients() {
     let (cart, web) = (deployment("cart", ""), deployment("web", ""));
@@ -196,7 +196,7 @@ fn slice(address: &str, port: u16) -> String {
     )
 }
 
-/// Slices in the objects after a change are often those of before it.
+/// The objects after a change often contain the slices from before it.
 #[test]
 fn slices_of_before_the_change_do_not_hide_it() {
     let (cart, web) = (pod("cart", "n1", "10.0.0.8"), pod("web", "n2", "10.0.0.7"));

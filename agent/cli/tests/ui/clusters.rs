@@ -55,7 +55,7 @@ pub(crate) fn admits(namespace: &str, app: &str, from: &[&str], port: u16) -> Va
     })
 }
 
-/// Puts a policy on trial.
+/// Sets a policy to audit.
 pub(crate) fn on_trial(mut policy: Value) -> Value {
     policy["metadata"]["annotations"] = json!({ "netpold.io/enforcement": "audit" });
     policy

@@ -1,4 +1,4 @@
-//! `netpold ui`: the server asked by a client on loopback, and the page in a browser.
+//! `netpold ui`: requests to the server from a client on loopback, and the page in a browser.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod client;

@@ -11,7 +11,7 @@ use crate::clusters::{admits, directory, namespace, pod, shop};
 const READY: &str =
     "document.documentElement.dataset.ready && document.documentElement.dataset.drawn";
 
-/// Checks that the page broke no rule of its content security policy, and asked its own server only.
+/// Checks that the page broke no rule of its content security policy, and contacted only its own server.
 fn asked_nobody_else(browser: &Browser, ui: &Ui) {
     let complaints = browser.complaints();
     assert!(complaints.is_empty(), "{complaints:?}");
@@ -117,7 +117,7 @@ fn a_change_shows_its_cuts_while_it_is_typed() {
     browser.press(&keys.iter().map(String::as_str).collect::<Vec<_>>());
     browser.wait("document.querySelector('.sum')?.textContent === '1 pair cut0 pairs opened'");
     assert_eq!(texts(&browser, ".result td")[..3], ["shop/web", "shop/cart", "TCP 8080"]);
-    // A preset replaces the text; a text that is no YAML has a reason.
+    // A preset replaces the text; a text that is not YAML has a reason.
     browser.run("[...document.querySelectorAll('#what-if button')].find((it) => it.textContent === 'Insert preset').click()", &Value::Null);
     browser.wait("document.getElementById('yaml').value.includes('netpold.io/enforcement')");
     browser.run("const yaml = document.getElementById('yaml'); yaml.value = 'kind: ['; yaml.dispatchEvent(new Event('input'))", &Value::Null);

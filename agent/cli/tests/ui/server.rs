@@ -28,7 +28,7 @@ fn no_question_is_answered_without_the_token() {
         assert_eq!(ui.send(&request, &guessed, "{}").status, 401, "{question}");
         assert_ne!(ui.ask(question, &json!({})).status, 401, "{question}");
     }
-    // A token in the address is no token: addresses are kept in histories.
+    // A token in the URL is not accepted: browsers keep URLs in their history.
     let address = format!("POST /api/map?token={}", ui.token);
     assert_eq!(ui.send(&address, &without, "{}").status, 401);
     assert_eq!(ui.ask("map", &json!({})).status, 200);
@@ -69,7 +69,7 @@ fn pages_of_other_sites_cannot_ask() {
     let mut headers = ui.headers();
     headers[1] = "Sec-Fetch-Site: cross-site".to_owned();
     assert_eq!(ui.send("POST /api/map", &headers, "{}").status, 403);
-    // A form of another site can send this type, and no other page can send the token.
+    // A form on another site can send this content type; only netpold's own page can send the token.
     let mut headers = ui.headers();
     headers[3] = "Content-Type: text/plain".to_owned();
     assert_eq!(ui.send("POST /api/map", &headers, "{}").status, 415);
@@ -131,7 +131,7 @@ fn requests_are_bounded() {
     assert_eq!(ui.ask("workload", &json!({ "revision": 7, "id": 0 })).status, 409);
     assert_eq!(ui.ask("edge", &json!({ "revision": 1 })).status, 400);
     assert_eq!(ui.ask("preset", &json!({ "preset": "tenant", "namespace": "../x" })).status, 422);
-    // Manifests have no agents.
+    // These questions need agents, which a directory of manifests does not have.
     for question in ["flows", "rules", "learn", "follow"] {
         let body = json!({ "revision": 1, "namespace": "shop", "words": {} });
         assert_eq!(ui.ask(question, &body).status, 404, "{question}");
@@ -203,7 +203,7 @@ fn answers_are_those_of_the_commands() {
     assert_eq!(ui.ask("workload", &json!({ "revision": 1, "id": web })).status, 409);
 }
 
-/// Readings at the same time are one after another: a revision belongs to one reading, while the objects change.
+/// Concurrent readings run one after another: each revision belongs to one reading, even while the objects change.
 #[test]
 fn a_revision_is_of_one_reading() {
     let manifests = directory(&shop());
@@ -246,7 +246,7 @@ fn a_revision_is_of_one_reading() {
     assert!(known.len() > 1, "{known:?}");
 }
 
-/// Of several changes at once, each is answered or replaced by a newer one, and some one is answered.
+/// Each of several concurrent changes is answered or replaced by a newer one, and at least one is answered.
 #[test]
 fn newer_changes_replace_waiting_ones() {
     let manifests = directory(&generated(60, 2, 5));

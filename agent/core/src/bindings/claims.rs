@@ -17,7 +17,7 @@ use crate::model::{Bound, InterfaceOwner, Pod, Standing};
 pub(super) struct Candidate {
     pub(super) pod: Arc<Pod>,
     standing: Standing,
-    /// Whether the uid is known; then the candidate is no former pod of the same name.
+    /// Whether the uid is known; then the candidate is not a former pod of the same name.
     certain: bool,
 }
 
@@ -199,7 +199,7 @@ impl VethClaims {
         let unbound = self.veths.values().filter(|held| held.binding.is_none());
         let moved = self.veths.values().filter(|h| h.binding.as_ref().is_some_and(follows));
         let order = unbound.chain(moved).filter(|held| !held.lost && !held.first.is_empty());
-        // In the namespace of a pod with CNI results, addresses inside an unbound veth are no evidence.
+        // In the namespace of a pod with CNI results, addresses inside an unbound veth are not evidence.
         let has_result = |bound: &Bound| self.results.iter().any(|result| result.is_of(&bound.pod));
         let order = order
             .filter(|held| held.binding.is_some() || !self.neighbour(held).is_some_and(has_result));
@@ -306,7 +306,7 @@ fn refresh(bound: &mut Bound, cluster: &Cluster, results: &[CniResult]) {
     if bound.pod.addresses.is_empty() && !former.addresses.is_empty() {
         Arc::make_mut(&mut bound.pod).addresses.clone_from(&former.addresses);
     }
-    // An address that now belongs to another pod is no valid source of an unlisted or deleted pod.
+    // An address that now belongs to another pod is not a valid source of an unlisted or deleted pod.
     let uid = bound.pod.uid.clone();
     let foreign = |a: &IpAddr| cluster.first_owner(*a).is_some_and(|owner| owner.uid != uid);
     if bound.standing != Standing::Listed && bound.pod.addresses.iter().any(foreign) {

@@ -39,7 +39,7 @@ pub enum BindingProblem {
         /// The veth that is bound to it.
         bound: String,
     },
-    /// A veth was bound to a pod which neither the API, the saved state nor a CNI result knows.
+    /// A veth was bound to a pod that is in neither the API, the saved state nor a CNI result.
     Lost {
         /// The veth.
         interface: String,

@@ -163,7 +163,7 @@ fn what_happens_inside_changes_nothing() {
         world.veth_is(inside(&["10.0.0.2"]));
         assert_eq!((world.uid(1), world.uid(2)), (uid("ua"), uid("ub")));
         assert_eq!(world.problems().len(), 2);
-        // The owner of the address goes, and its veth with it: the binding still does not move.
+        // The owner of the address is removed, and its veth with it: the binding still does not move.
         world.bindings.veth_gone(2);
         world.settle();
         assert_eq!(world.uid(1), uid("ua"));

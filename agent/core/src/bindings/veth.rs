@@ -104,7 +104,7 @@ pub(super) struct Binding {
 #[derive(Clone, Debug)]
 pub(super) struct HeldVeth {
     pub(super) veth: Veth,
-    /// First addresses seen inside. Empty forever if an earlier agent had bound the veth: later addresses are no
+    /// First addresses seen inside. Empty forever if an earlier agent had bound the veth: later addresses are not
     /// evidence.
     pub(super) first: Vec<IpAddr>,
     pub(super) binding: Option<Binding>,

@@ -14,7 +14,7 @@ pub(crate) struct Intake<'a> {
 }
 
 impl FromIterator<Change> for Cluster {
-    /// A cluster without an own node. Each change sets one object; the last change of an object wins.
+    /// A cluster seen from no node. Each change sets one object; the last change of an object wins.
     fn from_iter<I: IntoIterator<Item = Change>>(changes: I) -> Self {
         let mut cluster = Self::default();
         cluster.extend(changes);
@@ -80,10 +80,9 @@ impl Intake<'_> {
         let Self { cluster, dirty } = self;
         let old = cluster.services().get(key).map(|service| &service.cluster);
         let named = old.into_iter().chain(new.as_ref().map(|service| &service.cluster)).flatten();
-        // With the Service's cluster address, an interface address becomes, or ceases to be, an address of the own
-        // node.
+        // With the Service's cluster address, an interface address becomes, or ceases to be, an address of this node.
         dirty.addresses.extend(named.filter(|address| cluster.nodes.found().contains(address)));
-        // A Service's address is no pod's address on a secondary network.
+        // A Service's address is not a pod's address on a secondary network.
         let all = [cluster.services().get(key), new.as_ref()]
             .map(|service| service.map_or(&[][..], |service| &service.addresses[..]).to_vec());
         let claimed = all.into_iter().flatten().filter(|it| cluster.pods.is_claimed_second(*it));

@@ -1,4 +1,4 @@
-//! Nodes and their addresses, from Node objects and hostNetwork pods; for the own node also from its interfaces.
+//! Nodes and their addresses, from Node objects and hostNetwork pods; for this node also from its interfaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,12 +13,12 @@ type AddressCounts = BTreeMap<IpAddr, u32>;
 /// Every node.
 #[derive(Debug, Default)]
 pub(crate) struct Nodes {
-    /// Name of the own node.
+    /// Name of this node.
     name: String,
     by_name: BTreeMap<String, Node>,
     /// Node objects by listed address; no set is empty.
     listed: BTreeMap<IpAddr, BTreeSet<String>>,
-    /// The own node's addresses.
+    /// This node's addresses.
     own: AddressCounts,
     /// Addresses of other nodes, by node name; no map is empty.
     others: BTreeMap<String, AddressCounts>,
@@ -26,7 +26,7 @@ pub(crate) struct Nodes {
     all: AddressCounts,
     /// [`Node::pod_ranges`], with the number of nodes that have each.
     pod_ranges: BTreeMap<IpNet, u32>,
-    /// Addresses of the own node's interfaces, whether or not an object reports them.
+    /// Addresses of this node's interfaces, whether or not an object reports them.
     found: BTreeSet<IpAddr>,
 }
 
@@ -36,7 +36,7 @@ impl Nodes {
         Self { name, ..Self::default() }
     }
 
-    /// Name of the own node.
+    /// Name of this node.
     pub(super) fn own_name(&self) -> &str {
         &self.name
     }
@@ -51,17 +51,17 @@ impl Nodes {
         self.by_name.len().max(self.others.len() + 1)
     }
 
-    /// Addresses of the own node that objects report.
+    /// Addresses of this node that objects report.
     pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> {
         self.own.keys().copied()
     }
 
-    /// Whether an object reports the address as the own node's.
+    /// Whether an object reports the address as this node's.
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
         self.own.contains_key(&address)
     }
 
-    /// The addresses of the own node's interfaces.
+    /// The addresses of this node's interfaces.
     pub(super) fn found(&self) -> &BTreeSet<IpAddr> {
         &self.found
     }
@@ -76,7 +76,7 @@ impl Nodes {
         if name == self.name { !self.own.is_empty() } else { self.others.contains_key(name) }
     }
 
-    /// Whether an address is a node's: reported by an object, or on an interface of the own node.
+    /// Whether an address is a node's: reported by an object, or on an interface of this node.
     pub(super) fn is_any(&self, address: IpAddr) -> bool {
         self.all.contains_key(&address) || self.found.contains(&address)
     }
@@ -172,7 +172,7 @@ impl Nodes {
         }
     }
 
-    /// Sets the addresses of the own node's interfaces. Returns the addresses added or removed.
+    /// Sets the addresses of this node's interfaces. Returns the addresses added or removed.
     pub(super) fn find(&mut self, found: BTreeSet<IpAddr>) -> Vec<IpAddr> {
         let before = std::mem::replace(&mut self.found, found);
         before.symmetric_difference(&self.found).copied().collect()

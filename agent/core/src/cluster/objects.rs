@@ -11,7 +11,7 @@ use crate::model::{
     Change, ClusterPolicy, EndpointSlice, Interface, Key, Namespace, Node, Pod, Policy, Service,
 };
 
-/// Which object a change is about.
+/// Key of the object that a change concerns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKey {
     /// A Namespace by name.
@@ -30,7 +30,7 @@ pub enum ObjectKey {
     EndpointSlice(Key),
     /// A veth by interface index.
     Interface(u32),
-    /// The addresses of the own node's interfaces.
+    /// The addresses of this node's interfaces.
     OwnAddresses,
 }
 
@@ -63,7 +63,7 @@ impl ObjectKey {
         }
     }
 
-    /// The change that removes the object; for the own addresses, an empty list.
+    /// The change that removes the object; for the node's addresses, an empty list.
     #[must_use]
     pub fn gone(self) -> Change {
         match self {
@@ -112,7 +112,7 @@ pub(crate) enum Object {
 }
 
 impl Object {
-    /// The object of a change; `None` for a policy equal to the known one, which is not weighed again.
+    /// The object of a change; `None` for a policy equal to the known one, whose weight is not computed again.
     pub(super) fn of(change: Change, known: &Policies) -> Option<Self> {
         Some(match change {
             Change::Namespace(new) => Self::Namespace(new.name.clone(), Some(new)),

@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(cluster.refused(&repeating, ip("192.168.0.1")), None);
         assert_eq!(cluster.second_addresses(&repeating).count(), 0);
         assert_eq!(owner(&[Change::Pod(repeating.clone())], "192.168.0.1").as_deref(), Some("a"));
-        // The annotation has an address all the same, so policy covers the interface.
+        // The annotation still has an address, so policy covers the interface.
         assert_eq!(repeating.second_addresses().count(), 1);
         // The pod as bound to a veth has the addresses of its CNI result alone, and may not send from the status' address
         // at another interface.

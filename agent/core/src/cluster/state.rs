@@ -63,7 +63,7 @@ impl Cluster {
         Self { denial, ..self }
     }
 
-    /// Name of the own node.
+    /// Name of this node.
     #[must_use]
     pub fn node_name(&self) -> &str {
         self.nodes.own_name()
@@ -247,8 +247,8 @@ impl Cluster {
         )
     }
 
-    /// Returns the pods that claim an address on a secondary network which counts for none of them, by name; none if
-    /// another object has the address. Terminating pods count only without a claimant that is not terminating.
+    /// Returns the pods that claim an address on a secondary network that is accepted for none of them, by name; none
+    /// if another object has the address. Terminating pods count only without a claimant that is not terminating.
     #[must_use]
     pub fn refused_claimants(&self, address: IpAddr) -> Vec<&Arc<Pod>> {
         let is_held = || matches!(self.refusal(address), Some(ClaimRefusal::Held(_)));
@@ -315,14 +315,14 @@ impl Cluster {
             .map_or(AddressOwner::Outside, |key| AddressOwner::Service(key.clone()))
     }
 
-    /// Whether an address belongs to the own node: to its Node object, to a hostNetwork pod on it, or to one of its
+    /// Whether an address belongs to this node: to its Node object, to a hostNetwork pod on it, or to one of its
     /// interfaces, unless it is a pod's or a Service's cluster address (which NodeLocal DNS puts on an interface).
     #[must_use]
     pub fn is_own_node(&self, address: IpAddr) -> bool {
         self.nodes.is_own(address) || self.nodes.found().contains(&address) && self.is_free(address)
     }
 
-    /// Addresses of the own node.
+    /// Addresses of this node.
     pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let found = self.nodes.found().iter().copied();
         let found = found.filter(|address| !self.nodes.is_own(*address));

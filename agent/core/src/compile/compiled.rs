@@ -83,8 +83,8 @@ impl Compiled {
         self.rules.limits.leave_out(table, closing)
     }
 
-    /// Closes combinations of policies until an eighth of a table is free. False if it is, or if policies of namespaces
-    /// use less than half of the table: closing them would hardly help.
+    /// Closes combinations of policies until an eighth of a table is free. False if it is free already, or if policies
+    /// of namespaces use less than half of the table: closing them would hardly help.
     pub(super) fn keep_reserve(&mut self, table: Table, capacity: u32) -> bool {
         let used = self.used(table);
         let excess = used.saturating_sub(capacity - capacity / 8);
@@ -97,7 +97,7 @@ impl Compiled {
         uses >= capacity as usize / 2 && self.rules.limits.leave_out(table, closing)
     }
 
-    /// Records the use of tables that were full, by namespace, after a compilation of everything.
+    /// Records the use of tables that were full, by namespace, after a full compilation.
     pub(super) fn compare_later(&mut self) {
         for table in self.rules.limits.compared() {
             let all = (&self.rules, &self.sets, &self.tables);

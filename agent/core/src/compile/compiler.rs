@@ -187,7 +187,7 @@ impl Compiler {
         self.compiled.rules.limits.left_out().map(str::to_owned).collect()
     }
 
-    /// Namespaces with unused large policies that only new tables get rid of.
+    /// Namespaces with unused large policies that remain until tables are replaced.
     #[must_use]
     pub fn lingering(&self) -> BTreeSet<String> {
         self.compiled.rules.direction_policies.lingering_of()
@@ -212,9 +212,9 @@ impl Compiler {
         self.compiled.has_room_again()
     }
 
-    /// Takes the namespaces to charge for compilations of everything since the last call, with their shares. A namespace
-    /// in debt ([`Compiler::defer`]) whose edits of an eighth of the table caused one has all its policies closed from the next update on,
-    /// until another compiler starts after its debt. `full`: the table that refused the update.
+    /// Takes the namespaces to charge for full compilations since the last call, with their shares. A namespace in debt
+    /// ([`Compiler::defer`]) whose edits of an eighth of the table caused one has all its policies closed from the next
+    /// update on, until another compiler starts after its debt. `full`: the table that refused the update.
     pub fn take_causes(&mut self, full: Option<Table>) -> BTreeMap<String, u64> {
         let full = full.map(|table| (table, self.options.capacity.of(table)));
         let (shares, barred) = self.compiled.rules.limits.take_causes(full);
@@ -222,7 +222,7 @@ impl Compiler {
         shares
     }
 
-    /// Ends a compilation of everything that has room: later growth is compared with the use of the tables now.
+    /// Ends a full compilation that has room: later growth is compared with the use of the tables now.
     pub fn compare_later(&mut self) {
         self.compiled.compare_later();
     }
@@ -265,8 +265,8 @@ impl Compiler {
         self.dirty.policies.extend(self.compiled.rules.limits.bar(news.barred));
     }
 
-    /// Frees retired numbers. To be called when the operations of the last update are applied and every packet judged
-    /// by the old tables is through.
+    /// Frees retired numbers. To be called when the operations of the last update are applied and no packet is judged
+    /// by the old tables any more.
     pub fn grace_passed(&mut self) {
         self.settled = true;
         self.compiled.grace_passed();
@@ -363,8 +363,8 @@ impl Compiler {
         self.compiled.fill(&self.options.capacity)
     }
 
-    /// The objects behind the installed tables, see [`StateSnapshot`]. `deleted` are local pods that the API lists no
-    /// longer; they are kept as finished pods, which are not peers.
+    /// The objects behind the installed tables, see [`StateSnapshot`]. `deleted` are local pods that the API no longer
+    /// lists; they are kept as finished pods, which are not peers.
     #[must_use]
     pub fn state_snapshot<'a>(&self, deleted: impl Iterator<Item = &'a Arc<Pod>>) -> StateSnapshot {
         StateSnapshot::new(&self.cluster, &self.compiled.tables.addresses, deleted)

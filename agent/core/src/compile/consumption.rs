@@ -1,9 +1,9 @@
 //! Use of a full table by combinations of policies, to choose the combinations to close.
 //!
-//! The namespace with the largest use gives first, its largest combination first, so no tenant has its policies closed
-//! for the table that another one fills with many small policies. An element that several combinations use is free once
-//! all of them are closed. Elements used for ClusterNetworkPolicies alone are not counted, because closing a combination
-//! does not free them.
+//! The namespace with the largest use is closed first, beginning with its largest combination, so a tenant that fills a
+//! table with many small policies does not close the policies of another. An element that several combinations use is
+//! free once all of them are closed. Elements used for ClusterNetworkPolicies alone are not counted, because closing a
+//! combination does not free them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ enum Element {
 /// The combinations in use, with their direction policies.
 type Combinations<'a> = BTreeMap<Combination, Vec<&'a Arc<DirectionPolicy>>>;
 
-/// Chooses combinations to close until `excess` elements of a table are free, or all that use it.
+/// Chooses combinations to close until `excess` elements of a table are free or no combination uses the table.
 pub(super) fn choose(
     (rules, sets, tables): (&Rules, &Sets, &TableSet),
     table: Table,
@@ -109,8 +109,8 @@ fn elements(
     closable.collect()
 }
 
-/// The elements of a table of addresses for an entry of this prefix. In the IPv4 trie, blocks below the upper 16 and
-/// below the upper 24 bits.
+/// The elements of a table of addresses for an entry of this prefix. In the IPv4 trie these are the blocks below the
+/// upper 16 and below the upper 24 bits.
 fn entries(prefix: Prefix, table: Table) -> impl Iterator<Item = Element> {
     let block = |len: u8| {
         let is_below = prefix.family == IpFamily::V4 && prefix.len > len;
@@ -209,7 +209,7 @@ impl Consumer {
     }
 }
 
-/// The classes as sums of their parts, to count those that remain without some direction policies.
+/// The classes as sums of their parts, to count the classes that remain if some direction policies are removed.
 struct Divisions<'a> {
     rules: &'a Rules,
     sets: &'a Sets,
@@ -257,14 +257,14 @@ impl<'a> Divisions<'a> {
         removed
     }
 
-    /// Number of classes that do not differ from another one if these are removed.
+    /// Number of classes that no longer differ from another class once these policies and sets are removed.
     fn freed(&self, removed: &Removed) -> usize {
         let distinct: HashSet<u64> = self.rests(removed).map(|(_, rest)| rest).collect();
         self.classes.len() - distinct.len()
     }
 
-    /// Number of classes that only these distinguish, or would distinguish without all others: two namespaces that divide
-    /// the same addresses free none one by one.
+    /// Number of classes that only these policies and sets distinguish, or that they would distinguish alone: of two
+    /// namespaces that divide the same addresses, neither frees a class by itself.
     fn uses(&self, removed: &Removed) -> usize {
         let (parts, rests): (HashSet<u64>, HashSet<u64>) = self.rests(removed).unzip();
         (self.classes.len() - rests.len()).max(parts.len().saturating_sub(1))
@@ -298,7 +298,7 @@ impl<'a> Divisions<'a> {
         })
     }
 
-    /// Number of classes that closing some combinations frees. Direction policies and sets of open ones stay.
+    /// Number of classes that closing some combinations frees. Direction policies and sets of open combinations stay.
     fn freed_by_closing(&self, all: &Combinations<'_>, closed: &BTreeSet<Combination>) -> usize {
         let of = |is_closed| {
             let some = all.iter().filter(move |(it, _)| closed.contains(it) == is_closed);
@@ -337,7 +337,7 @@ fn by_classes(divisions: &Divisions<'_>, all: &Combinations<'_>, excess: usize) 
             break;
         }
         least = uses;
-        // Twice as many each time, because a count visits all classes.
+        // The batch doubles each time, because each count visits all classes.
         let mut batch = 1;
         while !left.is_empty() && freed < excess {
             let rest = left.split_off(batch.min(left.len()));

@@ -17,7 +17,7 @@ use crate::ports::{AllowedPorts, Ports};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     /// Sets of each address, by longest prefix. Prefixes with the same sets as the enclosing prefix are left out; the
-    /// default outside all prefixes is no set.
+    /// default outside all prefixes is not a set.
     pub addresses: BTreeMap<IpNet, BTreeSet<PeerSet>>,
     /// Endpoints by interface index.
     pub endpoints: BTreeMap<u32, EndpointImage>,

@@ -110,7 +110,7 @@ impl Plan {
         self.moves.is_empty()
     }
 
-    /// Whether an address flips after the rows. The removal of a prefix that flipped before the rows is no flip.
+    /// Whether an address flips after the rows. The removal of a prefix that flipped before the rows is not a flip.
     pub(crate) fn goes_on_after_rows(&self) -> bool {
         self.moves.iter().any(|step| step.between != step.to)
     }

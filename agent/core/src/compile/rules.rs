@@ -63,7 +63,7 @@ impl Rules {
         self.direction_policies.release(direction_policy, self.limits.is_deferring())
     }
 
-    /// A direction policy that isolates for egress and allows only the own node.
+    /// A direction policy that isolates for egress and allows only this node.
     pub(crate) fn own_node(&mut self, registry: &mut Registry) -> Arc<DirectionPolicy> {
         Builder { registry, tries: &mut self.tries, hasher: &self.hasher }.own_node()
     }

@@ -80,8 +80,8 @@ impl Sets {
         settling.settle(dirty, &served, backed)
     }
 
-    /// Updates the sets of addresses: for blocks that came or went, for dirty addresses, and for addresses that may
-    /// belong to a peer set that came or went. Returns the service targets that local pods began or ceased to back.
+    /// Updates the sets of addresses: for added and removed blocks, for dirty addresses, and for addresses that may
+    /// belong to an added or removed peer set. Returns the service targets that local pods began or ceased to back.
     fn refresh_addresses(
         &mut self,
         cluster: &Cluster,

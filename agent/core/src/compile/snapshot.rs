@@ -52,7 +52,7 @@ impl Serialize for StateSnapshot {
 impl StateSnapshot {
     /// The objects that affect the installed tables: the local pods, the policies of their namespaces, the pods that
     /// these policies match as peers, and all objects of rare kinds. Empty without policies, because then nothing is
-    /// enforced. `deleted` are local pods that the API lists no longer; they are kept as finished pods, which are not
+    /// enforced. `deleted` are local pods that the API no longer lists; they are kept as finished pods, which are not
     /// peers.
     pub(super) fn new<'a>(
         cluster: &Cluster,

@@ -269,7 +269,7 @@ impl Update<'_> {
             .map_or((0, 0), |live| (row(&live.rules.policies[0]), row(&live.rules.policies[1])))
     }
 
-    /// Old and new rows of the concerned endpoints that exist before and after.
+    /// Old and new rows of the concerned endpoints that exist before and after the update.
     fn words(&self, changes: &EndpointChanges) -> BTreeMap<u32, (RowPair, RowPair)> {
         let stay = changes.concerned.iter().filter_map(|ifindex| {
             let live = self.tables.endpoints.live.get(ifindex)?;
@@ -324,7 +324,7 @@ impl Update<'_> {
         }
     }
 
-    /// Flips the records of endpoints that exist before and after.
+    /// Flips the records of endpoints that exist before and after the update.
     fn flip_endpoints(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         for (ifindex, (_, rows)) in self.words(changes) {
             self.tables.endpoints.flip(ifindex, rows, ops);

@@ -233,7 +233,7 @@ impl<'c> Allowing<'c> {
         Self { cluster, resolved: None }
     }
 
-    /// Matches domain names by the addresses that pods resolved.
+    /// Matches domain names with the addresses that pods resolved.
     #[must_use]
     pub fn with_resolved(mut self, resolved: &'c ResolvedNames) -> Self {
         self.resolved = Some(resolved);
@@ -260,8 +260,8 @@ impl<'c> Allowing<'c> {
         self.cluster.policies_about((pod, true), direction).tiers()
     }
 
-    /// Returns the rules of these policies that allow a flow, or the rule of a ClusterNetworkPolicy that accepts it
-    /// earlier. `former` returns the pod that held an address until recently.
+    /// Returns the rules of these policies that allow a flow, or the rule of a ClusterNetworkPolicy that accepts the
+    /// flow before them. `former` returns the pod that held an address until recently.
     pub fn rules<'a>(
         &self,
         policies: &[&RuleIndex],

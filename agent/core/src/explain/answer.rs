@@ -64,9 +64,9 @@ pub struct Explanation {
 /// A pod template judged in place of its workload's pods.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct JudgedTemplate {
-    /// Name of the stand-in pod, as `shop/web`.
+    /// Name of the stand-in pod, such as `shop/web`.
     pub pod: String,
-    /// Title of the workload, as `Deployment shop/web (template)`.
+    /// Title of the workload, such as `Deployment shop/web (template)`.
     pub title: String,
 }
 
@@ -134,7 +134,7 @@ pub struct Judgement {
     /// Nearest rule of the NetworkPolicies if no rule allows the traffic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nearest: Option<Nearest>,
-    /// Policies on trial that would deny this allowed traffic; a ClusterNetworkPolicy has no namespace.
+    /// Audited policies that would deny this allowed traffic; a ClusterNetworkPolicy has no namespace.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub denied_on_trial: Vec<Key>,
     /// Parts of the isolating policies that could not be interpreted and therefore grant nothing.
@@ -170,7 +170,7 @@ pub enum Cause {
     /// at another node's node port).
     Backend,
     /// A ClusterNetworkPolicy denies every backend behind the address of a Service (at another node's node port: some
-    /// backend; at the sender's own backend: that one), whatever the verdict on the address itself.
+    /// backend; at the sender's own backend: that one), regardless of the verdict on the address itself.
     BackendDenied,
 }
 
@@ -194,8 +194,8 @@ pub struct TierVerdict {
     /// Rules before the deciding one that do not match because their domain names are beyond the limit of the tables.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub names_beyond_limit: Vec<String>,
-    /// Rules of policies in audit mode that would accept the traffic if the pod has resolved a name of theirs, which is
-    /// not recorded.
+    /// Rules of audited policies that would accept the traffic if the pod has resolved a name of theirs, which is not
+    /// recorded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub names_on_trial: Vec<String>,
     /// Parts of the evaluated ClusterNetworkPolicies that could not be interpreted: their rules fail closed.
@@ -236,7 +236,7 @@ pub struct MatchedTierRule {
     /// Index of the matching port; none if the rule has no protocols. A named port counts as one port per protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<usize>,
-    /// Matched traffic, as `TCP 80-90 from pods app=web of namespaces team=shop`.
+    /// Matched traffic, such as `TCP 80-90 from pods app=web of namespaces team=shop`.
     pub matches: String,
     /// The pod's DNS answer by which a domain name of the rule matches.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -258,7 +258,7 @@ pub struct RuleRef {
     /// Index of the matching item of `ports`; none if the rule has no such list or the item does not match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<usize>,
-    /// Allowed traffic, as `TCP 80-90 from pods app=web of namespace shop`.
+    /// Allowed traffic, such as `TCP 80-90 from pods app=web of namespace shop`.
     pub allows: String,
 }
 
@@ -267,7 +267,7 @@ pub struct RuleRef {
 pub struct Nearest {
     /// The rule.
     pub rule: RuleRef,
-    /// Missing conditions, as `port 443 is not in it`; one item for the ports, one for each peer.
+    /// Missing conditions, such as `port 443 is not in it`; one item for the ports, one for each peer.
     pub lacks: Vec<String>,
 }
 

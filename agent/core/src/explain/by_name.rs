@@ -15,17 +15,17 @@ use crate::explain::unaddressed::named;
 use crate::model::{Direction, DomainName, Key, Pod};
 use crate::probe::IpProtocol;
 
-/// Most parts that are judged.
+/// Maximum number of parts that are judged.
 const PARTS: usize = 4_096;
-/// Most blocks of each verdict in a text.
+/// Maximum number of blocks of each verdict in a text.
 const SHOWN: usize = 3;
 
 /// Addresses to which a name is assumed to resolve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Within {
-    /// Blocks of them; none: every address.
+    /// Blocks of these addresses; empty: every address.
     pub blocks: Vec<IpNet>,
-    /// Blocks without them.
+    /// Blocks excluded from these addresses.
     pub except: Vec<IpNet>,
 }
 

@@ -70,7 +70,7 @@ impl<'c> Literal<'c> {
         (judge(Direction::Egress), judge(Direction::Ingress))
     }
 
-    /// Judges one direction: egress of the sender, or ingress of the receiver; `None` if that side is no pod.
+    /// Judges one direction: egress of the sender, or ingress of the receiver; `None` if that side is not a pod.
     /// Protocol, port and `asked` are `kind` of [`Literal::judge_pair`].
     pub(super) fn judge_one_way(
         &self,
@@ -168,7 +168,7 @@ impl<'c> Literal<'c> {
                 vec![of_cluster(&rule.policy.policy)]
             }
             None if !policies.is_empty() => policies,
-            // One policy on trial passes the traffic around rules that would otherwise be evaluated.
+            // One audited policy passes the traffic around rules that would otherwise be evaluated.
             Some(_) | None => tiers.into_iter().chain(policies).collect(),
         }
     }

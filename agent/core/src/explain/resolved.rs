@@ -29,7 +29,7 @@ impl ResolvedNames {
         self.entries().count()
     }
 
-    /// Whether pods resolved the same names to the same addresses, whatever the time left.
+    /// Whether pods resolved the same names to the same addresses, regardless of the time left.
     #[must_use]
     pub fn is_alike(&self, other: &Self) -> bool {
         self.entries().eq(other.entries())

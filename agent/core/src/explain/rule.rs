@@ -78,8 +78,8 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// Returns whether an address is only a candidate for a pod, which has none by which it could be found. An address that
-/// the pod claims on a secondary network is found, or counts for no pod.
+/// Returns whether an address is only a candidate for a pod without an address. An address that the pod claims on a
+/// secondary network is no candidate: the claim is accepted, or the address counts for no pod.
 fn is_candidate(pod: &Pod, address: IpAddr) -> bool {
     is_unaddressed(pod) && pod.second_with(address).next().is_none()
 }

@@ -1,9 +1,9 @@
 //! Sides of a probe on secondary networks.
 //!
-//! A pod sends from the address of the interface by which the packet leaves, which its routes choose. Towards an address
-//! on a network of its own it is that network's interface; towards one on another network it may be any interface. A
-//! claimed address that counts for no pod still belongs to interfaces under policy: its claimants are judged there, and
-//! no peer by label matches the address.
+//! A pod sends from the address of the outgoing interface, which its routes choose: the network's interface towards an
+//! address on a secondary network of its own, any interface towards another secondary network, else the first
+//! interface. A claimed address that counts for no pod still belongs to interfaces under policy: its claimants are
+//! judged there, and no peer selected by labels matches the address.
 
 use std::net::IpAddr;
 
@@ -184,7 +184,7 @@ fn sent_from(probe: &Probe, from: &ProbeEnd<'_>) -> Option<String> {
     Some(format!("pod {} sends from {address}, {}", pod.key, interface.title()))
 }
 
-/// Returns the reason for which denied packets may pass: each denying end is a device that is no veth.
+/// Returns the reason for which denied packets may pass: each denying end is a device that is not a veth.
 fn beyond_policy(answer: &Explanation, [from, to]: [&ProbeEnd<'_>; 2]) -> Option<String> {
     let ends = [(&answer.egress, from), (&answer.ingress, to)];
     let mut denying = ends.into_iter().filter(|(judgement, _)| {

@@ -45,7 +45,8 @@ impl Explanation {
                 lines.extend(judgement.lines());
             }
         }
-        // At another node's node port a rule for that address suffices, whatever the sender's rules for the backends.
+        // At another node's node port a rule for that address suffices, regardless of the sender's rules for the
+        // backends.
         let is_by_address = |egress: &&Judgement| {
             self.verdict == Verdict::Allow
                 && egress.verdict == Verdict::Allow
@@ -303,7 +304,8 @@ fn join(items: impl Iterator<Item = String>, none: &str, separator: &str) -> Str
     if items.is_empty() { none.to_owned() } else { items.join(separator) }
 }
 
-/// Most items of a list that a text names: a policy may have thousands of blocks, and each drop is explained.
+/// Maximum number of items of a list that a text names: a policy may have thousands of blocks, and each drop is
+/// explained.
 pub(super) const TOLD: usize = 8;
 
 /// Joins the first [`TOLD`] items and adds the number of remaining ones.
@@ -325,7 +327,7 @@ fn port(rule: &PortRule) -> String {
     }
 }
 
-/// Describes a peer of a rule, as `pods app=web of namespace shop`; `namespace` is that of the policy.
+/// Describes a peer of a rule, such as `pods app=web of namespace shop`; `namespace` is that of the policy.
 #[must_use]
 pub fn peer_text(namespace: &str, peer: &Peer) -> String {
     match peer {

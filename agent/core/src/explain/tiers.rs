@@ -171,7 +171,7 @@ impl Traffic<'_> {
         })
     }
 
-    /// Describes the rules on trial before an index that would match if the pod has resolved a name that no enforced
+    /// Describes the audited rules before an index that would match if the pod has resolved a name that no enforced
     /// rule has: the programs do not record it.
     fn names_on_trial(
         &self,

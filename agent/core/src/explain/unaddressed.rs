@@ -15,7 +15,7 @@ use crate::explain::blocks::Blocks;
 use crate::model::{Direction, Peer, Pod, Rule};
 use crate::probe::Probe;
 
-/// Most blocks that are evaluated for one pod; with more the answer is unknown.
+/// Maximum number of blocks that are evaluated for one pod; with more the answer is unknown.
 const BLOCKS: usize = 256;
 
 /// A sample address of a block, representative of all equivalent addresses.

@@ -46,7 +46,7 @@ pub enum Change {
     Interface(Interface),
     /// Removes a veth, by interface index.
     InterfaceGone(u32),
-    /// Sets all addresses of the own node's interfaces; sorted.
+    /// Sets all addresses of this node's interfaces; sorted.
     OwnAddresses(Vec<IpAddr>),
 }
 

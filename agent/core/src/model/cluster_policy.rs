@@ -22,9 +22,9 @@ pub struct ClusterPolicy {
     pub ingress: Vec<ClusterRule>,
     /// `spec.egress`
     pub egress: Vec<ClusterRule>,
-    /// Invalid parts, as `spec.egress[0].to[1]: …`; empty if all are valid. An Accept rule with an invalid part matches
-    /// nothing, a Deny or Pass rule with one denies everything. An invalid `subject` selects every pod, and then Accept
-    /// and Pass rules match nothing.
+    /// Invalid parts, such as `spec.egress[0].to[1]: …`; empty if all are valid. An Accept rule with an invalid part
+    /// matches nothing, a Deny or Pass rule with one denies everything. An invalid `subject` selects every pod, and
+    /// then Accept and Pass rules match nothing.
     pub problems: Vec<String>,
     /// Identifies this state of the object.
     #[serde(default)]
@@ -48,7 +48,7 @@ impl ClusterPolicy {
     }
 }
 
-/// `spec.tier`, in the order of evaluation; NetworkPolicy stands between them.
+/// `spec.tier`, in the order of evaluation; NetworkPolicies are evaluated between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Tier {
     /// Before NetworkPolicy.

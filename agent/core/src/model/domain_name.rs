@@ -44,7 +44,7 @@ impl DomainName {
         }
     }
 
-    /// The name as in a DNS message, without the root's empty label: each label behind its length.
+    /// The name as in a DNS message, without the root's empty label: each label preceded by its length.
     #[must_use]
     pub fn canonical(&self) -> Vec<u8> {
         let label = |label: &str| {
@@ -67,7 +67,7 @@ impl From<DomainName> for String {
     }
 }
 
-/// Reason why a text is no [`DomainName`].
+/// Reason why a text is not a [`DomainName`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "is not a domain name such as api.example.com or *.example.com, of at least two labels of letters, digits, - and _"

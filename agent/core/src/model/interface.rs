@@ -27,9 +27,9 @@ pub enum InterfaceOwner {
     /// The local pod with one of the interface's addresses, if any.
     #[default]
     Unbound,
-    /// This pod, whatever addresses it uses.
+    /// This pod, with any addresses.
     Pod(Bound),
-    /// No pod; traffic of the addresses behind the interface is allowed only with the own node.
+    /// No pod; traffic of the addresses behind the interface is allowed only with this node.
     Denied,
 }
 

@@ -41,8 +41,9 @@ pub struct Pod {
     /// can set the annotation, so it is honoured only in the namespaces of [`crate::options::SourceExempt`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign_sources: bool,
-    /// Interfaces on secondary networks, from the annotation `k8s.v1.cni.cncf.io/network-status`. Every author of the
-    /// pod can write the annotation; [`crate::cluster::Cluster::second_owner`] decides which addresses are accepted.
+    /// Interfaces on secondary networks, from the annotation `k8s.v1.cni.cncf.io/network-status`. Everyone who may
+    /// write the pod can write the annotation; [`crate::cluster::Cluster::second_owner`] decides which addresses are
+    /// accepted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub second: Vec<SecondInterface>,
     /// Workload object that creates the pod, if manifests name it. Absent in objects from an API server.
@@ -73,8 +74,8 @@ impl Pod {
         addresses.filter(|address| !self.addresses.contains(address))
     }
 
-    /// Returns the addresses of the annotation, including repeated ones of the pod's status. Any address is a sign that
-    /// the network's addresses are known, so that policy covers the interface; [`Self::claimed_at`] has the claims.
+    /// Returns the addresses of the annotation, including repeated ones of the pod's status. Any such address shows
+    /// that the network's addresses are known, so policy covers the interface; [`Self::claimed_at`] returns the claims.
     pub fn second_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.second.iter().flat_map(|interface| interface.addresses.iter().copied())
     }
@@ -125,7 +126,7 @@ impl Pod {
 /// Workload object, in the namespace of its pods.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WorkloadRef {
-    /// `kind`, as `Deployment`
+    /// `kind`, such as `Deployment`
     pub kind: String,
     /// `metadata.name`
     pub name: String,
@@ -140,18 +141,18 @@ pub struct WorkloadRef {
 /// Interface of a pod on a secondary network: an entry of `k8s.v1.cni.cncf.io/network-status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SecondInterface {
-    /// `interface`: name inside the pod, as `net1`; empty where absent.
+    /// `interface`: name inside the pod, such as `net1`; empty where absent.
     pub name: String,
-    /// `name`: the network, a `NetworkAttachmentDefinition`, as `storage/ceph`.
+    /// `name`: the network, a `NetworkAttachmentDefinition`, such as `storage/ceph`.
     pub network: String,
     /// `ips`; sorted, without duplicates and without [`Pod::addresses`].
     pub addresses: Vec<IpAddr>,
-    /// `device-info.type`, as `pci`; empty where absent.
+    /// `device-info.type`, such as `pci`; empty where absent.
     pub device: String,
 }
 
 impl SecondInterface {
-    /// Returns the name inside the pod and the network, as `interface net1 (network storage/ceph)`.
+    /// Returns the name inside the pod and the network, in the form `interface net1 (network storage/ceph)`.
     #[must_use]
     pub fn title(&self) -> String {
         match self.name.as_str() {

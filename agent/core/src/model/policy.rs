@@ -24,8 +24,8 @@ pub struct Policy {
     pub ingress: Option<Vec<Rule>>,
     /// `Some` if the policy isolates egress.
     pub egress: Option<Vec<Rule>>,
-    /// Invalid parts, as `spec.ingress[0].ports[1]: endPort …`; empty if all are valid. Invalid parts grant nothing; an
-    /// invalid `podSelector` selects every pod of the namespace.
+    /// Invalid parts, such as `spec.ingress[0].ports[1]: endPort …`; empty if all are valid. Invalid parts grant
+    /// nothing; an invalid `podSelector` selects every pod of the namespace.
     pub problems: Vec<String>,
     /// Version of the object.
     #[serde(default)]

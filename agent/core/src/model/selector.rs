@@ -65,7 +65,7 @@ fn sorted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::
     Ok(values)
 }
 
-/// Whether sorted values contain a value. A tenant may write hundreds of thousands, for each of many pods and policies.
+/// Whether sorted values contain a value. A tenant may write hundreds of thousands of values in each of many policies.
 fn holds(values: &[String], value: &str) -> bool {
     debug_assert!(values.is_sorted(), "values of a requirement are sorted");
     values.binary_search_by(|known| known.as_str().cmp(value)).is_ok()

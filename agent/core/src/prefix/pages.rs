@@ -1,4 +1,4 @@
-//! A map of numbers with many close to each other: addresses of pods.
+//! A map of numbers that are often close to each other, such as pod addresses.
 
 use std::collections::BTreeMap;
 

@@ -16,7 +16,7 @@ use netpold_testkit::streams::{DirectedPacket, DnsConnection, framed};
 use super::connections::{EVIL, PORT, around, connection, evil, good, question, questions};
 use super::net::{API, BACKEND, DNS, DNS6, FOUND, Net, accept, domain, found, pointer};
 
-/// Packets before an answer, and whether the answer counts behind them.
+/// Packets before an answer, and whether the answer counts after them.
 #[test]
 fn forged_and_malformed_streams_open_nothing() {
     type Attack = fn(&Net, &DnsConnection);
@@ -80,12 +80,12 @@ fn forged_and_malformed_streams_open_nothing() {
         net.open(&connection);
         assert!(net.passes(&connection.asks(0, &questions())));
         attack(&net, &connection);
-        // Whatever was read before, a whole message ends at each of these places.
+        // Regardless of the bytes read before, a whole message begins at each of these positions.
         for at in [0, 1, 2] {
             assert!(net.passes(&connection.answers(at, &good())), "{what}");
         }
         assert!(!net.connects(FOUND), "{what}");
-        // Not at once: packets of the former connection may be on their way.
+        // The next connection is not read at once: packets of the former one may still be on their way.
         let next = DnsConnection { client: 77, server: 88, ..connection };
         net.open(&next);
         assert!(net.passes(&next.asks(0, &questions())) && net.passes(&next.answers(0, &good())));
@@ -97,19 +97,19 @@ fn forged_and_malformed_streams_open_nothing() {
     }
 }
 
-/// With SYN cookies, the resolver keeps nothing of a SYN. Once its connection is gone, an ACK of the pod opens another
-/// one with the same numbers, and its answers begin where those before began.
+/// With SYN cookies, the resolver keeps no state for a SYN. Once the first connection has ended, an ACK of the pod
+/// opens another one with the same sequence numbers, whose answers begin at the same position.
 #[test]
 fn no_second_connection_goes_on_in_the_first_ones_place() {
     let first = around(b"");
-    // A message of the second connection, which has a forged answer at the place that was reached in the first one.
+    // A message of the second connection, which has a forged answer at the position that was reached in the first one.
     let mut filler = vec![b'.'; 200];
     let at = first.len() - (around(&filler).len() - filler.len());
     filler[at..][..evil().len()].copy_from_slice(&evil());
     let second = around(&filler);
     assert_eq!(second[first.len()..][..evil().len()], evil());
     let segments = [&second[..first.len()], &second[first.len()..]];
-    // The pod hides its reset in the first fragment, and behind a header.
+    // The pod hides its reset in the first fragment, and after a header.
     let reset = |it: &DnsConnection| {
         segment((PORT, 53), TCP_RST | TCP_ACK, (it.client + 1, it.server + 1), &[0; 8])
     };
@@ -161,7 +161,7 @@ fn no_second_connection_goes_on_in_the_first_ones_place() {
     ];
     for (what, connection, packet) in hidden {
         let net = Net::of_api();
-        // Flows, by which the backend's packets pass.
+        // Flows that let the backend's packets pass.
         for port in [53, 5353] {
             assert!(net.passes(&to(BACKEND, port).syn()));
         }
@@ -209,7 +209,7 @@ fn no_fragment_of_a_pods_segments_passes() {
     let net = Net::of_api();
     let it = connection();
     let addresses = [[10, 0, 0, 1], [10, 96, 0, 10]];
-    // With a header that goes on in the next fragment, before any entry.
+    // With a header that continues in the next fragment, before any entry.
     let mut reset =
         segment((PORT, 53), TCP_RST | TCP_ACK, (it.client + 1, it.server + 1), &[0; 40]);
     reset[12] = 0xf0;
@@ -220,8 +220,8 @@ fn no_fragment_of_a_pods_segments_passes() {
     assert!(!net.passes(&(Direction::Egress, first)), "whatever its port");
 }
 
-/// Policy may drop a resolver's segment, as an answer of a flow that is forgotten. The pod acknowledges an end unseen, and
-/// any other segment may be answered by a reset in the pod's name.
+/// Policy may drop a resolver's segment, such as an answer of a forgotten flow. A dropped end may be acknowledged
+/// unread, and any other segment may be answered by a reset in the pod's name.
 #[test]
 fn a_segment_that_policy_drops_ends_the_reading() {
     for flags in [TCP_FIN | TCP_ACK, TCP_RST, TCP_ACK] {
@@ -236,7 +236,7 @@ fn a_segment_that_policy_drops_ends_the_reading() {
     }
 }
 
-/// Strangers end nothing: they do not know the numbers.
+/// Hosts that do not know the sequence numbers cannot end the reading.
 #[test]
 fn a_strangers_packets_end_nothing() {
     let net = Net::of_api();
@@ -303,7 +303,7 @@ fn a_flood_of_names_displaces_only_the_own_ones() {
         net.deliver(2, DNS, 6000, &answer(n as u16, &name, &records));
     }
     assert!(net.reaches(1, FOUND, 443), "131,072 entries for 262,144 addresses of another pod");
-    // Four of eight entries of a bucket in the mean.
+    // On average, four of a bucket's eight entries.
     let last = (0xc612_0000 + 3072 * 64..0xc612_0000 + 4096 * 64_u32).step_by(61);
     let (open, all) = last.fold((0, 0), |(open, all), address| {
         let address = IpAddr::from(address.to_be_bytes()).to_string();
@@ -366,7 +366,7 @@ fn another_pods_packets_count_for_its_own_connections_alone() {
     assert!(!net.reaches(2, FOUND, 443) && !net.reaches(2, EVIL, 443));
 }
 
-/// Answers without their question in this connection, or not in time.
+/// Answers do not count without their question in the same connection, or late.
 #[test]
 fn an_answer_counts_once_for_a_question_of_its_connection() {
     let of = |id: u16, name: &str, at: &str| {
@@ -412,7 +412,7 @@ fn a_server_that_is_no_resolver_opens_nothing() {
     assert!(net.passes(&stranger.answers(0, &evil())));
     assert!(!net.connects(EVIL));
     assert_eq!(net.streams(), 0);
-    // The resolver's connection, with the stranger's bytes at its place.
+    // The resolver's connection, with bytes of the stranger at the same position.
     net.flows.later(60 * HZ);
     let it = net.asked();
     let same = DnsConnection { resolver: ip("192.0.2.9"), ..it };
@@ -421,13 +421,13 @@ fn a_server_that_is_no_resolver_opens_nothing() {
     assert!(net.passes(&it.answers(0, &good())) && net.connects(FOUND));
 }
 
-/// Connections of which the handshake never ends: they are not read, and take no place for longer than a question.
+/// Connections whose handshake never completes are not read, and occupy an entry no longer than a question does.
 #[test]
 fn a_half_open_connection_is_not_read() {
     let net = Net::of_api();
     let it = connection();
     assert!(net.passes(&it.syn()) && net.passes(&it.asks(0, &questions())));
-    // Flows: the answer is of one. No SYN-ACK was read.
+    // The answer passes because it belongs to a flow, but no SYN-ACK was read.
     assert!(net.passes(&it.answers(0, &good())) && !net.connects(FOUND));
     let net = Net::of_api();
     assert!(net.passes(&it.syn()));
@@ -486,7 +486,7 @@ fn a_packet_without_an_entry_casts_doubt_on_the_next_one() {
     }
 }
 
-/// The pod's own SYNs, and those of others, displace entries, but no doubt.
+/// The pod's own SYNs, and those of others, displace entries, but do not clear doubts.
 #[test]
 fn a_displaced_entry_leaves_a_doubt() {
     let net = Net::of_api();
@@ -500,7 +500,7 @@ fn a_displaced_entry_leaves_a_doubt() {
     assert!(net.is_doubted(1, PORT) || net.streams() == 0);
 }
 
-/// The pod's bytes reach one connection only: sent again, they may reach a second one.
+/// The pod's bytes may reach one connection only: if they are sent again, they may reach a second one.
 #[test]
 fn bytes_that_are_sent_again_end_the_reading() {
     let it = connection();

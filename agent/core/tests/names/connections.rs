@@ -88,12 +88,12 @@ pub(crate) fn question() -> Vec<u8> {
     query(7, &wire(API))
 }
 
-/// Queries for both names of the tests, each behind its length field.
+/// Queries for both names of the tests, each preceded by its length field.
 pub(crate) fn questions() -> Vec<u8> {
     [framed(&question()), framed(&query(9, &wire("mine.example")))].concat()
 }
 
-/// The resolver's genuine answer, behind its length field.
+/// The resolver's genuine answer, preceded by its length field.
 pub(crate) fn good() -> Vec<u8> {
     framed(&answer(7, &wire(API), &found(API, 300)))
 }

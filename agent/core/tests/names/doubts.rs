@@ -1,4 +1,5 @@
-//! Doubts about ports: none at first, at any time since the boot, one for each pod and port, and none is lost.
+//! Doubts about ports: there are none at first, regardless of the time since the boot; each pod and port has its own,
+//! and none is lost.
 
 use std::sync::atomic::Ordering;
 
@@ -53,7 +54,7 @@ fn a_doubt_lasts_for_half_a_minute_at_any_time() {
     }
 }
 
-/// A pod that uses every port casts doubt on no port of another one, of as many pods as there are blocks.
+/// A pod that uses every port casts doubt on no port of another pod, for as many pods as there are blocks.
 #[test]
 fn a_pod_that_uses_every_port_ends_its_own_readings_alone() {
     let net = Net::of_api();
@@ -88,8 +89,8 @@ fn no_doubt_is_lost_to_another_one() {
     }
 }
 
-/// While flow tables grow, programs of two generations run at each hook, and have the same tables of names. Those behind
-/// expect that those in front have read a packet; what the pod sends twice ends the reading.
+/// While flow tables grow, programs of two generations run at each hook, and have the same tables of names. The second
+/// programs expect that those in front have read a packet; a segment that the pod sends twice ends the reading.
 #[test]
 fn a_packet_that_two_generations_read_ends_no_reading() {
     for sends_twice in [false, true] {
@@ -111,8 +112,8 @@ fn a_packet_that_two_generations_read_ends_no_reading() {
     }
 }
 
-/// Those in front have only watched such a packet, just before they began to read. It must open no other connection of the
-/// resolver.
+/// The programs in front only watched such a packet, just before they began to read. The packet must not open another
+/// connection of the resolver.
 #[test]
 fn a_packet_that_those_behind_read_twice_is_the_same_one() {
     const URG: u8 = 0x20;

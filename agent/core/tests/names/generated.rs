@@ -1,4 +1,4 @@
-//! Generated conversations over TCP, held against the oracle, which sees who resolved what.
+//! Generated conversations over TCP, compared with the oracle, which records every pod's resolved addresses.
 
 use std::net::IpAddr;
 
@@ -13,18 +13,18 @@ use netpold_testkit::streams::{DirectedPacket, DnsConnection, framed};
 use super::lookups::{NAMES, agrees, random_records, random_rules};
 use super::net::{BACKEND, DNS, DNS6, Net, cluster, only};
 
-/// What meets a conversation on its way.
+/// Event during a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// Bytes that were read, sent again.
     Repetition,
-    /// A segment of somebody else: from a stranger's address, or at another pod.
+    /// A segment that does not belong to the conversation: from a stranger's address, or at another pod.
     Foreign,
-    /// A segment behind a gap, as of a lost or reordered one.
+    /// A segment after a gap, as after a lost or reordered one.
     Gap,
-    /// A segment with bytes that were read and others.
+    /// A segment with bytes that were read and with new ones.
     Overlap,
-    /// An end of the resolver.
+    /// A FIN or RST of the resolver.
     End,
     /// Another SYN-ACK.
     SynAck,
@@ -48,7 +48,7 @@ struct Conversation {
     ifindex: u32,
     /// Bytes of the resolver.
     bytes: Vec<u8>,
-    /// The place behind each answer that counts, and what it resolves; up to the first one that nobody asked for.
+    /// For each answer that counts, the position after it and its addresses; up to the first answer without a question.
     answers: Vec<(usize, (String, Vec<IpAddr>))>,
 }
 
@@ -68,7 +68,8 @@ impl Conversation {
             let case = |c: char, up| if up { c.to_ascii_uppercase() } else { c };
             let mixed: String = name.chars().map(|c| case(c, random.below(2) == 0)).collect();
             let question = framed(&query(id, &wire(&mixed)));
-            // Several questions in a segment, each in its own, or behind its length in one of its own.
+            // Several questions in a segment, each in its own segment, or with its length in a separate segment before
+            // it.
             match random.below(3) {
                 0 => pending.extend(question),
                 1 if pending.is_empty() => {
@@ -98,7 +99,7 @@ impl Conversation {
         conversation
     }
 
-    /// Sends the answers in segments of any length, with an event in front of one of them. Returns the number of bytes that
+    /// Sends the answers in segments of any length, with an event before one of them. Returns the number of bytes that
     /// were read.
     fn transmit(&self, net: &Net, random: &mut Random, event: Option<Event>) -> usize {
         let when = random.below(self.bytes.len());
@@ -119,7 +120,7 @@ impl Conversation {
         read
     }
 
-    /// Whether the reading goes on behind an event in front of the byte at a place.
+    /// Causes an event before the byte at a position; returns whether the reading continues.
     fn disturb(&self, net: &Net, random: &mut Random, event: Event, at: usize) -> bool {
         let (it, bytes) = (&self.it, &self.bytes);
         let passes = |packet: DirectedPacket| assert!(net.at(self.ifindex, packet));
@@ -206,7 +207,7 @@ fn conversations_over_tcp_agree_with_the_oracle() {
                 oracle.resolved.extend(resolved.into_iter().map(of));
             }
             conversations += 1;
-            // Addresses last, so one look finds what any of these conversations opened.
+            // Opened addresses stay open, so one check covers several conversations.
             let (is_edited, is_last) = (random.below(8) == 0, step % 5 == 4);
             net.flows.forget_flows();
             for ifindex in [1, 2].into_iter().filter(|_| is_edited || is_last) {

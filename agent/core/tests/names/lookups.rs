@@ -149,7 +149,7 @@ fn forged_and_malformed_answers_open_nothing() {
 #[test]
 fn names_that_are_no_names_open_nothing() {
     let long = vec!["abcdefg"; 32].join(".");
-    // The record begins at 33. Whether the same bytes are a name behind an alias there.
+    // Owner names, for a record at offset 33; true: the bytes are a valid name if an alias with them comes first.
     let owners: [(Vec<u8>, bool); 6] = [
         (vec![0xc0, 40], true),
         (vec![0xc0, 33], true),
@@ -188,7 +188,7 @@ fn an_earlier_deny_and_a_pass_win_over_a_name() {
     for (rules, reached) in [
         (vec![outside(Action::Deny), names()], false),
         (vec![names(), outside(Action::Deny)], true),
-        // After a Pass nothing isolates the pods for egress, so the address is allowed, whatever its name.
+        // After a Pass nothing isolates the pods for egress, so the address is allowed, regardless of its name.
         (vec![outside(Action::Pass), names()], true),
     ] {
         let net = Net::new(rules.clone());
@@ -250,7 +250,7 @@ fn an_open_flow_outlives_its_name_and_ends_with_its_rule() {
     assert!(!sends(&net, TCP_ACK) && !gets(&net, TCP_ACK), "the rule is gone");
 }
 
-/// Two names led to one address; one of them leads elsewhere now.
+/// Two names resolved to one address; one of them now resolves to another.
 #[test]
 fn a_flow_prolongs_the_address_for_the_names_that_allow_it() {
     let rules = [("a.example", 443), ("b.example", 80)];
@@ -276,7 +276,7 @@ fn a_flow_prolongs_the_address_for_the_names_that_allow_it() {
     assert!(!sends(80, TCP_SYN), "another name's flow prolongs nothing");
 }
 
-/// Packets to an external address of a Service may be answered by anybody's server.
+/// Packets to an external address of a Service may be answered by any server.
 #[test]
 fn an_external_address_of_a_service_is_no_resolver() {
     let mut net = Net::of_api();

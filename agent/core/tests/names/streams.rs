@@ -79,7 +79,7 @@ fn a_segment_has_several_answers() {
     let bytes = [around(b"text"), good(), last].concat();
     assert!(net.passes(&connection.answers(0, &bytes[..bytes.len() - 9])));
     assert!(net.connects(FOUND) && !net.connects("192.0.2.8"));
-    // The last answer begins in the segment of the one before.
+    // The last answer begins in the segment of the previous answer.
     assert!(net.passes(&connection.answers(bytes.len() - 9, &bytes[bytes.len() - 9..])));
     assert!(net.connects("192.0.2.8"));
     assert_eq!(net.streams(), 1, "and goes on");
@@ -87,7 +87,7 @@ fn a_segment_has_several_answers() {
     assert_eq!(net.streams(), 0, "up to a question behind the first answer");
 }
 
-/// Some clients send the length in a segment of its own. A question in other parts is not recorded.
+/// Some clients send the length in a segment of its own. A question split elsewhere is not recorded.
 #[test]
 fn a_question_counts_whole() {
     let bytes = framed(&question());
@@ -196,7 +196,7 @@ fn further_records_are_not_read() {
     assert!(!net.connects(&format!("198.18.0.{}", last + 1)), "as over UDP");
 }
 
-/// Generated connections, in order and out of it: true answers count, and nothing that stands inside of others.
+/// Generated connections, in order and out of it: true answers count, and no message embedded in another.
 #[test]
 fn generated_streams_open_what_their_answers_have() {
     let mut opened = 0;
@@ -226,7 +226,7 @@ fn generated_streams_open_what_their_answers_have() {
             }
         }
         questions.extend(framed(&question()));
-        // A segment has four questions at most.
+        // A segment may have at most four questions.
         let mut at = 0;
         while at < questions.len() {
             let length = 2 + usize::from(u16::from_be_bytes([questions[at], questions[at + 1]]));

@@ -1,5 +1,5 @@
-//! Packets of connections to resolvers that no program reads: around the pod's hook, to the node itself, dropped by
-//! policy, or to another address of the same resolver.
+//! Packets of connections to resolvers that no program reads: sent around the pod's hook, to the node itself, dropped
+//! by policy, or to another address of the same resolver.
 
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Action, Change, Direction, Tier};
@@ -35,7 +35,7 @@ fn families() -> [DnsConnection; 2] {
 
 impl Net {
     /// Reason of the uplink's verdict about a packet that came from pod a/p without the proof of its hook, or that the
-    /// kernel made anew.
+    /// kernel rebuilt.
     fn leaves(&self, packet: &[u8], anew: Anew) -> Reason {
         let tables = NodeTables { policy: &self.world.tables, flows: &self.flows };
         let ingress_ifindex = u32::from(anew == Anew::No);
@@ -60,8 +60,8 @@ impl Net {
     }
 }
 
-/// By such a packet the pod could end a connection to a resolver with SYN cookies, and begin another one in its place. Its
-/// port may be translated where it leaves.
+/// With such a packet, the pod could end a connection to a resolver with SYN cookies, and begin another one in its
+/// place. The packet's port may be translated at the exit.
 #[test]
 fn a_packet_around_the_hook_ends_all_readings_of_its_pod() {
     for it in families() {
@@ -87,7 +87,7 @@ fn a_packet_around_the_hook_ends_all_readings_of_its_pod() {
                 assert_eq!(net.counts(&next), counts, "{seconds} s behind {packet:02x?}");
             }
         }
-        // Another pod's packets end none.
+        // Another pod's packets end no reading.
         let net = Net::of_api();
         let tables = NodeTables { policy: &net.world.tables, flows: &net.flows };
         let exit = Exit { ifindex: UPLINK, ingress_ifindex: 2, ..Exit::default() };
@@ -134,7 +134,7 @@ fn a_resolver_on_the_node_is_not_read_over_tcp() {
     }
 }
 
-/// A segment of the pod that policy drops may go on as a reset.
+/// A segment of the pod that policy drops may be forwarded as a reset.
 #[test]
 fn a_question_that_policy_drops_ends_the_reading() {
     for it in families() {
@@ -157,8 +157,8 @@ fn a_question_that_policy_drops_ends_the_reading() {
     }
 }
 
-/// Whoever may write EndpointSlices may lead another Service to the resolver. Where the node keeps the pod's port, both
-/// addresses lead to one connection of the resolver.
+/// A user with write access to EndpointSlices can point another Service at the resolver. Where the node keeps the pod's
+/// port, both addresses lead to one connection of the resolver.
 #[test]
 fn a_segment_to_another_address_of_the_resolver_ends_the_reading() {
     let slice = |name: &str, to: &str| {
@@ -200,7 +200,7 @@ fn a_segment_to_another_address_of_the_resolver_ends_the_reading() {
                 }
             }
         }
-        // Another address that the node does not translate is no resolver's.
+        // Another address that the node does not translate is not a resolver's.
         let net = Net::of_api();
         let other = DnsConnection { resolver: ip(BACKEND), remote_port: 443, ..connection() };
         net.asks_in(&it);
@@ -250,7 +250,8 @@ fn resolvers_with_unknown_backends_count_over_udp_alone() {
     assert!(resolvers(vec![many], &[]).iter().all(|(_, over_tcp)| !over_tcp));
 }
 
-/// A SYN of the pod to no resolver leaves its port as it is, at any port but the one of DNS.
+/// A connection from the same port of the pod to a host that is not a resolver does not affect the reading, unless it
+/// uses the DNS port.
 #[test]
 fn other_connections_of_the_port_do_not_matter() {
     for it in families() {

@@ -1,4 +1,4 @@
-//! Compilations of everything for a full table: who pays for them, and when closed policies are tried again.
+//! Full compilations for a full table: which namespaces are charged, and when closed policies are tried again.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::{
     namespaces,
 };
 
-/// A compiler that starts over beside the world's, with tables of this size.
+/// A second compiler next to the world's, which starts over with tables of this size.
 fn successor(world: &World, capacity: Capacity) -> World {
     let mut other = World::new([]);
     other.compiler = world.compiler.blank();
@@ -40,12 +40,12 @@ fn a_namespace_in_debt_waits_to_open_what_was_closed() {
     assert!(closed(&world).contains(&Key::new("tenant", "app5")));
     assert_eq!(world.compiler.left_out(), BTreeSet::from(["tenant".to_owned()]));
     world.compiler.defer(held(&["tenant"]));
-    // The others would fit now.
+    // The other policies would fit now.
     world.apply((0..3).map(|n| Change::PolicyGone(Key::new("tenant", format!("app{n}")))));
     let is_open = |world: &World| world.egress(TENANT + 5, "10.2.0.3", 1000 + 3 * 21 + 5);
     assert!(!is_open(&world));
     assert_eq!(world.compiler.late(), BTreeSet::from(["tenant".to_owned()]), "to be tried later");
-    // Others' changes do not bring it forward, and no update has to find out whether it fits.
+    // Changes by others do not open the policies earlier, and no update has to find out whether they fit.
     let rules = vec![rule(Some(vec![block("198.51.100.0/24", &[])]), Some(vec![tcp(81)]))];
     world.apply([Change::Policy(policy("other", "own", Selector::default(), None, Some(rules)))]);
     world.compiler.defer(held(&[]));
@@ -68,7 +68,7 @@ fn with_sets(of: &str, number: u32, sets: u32) -> [Change; 3] {
     isolated(of, number, (0..sets).map(nth).collect())
 }
 
-/// Installs two namespaces with as many sets of ports each, which fill the table together.
+/// Installs two namespaces with equally many port sets, which together fill the table.
 fn rivals(capacity: Capacity) -> World {
     let mut world = World::new([]);
     let rivals = (0..20).flat_map(|n| {
@@ -96,7 +96,8 @@ fn who_grows_pays_for_what_a_full_table_costs() {
     // Nobody has changed anything yet.
     assert!(world.compiler.take_causes(None).is_empty());
     assert_eq!(namespaces(&closed(&world)), BTreeSet::from(["rival", "tenant"]));
-    // Those that had policies closed before do not pay for another one's growth, and it pays although it had, too.
+    // Namespaces with closed policies are not charged for another namespace's growth; that one is charged, although it
+    // has closed policies, too.
     for round in 0..3 {
         let more = (0..5).flat_map(|n| with_sets("tenant", 20 + 5 * round + n, 10)).collect();
         assert_eq!(overflow(&mut world, CAPACITY, more), ["tenant"]);
@@ -104,7 +105,7 @@ fn who_grows_pays_for_what_a_full_table_costs() {
     assert!(world.egress(VICTIM, "198.51.100.7", 443));
 }
 
-/// A tenant that fills a table, makes room, and fills it again, beside a larger one that never changes.
+/// A tenant that fills a table, frees room, and fills it again, next to a larger tenant that never changes.
 #[test]
 fn who_fills_a_table_by_turns_pays_each_time() {
     const CAPACITY: Capacity = Capacity { bitmaps: 300, ..ROOM };
@@ -113,7 +114,7 @@ fn who_fills_a_table_by_turns_pays_each_time() {
     bystanders().into_iter().chain(steady).for_each(|change| world.compiler.ingest(change));
     assert_eq!(install(&mut world, CAPACITY), []);
     for _ in 0..3 {
-        // The larger one is in debt, for large policies of its own.
+        // The larger namespace is in debt, for large policies of its own.
         world.compiler.defer(held(&["steady"]));
         let turn = (0..14).flat_map(|n| with_sets("tenant", n, 10)).collect();
         assert_eq!(overflow(&mut world, CAPACITY, turn), ["tenant"]);
@@ -127,7 +128,7 @@ fn who_fills_a_table_by_turns_pays_each_time() {
     }
 }
 
-/// What the others had closed opens as soon as a barred namespace has made room.
+/// Closed policies of other namespaces open as soon as a barred namespace has made room.
 #[test]
 fn a_barred_namespace_makes_room_for_the_others() {
     const CAPACITY: Capacity = Capacity { bitmaps: 300, ..ROOM };
@@ -139,7 +140,7 @@ fn a_barred_namespace_makes_room_for_the_others() {
     let world = successor(&world, CAPACITY);
     assert_eq!(namespaces(&closed(&world)), BTreeSet::from(["tenant"]));
     assert!(!world.compiler.has_room_again(), "until the debt ends");
-    // A compiler that was at work meanwhile learns of it.
+    // A compiler that was running meanwhile takes over the closed policies.
     let mut other = rivals(CAPACITY);
     other.compiler.follow(world.compiler.news([]));
     other.apply([]);
@@ -163,12 +164,12 @@ fn who_fills_a_table_again_in_debt_is_closed_until_the_debt_ends() {
     assert!(open(&world, 100) > 5, "the other one, in debt or not, keeps what it had");
     let problems = world.compiler.problems();
     assert!(problems.iter().any(|it| it.to_string().contains("again and again")), "{problems:?}");
-    // It has no means left to cost more.
+    // Further policies of the namespace cause no full compilation.
     for first in 25..40 {
         world.apply(more(first));
     }
     assert!(world.egress(VICTIM, "198.51.100.7", 443));
-    // Another compiler that starts meanwhile keeps it closed.
+    // Another compiler that starts meanwhile keeps its policies closed.
     let mut world = successor(&world, CAPACITY);
     assert_eq!(open(&world, 0), 0);
     world.compiler.defer(held(&["tenant"]));
@@ -274,7 +275,7 @@ fn edits_of_what_is_closed_do_not_hold_a_successor_up() {
     assert!(other.egress(VICTIM, "198.51.100.7", 443));
 }
 
-/// Edits of a node whose tables stay full would have everything compiled again each time.
+/// On a node whose tables stay full, each edit would cause a full compilation.
 #[test]
 fn an_eighth_of_a_table_that_was_full_stays_free() {
     const CAPACITY: Capacity = Capacity { bitmaps: 320, ..ROOM };

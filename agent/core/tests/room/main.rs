@@ -141,7 +141,7 @@ fn many_small_policies_of_port_names_are_closed_before_larger_ones_of_others() {
     assert_eq!(gone.len(), 3, "the rest has room: {gone:?}");
     assert!(world.egress(VICTIM, "198.51.100.7", 443) && !world.egress(VICTIM, "9.9.9.9", 443));
     assert!(world.egress(OTHER, "198.51.100.7", 80) && !world.egress(OTHER, "198.51.100.7", 443));
-    // Updates of others go on.
+    // Updates of others continue.
     let rules = vec![rule(Some(vec![block("198.51.100.0/24", &[])]), Some(vec![tcp(81)]))];
     world.apply([Change::Policy(policy("other", "own", Selector::default(), None, Some(rules)))]);
     assert!(world.egress(OTHER, "198.51.100.7", 81) && !world.egress(OTHER, "198.51.100.7", 80));
@@ -221,7 +221,7 @@ fn a_long_list_with_one_grant_stays_when_others_fill_the_classes() {
     assert!(world.egress(VICTIM, "48.0.0.2", 443) && !world.egress(VICTIM, "48.0.0.3", 443));
 }
 
-/// The classes of eight namespaces that each cut the same addresses in two are as many as there are addresses.
+/// Eight namespaces each select a different half of the same addresses: every address becomes a class.
 #[test]
 fn who_multiplies_classes_by_halves_is_closed_first() {
     let mut world = World::new([]);

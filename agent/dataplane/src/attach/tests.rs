@@ -241,7 +241,7 @@ fn an_interface_that_goes_leaves_nothing_that_hinders_the_next_with_its_index() 
             run("ip link add v0 index 77 type veth peer name v1");
             attacher.attach(program.as_fd(), hook).unwrap();
             run("ip link del v0");
-            // The pin still exists, its interface does not: attach over it.
+            // The pin still exists, its interface does not: the attachment replaces the pin.
             run("ip link add v0 index 77 type veth peer name v1");
             attacher.attach(program.as_fd(), hook).unwrap();
             assert_eq!(hooks(&mut attacher), [hook], "{mode}");
@@ -302,8 +302,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// A guard of another process finds a program at every moment of a promotion, so also after the promoting process is
-/// killed.
+/// A guard of another process finds a program at every moment of a promotion, also if the promoting process is killed.
 #[test]
 fn a_guard_finds_a_program_throughout_a_promotion() {
     isolated(|pins| {
@@ -344,7 +343,7 @@ fn a_guard_closes_where_nothing_can_be_pinned() {
     });
 }
 
-/// An agent that hands over may end between its link and the pin of it.
+/// An agent that hands over may end after it has created a link and before it pins the link.
 #[test]
 fn a_guard_closes_again_what_another_one_could_not_pin_before_its_end() {
     isolated(|pins| {
@@ -365,7 +364,7 @@ fn a_guard_closes_again_what_another_one_could_not_pin_before_its_end() {
     });
 }
 
-/// The engine leaves the hooks of a former interface while a new one with its index appears.
+/// The engine releases the hooks of a former interface while a new one with its index appears.
 #[test]
 fn a_new_interface_is_closed_once_the_engine_leaves_the_former_one() {
     isolated(|pins| {
@@ -384,7 +383,7 @@ fn a_new_interface_is_closed_once_the_engine_leaves_the_former_one() {
         assert!(leave(&mut attacher, None), "unwanted");
         assert!(leave(&mut attacher, Some(false)), "it existed before");
         assert!(!leave(&mut attacher, Some(true)), "closed");
-        // A guard that is late.
+        // A guard that closes late.
         attacher.attach(classifier(NEXT).as_fd(), LOOPBACK[0]).unwrap();
         guard.close(LOOPBACK[0], true);
         attacher.leave(LOOPBACK[0]).unwrap();
@@ -426,7 +425,7 @@ fn a_barrier_stays_when_its_interface_gets_another_name() {
     });
 }
 
-/// As of an agent that attaches its programs while a standby starts.
+/// This happens when an agent attaches its programs while a standby starts.
 #[test]
 fn a_barrier_that_another_process_has_removed_stays_removed() {
     isolated(|pins| {
@@ -441,13 +440,13 @@ fn a_barrier_that_another_process_has_removed_stays_removed() {
         let other = HookCloser::new(pins.to_owned(), AttachMode::Tcx);
         assert!(delivers());
         assert_eq!(other.barred_hooks(), [].into());
-        // The index and the name of a new interface.
+        // A new interface with the same index and name.
         standby.bar(1, false);
         assert!(!delivers());
     });
 }
 
-/// As of an agent that ends while it moves its program to the front.
+/// This happens when an agent ends while it moves its program to the front.
 #[test]
 fn a_link_on_its_way_to_the_front_ends_with_the_next_agent() {
     isolated(|pins| {
@@ -490,7 +489,7 @@ fn without_rights(act: impl FnOnce()) {
     become_user(0);
 }
 
-/// As after the end of an agent while it puts its program first.
+/// This happens when an agent ends while it moves its program to the front.
 #[test]
 fn a_relay_without_its_target_drops() {
     isolated(|_| {
@@ -499,7 +498,7 @@ fn a_relay_without_its_target_drops() {
         let _link = sys::tcx_link_create(relay.as_fd(), 1, LOOPBACK[1].tcx_type()).unwrap();
         assert!(delivers());
         drop(relay);
-        // The kernel empties the map from a queue of work.
+        // The kernel empties the map asynchronously, from a workqueue.
         let empties = || std::thread::sleep(Duration::from_millis(10));
         assert!((0..500).any(|_| !delivers() || {
             empties();
@@ -552,7 +551,7 @@ fn barriers_of_gone_interfaces_and_of_uninstalled_agents_are_removed() {
     });
 }
 
-/// Agents in containers have the same process identifier.
+/// Agents in containers have equal process identifiers.
 #[test]
 fn watchers_of_an_agent_that_ended_are_in_nobodys_way() {
     isolated(|pins| {

@@ -36,7 +36,7 @@ const BPF_F_BEFORE: u32 = 1 << 3;
 pub(crate) struct LinkAt {
     /// Program identifier.
     pub(crate) program: u32,
-    /// Interface index; 0 once the interface is gone.
+    /// Interface index; 0 once the interface no longer exists.
     pub(crate) ifindex: u32,
     /// `BPF_TCX_INGRESS` or `BPF_TCX_EGRESS`; for TCX links only.
     pub(crate) attach_type: u32,
@@ -69,7 +69,7 @@ struct LinkDetach {
     link_fd: u32,
 }
 
-/// The whole block, since the kernel writes `revision` whatever the given size.
+/// The whole block, since the kernel writes `revision` regardless of the given size.
 #[repr(C)]
 #[derive(Default)]
 struct Query {
@@ -312,7 +312,7 @@ pub fn link_create(
     unsafe { descriptor(BPF_LINK_CREATE, &mut attributes) }
 }
 
-/// Replaces a link's program atomically: every packet meets one of the two.
+/// Replaces a link's program atomically: every packet runs one of the two.
 pub(crate) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attributes =
         LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), ..LinkUpdate::default() };
@@ -320,7 +320,7 @@ pub(crate) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     unsafe { bpf(BPF_LINK_UPDATE, &mut attributes).map(drop) }
 }
 
-/// Detaches a link from its hook at once; succeeds if its interface is gone.
+/// Detaches a link from its hook at once; succeeds if its interface no longer exists.
 pub(crate) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attributes = LinkDetach { link_fd: raw(link) };
     // SAFETY: the block of BPF_LINK_DETACH, without pointers.
@@ -392,7 +392,7 @@ pub(crate) fn obj_pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 pub(crate) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attributes = Obj { pathname: path.as_ptr() as u64, ..Obj::default() };
-    // SAFETY: the block of BPF_OBJ_GET; the path outlives the call; a new descriptor comes back.
+    // SAFETY: the block of BPF_OBJ_GET; the path outlives the call; the result is a new descriptor.
     unsafe { descriptor(BPF_OBJ_GET, &mut attributes) }
 }
 

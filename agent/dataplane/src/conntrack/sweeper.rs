@@ -35,13 +35,13 @@ pub struct FlowCounts {
     pub busy: u64,
     /// Expired flows removed by this pass.
     pub removed: u64,
-    /// Flows of gone endpoints removed by this pass.
+    /// Flows of removed endpoints that this pass removed.
     pub orphaned: u64,
     /// Buckets without a free way: a further flow there evicts an unreplied one or is refused.
     pub full_buckets: u64,
 }
 
-/// Fill of a table, estimated from a part of it: keys are hashed with a seed, so all parts are alike.
+/// Fill of a table, estimated from a part of it: keys are hashed with a seed, so all parts have about the same fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupancy {
     /// Ways that are not free, expired ones included.

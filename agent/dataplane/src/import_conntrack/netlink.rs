@@ -31,8 +31,8 @@ const CTA_PROTO_ICMP_TYPES: [u16; 2] = [5, 8];
 const CTA_PROTOINFO_TCP: u16 = 1;
 const CTA_PROTOINFO_TCP_STATE: u16 = 1;
 const CTA_PROTOINFO_TCP_FLAGS: [u16; 2] = [4, 5];
-/// `IP_CT_TCP_FLAG_BE_LIBERAL` of `linux/netfilter/nf_conntrack_tcp.h`: set for both sides if the first packet was no
-/// SYN (`tcp_new` of `nf_conntrack_proto_tcp.c`), and for flows of a flowtable; a handshake clears it.
+/// `IP_CT_TCP_FLAG_BE_LIBERAL` of `linux/netfilter/nf_conntrack_tcp.h`: set for both sides if the first packet was not
+/// a SYN (`tcp_new` of `nf_conntrack_proto_tcp.c`), and for flows of a flowtable; a handshake clears it.
 const BE_LIBERAL: u8 = 1 << 3;
 const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_ASSURED: u32 = 1 << 2;
@@ -114,7 +114,7 @@ fn word(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
-/// Returns `enum tcp_conntrack`, and whether the first packet that the kernel saw was no SYN; `None` if unknown.
+/// Returns `enum tcp_conntrack`, and whether the first packet that the kernel saw was not a SYN; `None` if unknown.
 fn tcp_state(info: &[u8]) -> Option<(u8, Option<bool>)> {
     let tcp = attributes(info).find(|(kind, _)| *kind == CTA_PROTOINFO_TCP)?.1;
     let (mut state, mut picked_up) = (None, None);

@@ -136,7 +136,7 @@ impl TreeNodes {
         self.copies.get(node as usize).map(|copied| copied.entries(first)).unwrap_or_default()
     }
 
-    /// Adds a node, which is unreachable so far.
+    /// Adds a node, which is not reachable yet.
     pub(super) fn add(&mut self, entries: &[KeyInterval]) -> Result<u32, TableError> {
         let copied = NodeCopy::new(entries);
         let node = match self.free.pop() {

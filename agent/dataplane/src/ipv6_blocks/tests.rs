@@ -30,7 +30,7 @@ fn net(bits: u128, len: u8) -> Ipv6Net {
     Ipv6Net::new(bits.into(), len).unwrap().trunc()
 }
 
-/// Class of an address as a program finds it, from the root word on.
+/// Class of an address as a program finds it, starting at the root word.
 fn read(map: &[AtomicU64], root: u32, address: u128) -> ClassId {
     let node = |node: u32| {
         let words = size_of::<Blocks6Node>() / 8;
@@ -54,7 +54,7 @@ fn naive(prefixes: &BTreeMap<PrefixKey, ClassId>, address: u128) -> ClassId {
     longest.map_or(0, |(_, class)| *class)
 }
 
-/// Prefixes within each other, beside each other and far apart.
+/// Nested prefixes, adjacent ones, and ones far apart.
 fn any_net() -> impl Strategy<Value = Ipv6Net> {
     let far = any::<u128>();
     let near = (0u128..4, 0u128..3, 0u128..6).prop_map(|(a, b, c)| {
@@ -73,7 +73,7 @@ fn any_net() -> impl Strategy<Value = Ipv6Net> {
     (bits, len).prop_map(|(bits, len)| net(bits, len))
 }
 
-/// Addresses at the borders of a prefix, beside it and in its middle.
+/// Addresses at the borders of a prefix, next to it and in its middle.
 fn probes(net: Ipv6Net) -> [u128; 5] {
     let (first, last) = (net.network().to_bits(), net.broadcast().to_bits());
     [first, last, first.wrapping_sub(1), last.wrapping_add(1), first + (last - first) / 2]
@@ -120,7 +120,8 @@ fn random(state: &mut u64) -> u64 {
     *state ^ *state >> 29
 }
 
-/// A name, and the n-th prefix of this kind, by the number and the number spread over all addresses.
+/// Name of a kind of prefixes, and a function that returns its n-th prefix, from n and from n spread over all
+/// addresses.
 type Kind = (&'static str, fn(u32, u128) -> Ipv6Net);
 
 /// A table for a number of prefixes holds them in any arrangement, added and removed in any order.

@@ -8,10 +8,10 @@ use crate::maps::TableError;
 
 /// The last key.
 const LAST: u64 = u64::MAX >> 1;
-/// Least number of entries in a node other than a root.
+/// Minimum number of entries in a node other than a root.
 const LEAST: usize = 3;
-/// Most nodes that an operation needs: at each level of both trees, two new halves at both ends of the prefix, each
-/// with a neighbour.
+/// Maximum number of nodes that an operation needs: at each level of both trees, two new halves at both ends of the
+/// prefix, each with a neighbour.
 pub(super) const NEEDED: usize = 256;
 
 /// Half of an address, as the key of a tree.

@@ -47,7 +47,7 @@ fn read(table: &Ipv6Hosts, settings: &Settings, address: Ipv6Addr) -> Option<Cla
     None
 }
 
-/// As many addresses as the table is for, without neighbours.
+/// The table's nominal number of addresses, without neighbours.
 #[test]
 fn a_table_for_so_many_addresses_holds_them() {
     const ADDRESSES: u32 = 16_384;
@@ -65,7 +65,7 @@ fn a_table_for_so_many_addresses_holds_them() {
     }
     for address in held.iter().step_by(2) {
         assert!(table.remove(&settings, *address).unwrap());
-        assert!(!table.remove(&settings, *address).unwrap(), "it was there once");
+        assert!(!table.remove(&settings, *address).unwrap(), "it existed exactly once");
     }
     let buckets = 0..=table.mask();
     let left: Vec<_> = buckets.flat_map(|n| table.bucket(n).unwrap().unwrap()).collect();
@@ -108,7 +108,7 @@ fn neighbours_share_an_entry() {
     }
     assert_eq!(table.set(&settings, Ipv6Addr::LOCALHOST, 77).unwrap(), Ok(()));
     assert_eq!(read(&table, &settings, Ipv6Addr::LOCALHOST), Some(77));
-    assert_eq!(read(&table, &settings, Ipv6Addr::UNSPECIFIED), None, "its neighbour is not there");
+    assert_eq!(read(&table, &settings, Ipv6Addr::UNSPECIFIED), None, "its neighbour is absent");
 }
 
 /// Addresses with first bucket 0 of two, and with this filter bit.
@@ -176,7 +176,7 @@ fn the_filter_has_the_bits_of_the_addresses_that_are_there() {
     assert_eq!(left[4..], [1 << 31, 0]);
 }
 
-/// More of a bit's addresses are in the second bucket than the count shows: the bit stays.
+/// More of a bit's addresses are in the second bucket than the count shows: the bit stays set.
 #[test]
 fn an_uncounted_address_is_let_through() {
     let (table, settings) = table(2);

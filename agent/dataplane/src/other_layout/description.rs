@@ -1,7 +1,7 @@
 //! Description of a layout version's tables: the place of each field by name.
 //!
 //! The names and the format of records are the interface between versions. They never change: a moved field keeps its
-//! name, a field with a new meaning gets a new name. A version reads the names that it knows.
+//! name, a field with a new meaning gets a new name. Each version reads the names known to it.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;

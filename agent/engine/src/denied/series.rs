@@ -8,7 +8,7 @@ use netpold_api::observe::ObservedEvent;
 use netpold_core::cluster::AddressOwner;
 use netpold_core::model::Direction;
 
-/// Time after which a series without new packets or flows gives way before smaller ones.
+/// Time after which a series without new packets or flows is displaced before smaller ones.
 const IDLE: Duration = Duration::from_hours(1);
 /// Longest list of policies in a label, in bytes; the number of further policies follows as `+N`.
 const POLICIES_MAX: usize = 200;
@@ -64,7 +64,7 @@ impl SeriesLabels {
         })
     }
 
-    /// Returns the namespace that the series is charged to, that of the sender, and the namespace of the receiver.
+    /// Returns the sender's namespace, to which the series is charged, and the receiver's namespace.
     fn sides(&self) -> [&str; 2] {
         let [own, peer] = [&self.namespace, &self.peer_namespace].map(String::as_str);
         // Outside of the cluster's pods, the sender has no share.
@@ -157,15 +157,15 @@ impl Series {
         self.counts.remove(labels).map(|count| count.value)
     }
 
-    /// Returns the series that gives way to a new one: of the sender with the most series, and of these, to the
-    /// receiver with the most, the smallest. `None`: the new series is the one that exceeds its share.
+    /// Returns the series to displace for a new one: the smallest series of the sender with the most series, to the
+    /// receiver with the most of them. `None`: the new series is the one that exceeds its share.
     fn victim(&self, new: &SeriesLabels, now: Instant) -> Option<SeriesLabels> {
         let [sender, receiver] = new.sides();
         let loads = self.shares.iter().map(|(name, share)| {
             let own = usize::from(name == sender);
             (share.values().sum::<usize>() + own, own, name.as_str())
         });
-        // Of equals, the sender of the new series.
+        // Among equals, the sender of the new series.
         let (_, own, largest) = loads.max().filter(|(load, ..)| *load > 1)?;
         let loads = self.shares.get(largest)?.iter().map(|(name, number)| {
             let same = usize::from(own == 1 && name == receiver);
@@ -236,7 +236,7 @@ pub(super) mod tests {
         assert_eq!(shares, 100);
     }
 
-    /// The sender cannot help that a receiver renames its policies; the sender's series to others stay.
+    /// A sender has no influence on a receiver that renames its policies, so the sender's series to others stay.
     #[test]
     fn a_hostile_receiver_displaces_series_to_itself_only() {
         let (mut series, now) = (Series::new(50), Instant::now());
@@ -265,7 +265,7 @@ pub(super) mod tests {
         assert_eq!(series.count(c.clone(), now), Some((b.clone(), 1)), "the smallest");
         assert_eq!(series.count(c.clone(), now + IDLE), None);
         assert_eq!(series.count(b, now + IDLE), Some((a, 2)), "idle");
-        // Each of more namespaces than places has one series at most; the rest stays outside.
+        // With more namespaces than places, each has at most one series; the others have none.
         assert_eq!(series.count(labels("y", "a", ""), now), Some((labels("x", "b", ""), 1)));
         assert_eq!(series.count(labels("z", "a", ""), now), Some((labels("z", "a", ""), 1)));
         let mut none = Series::new(0);

@@ -1,4 +1,4 @@
-//! Packets that reach a pod without passing the programs at its interface. netpold cannot prevent this; it reports it.
+//! Packets that reach a pod without passing the programs at its interface. netpold cannot prevent this and reports it.
 //!
 //! `bpf_redirect_peer` hands a packet directly to the pod's side of the veth. The kernel counts the packet as received
 //! on that side (from kernel 6.7 on; before that, not at all), but not as sent on the host's side, so the counters
@@ -23,12 +23,12 @@ const IFLA_LINK: u16 = 5;
 const IFLA_STATS64: u16 = 23;
 const IFLA_LINK_NETNSID: u16 = 37;
 
-/// Packets that passed by the programs, by interface and endpoint.
+/// Packets that bypassed the programs, by interface and endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Bypass {
     requests: Option<NetlinkConnection>,
     pods: BTreeMap<(u32, u32), Past>,
-    /// Packets of gone pods.
+    /// Packets of removed pods.
     former: u64,
 }
 
@@ -133,7 +133,7 @@ fn past(
             (host.peer, host.namespace?)
         }
     };
-    // In this order, packets sent between the two reads hide a few others instead of adding false ones.
+    // In this order, packets sent between the two reads can hide a few bypassing packets but never add false ones.
     let received = side(requests, peer.0, Some(peer.1)).ok()?.received;
     let host = side(requests, index, None).ok()?;
     let same = (host.peer, host.namespace) == (peer.0, Some(peer.1));

@@ -15,7 +15,7 @@ use crate::events::DropLogLine;
 
 /// Label of a namespace, and its value, that enables Events on its pods.
 const EVENTS_LABEL: (&str, &str) = ("netpold.io/events", "denied");
-/// Most denials explained at a time: the engine's lock is held during explanations.
+/// Maximum number of denials explained at a time: the engine's lock is held during explanations.
 const EXPLAINED: usize = 16;
 
 /// Returns the denials of pods in namespaces with [`EVENTS_LABEL`].

@@ -11,10 +11,10 @@ use netpold_core::model::{Enforcement, Key, Pod, PolicyVersion};
 use super::reconciler::Reconciler;
 use super::steps::Engine;
 
-/// Most policies examined per namespace, and most ClusterNetworkPolicies: each is matched against the local pods while the
-/// engine waits, and there may be any number.
+/// Maximum number of policies examined per namespace, and of ClusterNetworkPolicies: each is matched against the local
+/// pods while the engine waits, and there may be any number.
 const OF_NAMESPACE: usize = 500;
-/// Most policies listed: 2,000 take about 400 kB of the API server's storage.
+/// Maximum number of policies listed: 2,000 take about 400 kB of the API server's storage.
 const LISTED: usize = 2000;
 
 /// The enforced state of this node.

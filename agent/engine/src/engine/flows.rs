@@ -32,7 +32,7 @@ pub fn flow_reader(engine: &Engine) -> Result<Option<FlowReader>, GenerationErro
     Ok(Some(FlowReader { node: cluster.node_name().to_owned(), tables, pods, untracked }))
 }
 
-/// Sets the names of the flows' remote sides: a pod or a Service. A gone pod is known for some minutes.
+/// Sets the names of the flows' remote sides: a pod or a Service. A removed pod is remembered for some minutes.
 pub fn name_remotes(engine: &Engine, flows: &mut [ListedFlow]) {
     let (cluster, now) = (engine.reconciler.compiler.cluster(), unix_millis());
     for flow in flows {

@@ -17,7 +17,7 @@ pub(super) struct Health {
     failure: Option<UpdateFailure>,
     /// Reason why the engine writes nothing at all.
     pub(super) held: Option<String>,
-    /// Reasons of missing programs, by interface index; 0 stands for failures to leave interfaces without a role.
+    /// Reasons of missing programs, by interface index; 0: failures to detach from interfaces without a role.
     attach_problems: BTreeMap<u32, String>,
     /// Reason why pins cannot be kept.
     pin_problem: Option<String>,

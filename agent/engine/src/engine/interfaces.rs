@@ -70,7 +70,7 @@ const HOLD: Duration = Duration::from_secs(10);
 /// and its CNI plugins may take long on a busy node. The kubelet gives up a sandbox after four minutes.
 const HOLD_MAX: Duration = Duration::from_mins(4);
 
-/// Most names kept of gone veths.
+/// Maximum number of kept names of removed veths.
 const GONE_MAX: usize = 1024;
 
 /// A veth with its other side in another namespace.
@@ -87,11 +87,11 @@ struct TrackedVeth {
 
 /// Whether the runtime keeps CNI results, which name the pod of a new veth before the pod's containers start.
 ///
-/// A directory alone is no proof: an image or a package may have created it. An empty directory is no disproof: after a
-/// boot, or on a new node, no pod has started yet. The first pod's veth would then be open between its creation and its
-/// result, and for good if the agent ended in between. So new veths wait until a pod has existed for [`HOLD`] without
-/// any result. On a node with pods this takes little time, and then veths without a pod (of a container engine beside
-/// Kubernetes) no longer wait.
+/// A directory alone is not proof: an image or a package may have created it. An empty directory is not disproof: after
+/// a boot, or on a new node, no pod has started yet. The first pod's veth would then be open between its creation and
+/// its result, and for good if the agent ended in between. So new veths wait until a pod has existed for [`HOLD`]
+/// without any result. On a node with pods this takes little time, and then veths without a pod (of a container engine
+/// next to Kubernetes) no longer wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CniResults {
     /// No directory, or pods come without results.
@@ -106,7 +106,7 @@ enum CniResults {
 #[derive(Debug)]
 pub(super) struct NodeInterfaces {
     veths: BTreeMap<u32, TrackedVeth>,
-    /// Names of the latest gone veths.
+    /// Names of the latest removed veths.
     gone: BTreeMap<u32, String>,
     /// Veths that are not new: those of the first listing, or those judged by an earlier agent's programs.
     familiar: Familiar,
@@ -185,7 +185,7 @@ impl NodeInterfaces {
             Familiar::All => false,
             Familiar::Only(familiar) => !familiar.contains(&index),
         };
-        // With other options, a veth without a pod has no program, so a restarted agent would always take it for new.
+        // With other options, a veth without a pod has no program, so a restarted agent would always treat it as new.
         let held = is_new && self.results != CniResults::None && self.judged == NodeDevices::Auto;
         let (name, incarnation, since) = (veth.name.clone(), veth.incarnation, now);
         self.veths
@@ -237,8 +237,8 @@ impl NodeInterfaces {
         self.roles = None;
     }
 
-    /// Returns the interfaces of which packets count without having passed a program: all that lead to no other
-    /// namespace, and trusted ones. `None` before the devices are listed, and where not all veths get a program.
+    /// Returns the interfaces from which packets are accepted without having passed a program: all that lead to no
+    /// other namespace, and trusted ones. `None` before the devices are listed, and where not all veths get a program.
     pub(super) fn own(&self) -> Option<BTreeSet<u32>> {
         if self.devices.is_empty() || self.judged != NodeDevices::Auto {
             return None;
@@ -247,7 +247,7 @@ impl NodeInterfaces {
         Some(devices.map(|(index, _)| *index).collect())
     }
 
-    /// Returns whether a device lets another namespace in without being trusted.
+    /// Returns whether a device admits packets of another namespace and is not trusted.
     fn is_door(&self, device: &Device) -> bool {
         device.leads_away && !self.trusted.include(&device.name)
     }
@@ -274,7 +274,7 @@ impl NodeInterfaces {
         self.veths.get(&index).map(|veth| &*veth.name)
     }
 
-    /// Returns the name of a pod's veth for messages, also of a recently gone one; otherwise its number.
+    /// Returns the name of a pod's veth for messages, also of a recently removed one; otherwise its number.
     pub(super) fn label(&self, index: u32) -> String {
         let gone = self.gone.get(&index).map(String::as_str);
         match self.veth(index).or(gone) {
@@ -315,7 +315,7 @@ impl NodeInterfaces {
     /// Assigns the role of each interface. A veth with an unknown pod is closed while it is new; later it is one of the
     /// node's devices, which judge only packets to Services.
     ///
-    /// `restored`: pods may exist that the compiler does not know.
+    /// `restored`: pods may exist that the compiler does not have.
     pub(super) fn assign_roles(
         &mut self,
         compiler: &Compiler,

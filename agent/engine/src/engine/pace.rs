@@ -23,11 +23,11 @@ const ORDINARY_TIME: Duration = Duration::from_millis(10);
 const FACTOR: u32 = 10;
 /// Factor of the charge for work that delays all updates.
 const FACTOR_OF_ALL: u32 = 100;
-/// Least share of a walk over the node's flows that is charged.
+/// Minimum share of a walk over the node's flows that is charged.
 const LEAST_OF_WALK: f64 = 0.1;
 /// Debt up to which a namespace's large objects do not wait.
 const CREDIT: Duration = Duration::from_secs(5);
-/// Largest debt of a namespace, so that one that mends its ways waits no longer.
+/// Maximum debt of a namespace, which limits the wait after its last expensive change.
 const LARGEST_DEBT: Duration = Duration::from_mins(10);
 
 /// Changes that wait.
@@ -289,7 +289,7 @@ mod tests {
         let later = pace.next(&late, now).unwrap();
         assert_eq!((later - now).as_millis(), 2500);
         assert!(pace.held(later).is_empty());
-        // Nobody owes an update without shares.
+        // An update without shares is charged to no namespace.
         pace.spent(Duration::from_mins(1), BTreeMap::new(), now);
         assert_eq!(pace.owed.len(), 2);
         // An update within the ordinary time costs nothing.

@@ -21,7 +21,7 @@ use super::reconciler::Reconciler;
 use crate::probe::packet::ProbePacket;
 use crate::probe::tables::CompiledTables;
 
-/// Most ends examined per probe.
+/// Maximum number of ends examined per probe.
 const ENDS: usize = 64;
 /// Incoming interface of packets sent neither by the node nor by one of its pods: the loopback interface never belongs
 /// to a pod, and its packets need no proof.
@@ -65,7 +65,7 @@ impl Engine {
             };
             let verdict = tables.judge(at.direction, endpoint.ifindex, came_by, &frame);
             let reason = verdict.reason();
-            // The compiled tables lack the programs' own ones.
+            // The compiled tables lack the tables of resolved names, which the programs write.
             let may_be_named =
                 reason == Reason::Policy && tables.has_names(at.direction, endpoint.slot);
             let shown = Shown {
@@ -154,7 +154,7 @@ impl<'c> EndpointsByPod<'c> {
         known.or_else(first).map(|endpoint| &endpoint.info)
     }
 
-    /// Returns whether the local address of a packet is not of the pod's status.
+    /// Returns whether the local address of a packet is absent from the pod's status.
     fn is_second(&self, at: &ProbedPacket) -> bool {
         let pod = self.cluster.pods().get(&at.pod);
         pod.is_some_and(|pod| !pod.addresses.contains(&at.local))
@@ -173,7 +173,7 @@ fn asked(
     let (from, to) = (side(&probe.from), side(&probe.to));
     for (sender, source) in &from {
         let same_family = |address: &IpAddr| address.is_ipv4() == source.is_ipv4();
-        // Packets from the node reach the pod always: no policy denies them.
+        // Packets from the node always reach the pod: no policy denies them.
         let by_node = sender.is_none() && cluster.is_own_node(*source);
         let mut receives = |pod: &Key, local: IpAddr, port| {
             let at = ProbedPacket {

@@ -1,5 +1,5 @@
-//! Compile, write, attach: brings the kernel's tables to the desired state, in new tables where the old ones are too
-//! small or their content is unknown.
+//! Compiles, writes and attaches: brings the kernel's tables to the desired state, in new tables where the old ones are
+//! too small or their content is unknown.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -94,8 +94,7 @@ impl Reconciler {
         }
     }
 
-    /// Writes the update, and charges its objects beyond modest size to their namespaces. Returns the number of
-    /// operations.
+    /// Writes the update, and charges its large objects to their namespaces. Returns the number of operations.
     pub(super) fn write_within_credit(&mut self) -> Result<usize, EngineError> {
         let is_first = !self.installed;
         let begin = thread_time();
@@ -158,8 +157,8 @@ impl Reconciler {
         Ok(WrittenUpdate { operations: ops.len(), shares })
     }
 
-    /// After a boot, closes the pods that the last good state isolates until its programs are loaded: pods would
-    /// otherwise open denied connections before that.
+    /// After a boot, closes the pods that the last good state isolates until the programs are loaded: the pods could
+    /// otherwise open denied connections in between.
     fn close_restored(&mut self) {
         if !self.restored || self.in_force.version.is_some() {
             return;
@@ -174,8 +173,8 @@ impl Reconciler {
         tracing::info!(hooks, "isolated pods are closed until the programs are loaded");
     }
 
-    /// Closes interfaces without a slot before their records are erased: programs leave packets of an interface without
-    /// a record alone, and the programs of the interface are replaced only after the update. Failures are reported by
+    /// Closes interfaces without a slot before their records are erased: programs pass the packets of an interface
+    /// without a record, and the programs of the interface are replaced only after the update. Failures are reported by
     /// the next [`Reconciler::attach`], which tries again.
     fn close_unplaced(&mut self) {
         let hooks = self.dataplane.hooks();
@@ -208,7 +207,7 @@ impl Reconciler {
 
     /// Imports the flows of endpoints about to be isolated from the kernel's conntrack, before policy judges their
     /// packets. A new pod has none. The walk covers all flows of the node while other updates wait, so a namespace in
-    /// debt goes without it: its flows are guessed by their ports.
+    /// debt gets no import: the initiators of its flows are guessed by the ports.
     pub(super) fn import_conntrack(&mut self) {
         let mut newly = self.in_force.newly_isolated(&self.compiler);
         let (begin, now) = (thread_time(), Instant::now());
@@ -250,9 +249,9 @@ impl Reconciler {
         interface.map(|interface| cluster.addresses_at(interface)).unwrap_or_default()
     }
 
-    /// Attaches programs to new endpoints and devices and leaves gone ones, once their tables are written. While
-    /// updates fail, attaches only to endpoints that the former tables contain, and never turns a pod's interface into
-    /// a device. Returns the interfaces with failures, with the reasons.
+    /// Attaches programs to new endpoints and devices and detaches them from removed ones, once the tables are written.
+    /// While updates fail, attaches only to endpoints that the former tables contain, and never turns a pod's interface
+    /// into a device. Returns the interfaces with failures, with the reasons.
     pub(super) fn attach(&mut self, roles: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
         if self.installed {
             return self.dataplane.attach(roles);

@@ -23,7 +23,7 @@ use super::second;
 use super::steps::Engine;
 use crate::events::Dropped;
 
-/// Most distinct drops explained per status: each explanation walks over policies.
+/// Maximum number of distinct drops explained per status: each explanation walks over policies.
 const EXPLAINED: usize = 16;
 /// First line of the explanation of a [`Reason::ServiceBackend`].
 const AFTER_TRANSLATION: &str = "judged at the packet's address and port after the node's Service \
@@ -31,7 +31,7 @@ const AFTER_TRANSLATION: &str = "judged at the packet's address and port after t
                                  address itself count";
 /// Problem after a boot without a source.
 const RESTORED: &str = "the source is not in sync yet: the last good state is enforced until it is";
-/// Most pods or devices named in a problem.
+/// Maximum number of pods or devices named in a problem.
 const NAMED: usize = 5;
 
 impl Engine {
@@ -154,7 +154,7 @@ fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<Endpoi
     listed.into_values().collect()
 }
 
-/// Returns the directions of which something is true.
+/// Returns the directions for which `is_true` is set.
 fn chosen(is_true: [bool; 2]) -> Vec<Direction> {
     let directions = Direction::BOTH.into_iter().zip(is_true);
     directions.filter_map(|(direction, is_true)| is_true.then_some(direction)).collect()

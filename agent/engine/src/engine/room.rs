@@ -45,7 +45,7 @@ pub fn install(
                     return Ok(ops);
                 };
                 tracing::error!(%table, "closing policies of the namespaces that use most, to keep room for edits");
-                // Once for each table.
+                // Done for this table, unless it overflows again.
                 full.remove(&table);
             }
             Err(error) if compiler.leave_out(&error) => {
@@ -92,8 +92,8 @@ fn is_outgrown(fill: &Fill) -> bool {
     fill.capacity < Capacity::default().of(fill.table) && fill.used > fill.capacity / 2
 }
 
-/// Returns sizes with spare room: at least [`Capacity::default`] once a small table is outgrown, of the table of names
-/// alone if it is this one, and a third more than used for crowded tables.
+/// Returns sizes with spare room: at least [`Capacity::default`] for all tables once a small table is outgrown (for the
+/// table of names alone if only that one is), and a third more than used for crowded tables.
 pub(super) fn roomy(capacity: Capacity, fill: &[Fill]) -> Capacity {
     let large = Capacity::default();
     let capacity = fill.iter().filter(|fill| is_outgrown(fill)).fold(capacity, |capacity, fill| {

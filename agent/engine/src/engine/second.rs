@@ -9,7 +9,7 @@ use netpold_core::model::{Bound, Key, Pod, SecondInterface};
 
 use super::steps::Engine;
 
-/// Most lines about secondary interfaces; the last line has the number of the others.
+/// Maximum number of lines about secondary interfaces; one more line has the number of the others.
 const LINES: usize = 100;
 
 /// Returns secondary interfaces of this node's pods that are not under policy or have no source check, with the reason.
@@ -169,7 +169,7 @@ mod tests {
         let all = [veth.clone(), macvlan.clone(), virtual_function];
         assert_eq!(names(&all, &[&["192.168.7.1"]]), ["net2", "net3"]);
         assert_eq!(names(&all, &[]), ["net1", "net2", "net3"]);
-        // A veth with other addresses inside may be any of them.
+        // A veth with other addresses inside may be any of the interfaces.
         assert_eq!(names(&[veth.clone(), macvlan], &[&["192.168.1.1"], &["192.168.7.1"]]), [""; 0]);
         // Addresses inside a veth match no virtual function.
         assert_eq!(

@@ -128,14 +128,14 @@ impl Engine {
         self.interfaces.expect_results();
     }
 
-    /// Sets the trust in the source: `held` is the reason why [`Engine::step`] is not called (`None`: it is),
-    /// `restored` whether the last good state is enforced instead of the source's state.
+    /// Sets the state of the source: `held` is the reason why [`Engine::step`] is not called, if it is not; `restored`:
+    /// whether the last good state is enforced instead of the source's state.
     pub fn believe(&mut self, held: Option<String>, restored: bool) {
         self.health.hold(held);
         self.reconciler.restored = restored;
     }
 
-    /// Frees retired numbers: no packet is judged by data read before the last update.
+    /// Frees retired numbers. Call when no packet in flight is judged by data read before the last update.
     pub fn grace_passed(&mut self) {
         self.reconciler.compiler.grace_passed();
     }
@@ -164,8 +164,8 @@ impl Engine {
         self.reconciler.dataplane.active_mut().events()
     }
 
-    /// Removes expired flows and flows of gone endpoints, and counts the others. The set of gone endpoints is known
-    /// once everything is enforced.
+    /// Removes expired flows and flows of removed endpoints, and counts the others. The set of removed endpoints is
+    /// known once everything is enforced.
     ///
     /// Returns new flows, and denials of audited policies.
     pub fn sweep(&mut self) -> NewFlows {
@@ -206,7 +206,7 @@ impl Engine {
         self.rule_use.denied(self.reconciler.compiler.cluster(), dropped);
     }
 
-    /// Returns the pod's name for a drop or flow; a gone pod is known for some minutes.
+    /// Returns the pod's name for a drop or flow; the name of a deleted pod is kept for some minutes.
     #[must_use]
     pub fn pod_name(&self, dropped: &Dropped) -> Option<String> {
         let pod = self.rule_use.pod_of(dropped.endpoint, dropped.ifindex);
@@ -264,8 +264,8 @@ impl Engine {
         self.retry_at()
     }
 
-    /// Reports programs that the previous call found missing. The kernel takes a deleted interface apart step by step,
-    /// its programs included, which is no repair. So only interfaces that still exist, for the kernel and for
+    /// Reports programs that the previous call found missing. The kernel removes a deleted interface step by step,
+    /// including its programs; this needs no repair. So only interfaces that still exist, for the kernel and for
     /// discovery, are reported.
     fn report_lost(&mut self) {
         for ifindex in std::mem::take(&mut self.lost) {
@@ -319,7 +319,7 @@ impl Engine {
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
         self.health.noticed(noticed);
         if self.health.is_pausing() {
-            // Interfaces that only lack their programs do not wait for the tables.
+            // Interfaces that lack only their programs do not wait for the tables.
             self.attach();
             return self.retry_at();
         }
@@ -365,8 +365,8 @@ impl Engine {
         }
     }
 
-    /// Passes the dataplane the interfaces of which packets arrive without having passed a program. Does nothing before
-    /// the devices are listed.
+    /// Passes to the dataplane the interfaces from which packets arrive without having passed a program. Does nothing
+    /// before the devices are listed.
     fn tell_devices(&mut self) {
         if let Some(own) = self.interfaces.own() {
             self.reconciler.dataplane.devices_are(own);

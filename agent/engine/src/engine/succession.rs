@@ -19,7 +19,7 @@ use crate::metrics::Instruments;
 /// Shortest and longest pause before a failed compilation is retried.
 pub(super) const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
-/// State of the compilation beside the engine.
+/// State of the compilation on another thread.
 #[derive(Default)]
 pub(super) struct Succession {
     pub(super) job: Option<Job>,
@@ -98,7 +98,7 @@ impl Workshop {
         let Self { capacity, full, recipe, instruments } = &self;
         let ops = instruments.compiling(|| install(&mut compiler, *capacity, full))?;
         let generation = recipe.make(&compiler.capacity(), &ops)?;
-        // The clients pay, not those for whom policies had to be closed.
+        // The clients are charged, not the namespaces whose policies had to be closed.
         drop(compiler.take_causes(None));
         // No packet is judged by this generation yet.
         compiler.grace_passed();

@@ -26,11 +26,12 @@ use super::succession::{Behind, BuiltSuccessor, Job, Order, Workshop, WrittenUpd
 
 /// Interval at which the engine checks whether the other thread has finished.
 const POLL: Duration = Duration::from_millis(20);
-/// Most objects changed since the start that the engine takes over in one update of its own.
+/// Maximum number of objects changed since the start that the engine takes over in one update of its own.
 const FEW: usize = 128;
-/// Most times that the other thread catches up before the engine takes the remaining changes itself.
+/// Maximum number of times that the other thread catches up before the engine takes the remaining changes itself.
 const ROUNDS: u32 = 10;
-/// Pause before the next successor, in multiples of the processor time of the last one, so that a processor has rest.
+/// Pause before the next successor, in multiples of the processor time of the last one, so that compilations do not
+/// occupy a processor all the time.
 const REST: u32 = 2;
 /// Time that unused large policies stay in the tables, unless there is another reason to begin.
 const LINGER: Duration = Duration::from_mins(1);
@@ -192,7 +193,8 @@ impl Reconciler {
     }
 
     /// Takes the successor's compiler without its generation, which is too full for the latest changes, and compiles
-    /// everything. Those who filled it pay for this compilation, and the large policies do not wait any longer.
+    /// everything. The namespaces that filled it are charged for this compilation, and the large policies wait no
+    /// longer.
     fn take_over(
         &mut self,
         made: BuiltSuccessor,

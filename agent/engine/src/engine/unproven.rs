@@ -15,9 +15,9 @@ use netpold_dataplane::Dataplane;
 
 /// Time after the last packet during which the problem is reported.
 const SAID: Duration = Duration::from_secs(30);
-/// A pod that guesses hits the witness once in 511 packets. More than one hit in this many packets is no guess.
+/// A pod that guesses hits the witness once in 511 packets. More than one hit in this many packets is not a guess.
 const GUESSED: u64 = 16;
-/// Most pods named in a problem.
+/// Maximum number of pods named in a problem.
 const NAMED: usize = 5;
 
 /// Packets without proof or witness, by interface and endpoint.
@@ -42,7 +42,7 @@ struct Counted {
 enum Fault {
     /// The proof is cleared by another tool.
     Erased,
-    /// Another tool clears the witness beside the proof.
+    /// Another tool clears the witness but not the proof.
     Unmarked,
     /// The pod bypasses the program, or another tool clears both.
     Skipped,

@@ -11,8 +11,8 @@ use netpold_core::turns::in_turns;
 
 /// Number of nodes that report a policy: more would repeat it, fewer might all be down.
 const SPEAKERS: usize = 3;
-/// Most policies examined: for each, the engine waits for a walk over the namespace's pods. Namespaces have equal
-/// shares, at least one policy each.
+/// Maximum number of policies examined: for each, the engine waits for a walk over the namespace's pods. Namespaces
+/// have equal shares, at least one policy each.
 const LOOKED_AT: usize = 100;
 
 /// Returns policies with ineffective parts, with their uids and the reasons: a part was not understood, or the policy

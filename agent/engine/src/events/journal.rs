@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 
 use super::dropped::{Dropped, unix_millis};
 
-/// Most drops and audited flows kept, and most new flows kept: about a megabyte each.
+/// Maximum number of drops and audited flows kept, and of new flows kept: about a megabyte each.
 const KEPT: usize = 8192;
 
 /// An observed drop or flow.
@@ -71,7 +71,7 @@ impl EventRing {
         self.first + before as u64
     }
 
-    /// Reads up to `most` events and moves the cursor behind them; returns the number of events missed.
+    /// Reads up to `most` events and moves the cursor past them; returns the number of events missed.
     fn read(&self, cursor: &mut u64, most: usize, into: &mut Vec<JournalEvent>) -> u64 {
         let from = (*cursor).max(self.first);
         let missed = from - *cursor;
@@ -83,7 +83,8 @@ impl EventRing {
     }
 }
 
-/// Numbers of flows of a sweep that are not reported one by one: above the per-sweep limit, or closed before the sweep.
+/// Numbers of flows of a sweep that are not reported individually: above the per-sweep limit, or closed before the
+/// sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnreportedFlows {
     /// Flows that audited policies would deny.
@@ -109,9 +110,9 @@ struct EventRings {
 pub struct Journal {
     rings: Mutex<EventRings>,
     news: Notify,
-    /// Number of requests to read the kernel's ring up.
+    /// Number of requests to read the kernel's ring to its end.
     asked: watch::Sender<u64>,
-    /// Number of the last such request that was met.
+    /// Number of the last such request that was fulfilled.
     met: watch::Sender<u64>,
 }
 
@@ -141,7 +142,7 @@ impl Journal {
         self.rings().totals
     }
 
-    /// Records new flows of a sweep, and the numbers of flows not reported one by one.
+    /// Records new flows of a sweep, and the numbers of flows not reported individually.
     pub fn flows(&self, flows: Vec<JournalEvent>, untold: UnreportedFlows) {
         if flows.is_empty() && untold == UnreportedFlows::default() {
             return;
@@ -193,14 +194,14 @@ impl Journal {
         (seen, lost)
     }
 
-    /// Waits until the kernel's ring was read up after this call: its events until then are recorded.
+    /// Waits until the kernel's ring was read to its end after this call: earlier events are then recorded.
     pub async fn read_up(&self) {
         let mut number = 0;
         self.asked.send_modify(|asked| {
             *asked += 1;
             number = *asked;
         });
-        // The sender is this value's own.
+        // `self` owns the sender, so the channel stays open.
         let _ = self.met.subscribe().wait_for(|met| *met >= number).await;
     }
 
@@ -211,7 +212,7 @@ impl Journal {
         requests
     }
 
-    /// Notes that the ring was read up after this request.
+    /// Notes that the ring was read to its end after this request.
     pub(crate) fn was_read(&self, request: u64) {
         self.met.send_replace(request);
     }

@@ -13,19 +13,19 @@ use netpold_kube::cluster::DropKey;
 use super::dropped::{DropLogLine, Dropped};
 use super::journal::Journal;
 
-/// Most awaited events of probes.
+/// Maximum number of awaited events of probes.
 const EXPECTED: usize = 256;
 /// Time for which a probe's event is awaited.
 const SOON: Duration = Duration::from_secs(2);
-/// Most drops kept for the status.
+/// Maximum number of drops kept for the status.
 const KEPT: usize = 64;
 /// Time for which a logged drop is not logged again.
 pub const QUIET: Duration = Duration::from_secs(10);
-/// Most distinct drops tracked at a time; further new ones are counted and not logged.
+/// Maximum number of distinct drops tracked at a time; further new ones are counted and not logged.
 const DISTINCT: usize = 128;
-/// Most distinct denials of a pod kept until they are taken.
+/// Maximum number of distinct denials of a pod kept until they are taken.
 const DENIED_OF_POD: usize = 4;
-/// Most pods with kept denials.
+/// Maximum number of pods with kept denials.
 const DENIED_PODS: usize = 256;
 
 #[derive(Debug)]

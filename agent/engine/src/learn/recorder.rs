@@ -7,7 +7,7 @@
 //!
 //! The remote side of a flow is named at the observation. The address of a pod is replaced by its workload: if a pod's
 //! address becomes known after its first flows, the records get the workload's name ([`Recorder::named`]), and an
-//! address that no object has any more keeps its recorded workload.
+//! address that no object has any longer keeps its recorded workload.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -22,13 +22,13 @@ use netpold_core::probe::IpProtocol;
 
 use super::shares::{NoRoom, Shares};
 
-/// Most recorded ports per peer of a workload.
+/// Maximum number of recorded ports per peer of a workload.
 const PORTS_MAX: u16 = 64;
-/// Most records displaced per sweep: each search walks all records.
+/// Maximum number of records displaced per sweep: each search walks all records.
 const DISPLACED_MAX: usize = 64;
-/// Most domain names of a record.
+/// Maximum number of domain names of a record.
 const NAMES_MAX: usize = 8;
-/// Most lookups cached for one state of the cluster.
+/// Maximum number of lookups cached for one state of the cluster.
 const REMEMBERED: usize = 65_536;
 /// Cost of an uncached lookup in a sweep's budget.
 const LOOK: usize = 16;
@@ -36,7 +36,7 @@ const LOOK: usize = 16;
 const KEPT: u64 = 90 * 86_400_000;
 /// Lifetime of the workload of an unused address without a flow, in milliseconds.
 const ADDRESS_KEPT: u64 = 86_400_000;
-/// Most addresses with a kept workload.
+/// Maximum number of addresses with a kept workload.
 const ADDRESSES_MAX: usize = 8192;
 /// Greatest difference between the clocks of this node and of the API server, in milliseconds.
 const CLOCKS_APART: u64 = 5000;
@@ -81,7 +81,7 @@ pub struct FlowSighting {
 /// Workload, direction and remote side of flows.
 type WorkloadPeer = (Arc<Workload>, Direction, LearnedPeer<Arc<Workload>>);
 
-/// See the module.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Recorder {
     /// Last number given to a record; numbers are unique and never 0.

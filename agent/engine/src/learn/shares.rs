@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-/// Most records of one namespace's workloads.
+/// Maximum number of records of one namespace's workloads.
 pub(super) const NAMESPACE_MAX: usize = 2048;
-/// Most records in total.
+/// Maximum number of records in total.
 pub(super) const TOTAL_MAX: usize = 16_384;
 
 /// Refusal for lack of room, with the record to displace if the requester has fewer records.

@@ -112,7 +112,7 @@ struct ScrapedParts {
     last: Mutex<(Snapshot, Instant)>,
 }
 
-/// Snapshots block the engine for one part in this many of the time, at any rate of scrapes.
+/// Snapshots block the engine for at most 1/`SHARE` of the time, at any rate of scrapes.
 const SHARE: u32 = 20;
 
 /// Required by the registry.

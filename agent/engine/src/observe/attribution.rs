@@ -26,9 +26,9 @@ const SHARE: Duration = Duration::from_millis(10);
 const RESERVE: Duration = Duration::from_millis(10);
 /// Interval between reads of the names that pods resolved.
 const RESOLVED_FOR: Duration = Duration::from_millis(100);
-/// Most cached explanations; the cache is cleared when it is full.
+/// Maximum number of cached explanations; the cache is cleared when it is full.
 const REMEMBERED: usize = 4096;
-/// Most policies named per event.
+/// Maximum number of policies named per event.
 const NAMED: usize = 8;
 /// Longest line of an explanation, in bytes.
 const LINE: usize = 512;

@@ -23,7 +23,7 @@ const SETTLED: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between reads; the next read has all events of the pause.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Most batches read without a pause; together, the journal's size.
+/// Maximum number of batches read without a pause; together, the journal's size.
 const BATCHES: u32 = 32;
 
 /// Receiver of events, and of the numbers of packets and flows that were not reported one by one.
@@ -61,7 +61,7 @@ impl Feed {
     }
 
     /// Skips the events so far. The kernel's totals of [`Feed::new`] contain events that a former agent left in the
-    /// ring, so they are no part of the increase.
+    /// ring, so these events are not part of the increase.
     pub fn skip(&mut self) {
         self.cursor = self.observer.cursor();
     }

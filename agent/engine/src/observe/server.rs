@@ -15,9 +15,9 @@ use tokio::task::spawn_blocking;
 use crate::events::{Journal, JournalCursor, JournalEvent, UnreportedFlows, unix_millis};
 use crate::lines::{LineSender, line};
 
-/// Most concurrent watchers; a further one replaces the oldest.
+/// Maximum number of concurrent watchers; a further one replaces the oldest.
 const WATCHERS: usize = 16;
-/// Most drops, and most flows, per batch; `resolve` holds the engine's lock for a batch.
+/// Maximum number of drops, and of flows, per batch; `resolve` holds the engine's lock for a batch.
 const BATCH: usize = 256;
 /// Pause between batches; the next batch has all events of the pause.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -1,5 +1,5 @@
 //! Names of pods: of local pods by endpoint number, of all pods by address. Names outlive their pods for a while, so
-//! that flows and drops of a recently gone pod are attributed to it.
+//! that flows and drops of a recently removed pod are attributed to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,11 +12,11 @@ use netpold_core::model::{Key, Pod};
 /// Time that names outlive their pods, in milliseconds: longer than TCP retransmits to an address that does not answer
 /// (15 minutes, `net.ipv4.tcp_retries2`).
 const KEPT: u64 = 20 * 60_000;
-/// Most tenures of addresses kept.
+/// Maximum number of tenures of addresses kept.
 const TENURES_MAX: usize = 16_384;
-/// Most tenures kept of one address, the latest.
+/// Maximum number of tenures kept of one address, the latest.
 const OF_ADDRESS_MAX: usize = 4;
-/// Most endpoints kept after their end.
+/// Maximum number of endpoints kept after their end.
 const ENDED_MAX: usize = 4096;
 
 /// A local pod at one of its interfaces.
@@ -63,8 +63,8 @@ pub(super) struct SweptPods {
 }
 
 impl SweptPods {
-    /// Records the addresses that a pod loses, before the cluster ingests its new state (`None`: it is gone). A pod
-    /// first reported as finished had its addresses too.
+    /// Records the addresses that a pod loses, before the cluster ingests its new state (`None`: removed). A pod first
+    /// reported as finished had its addresses too.
     pub(super) fn note(&mut self, key: &Key, new: Option<&Pod>, cluster: &Cluster, now: u64) {
         let listed = cluster.pods().get(key);
         let known = listed.filter(|pod| is_subject(pod));
@@ -249,7 +249,7 @@ mod tests {
         ] {
             assert_eq!(whose(&changes, at), name, "{at}");
         }
-        // The next pod goes too.
+        // The next pod is removed too.
         changes.push((START + 90_000, Change::PodGone(new.key)));
         for (at, name) in
             [(START + 2000, "x/old"), (START + 70_000, "x/new"), (START + 95_000, "x/new")]

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use netpold_api::rules::RuleUsed;
 
-/// Largest number of watched rules of NetworkPolicies, and of ClusterNetworkPolicies; policies with few rules go
-/// first.
+/// Maximum number of watched rules of NetworkPolicies, and of ClusterNetworkPolicies. Policies with few rules take
+/// precedence.
 const RULES_MAX: usize = 20_000;
 /// Tolerance between two readings of a clock, in milliseconds.
 const MARGIN: u64 = 50;

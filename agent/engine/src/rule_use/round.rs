@@ -19,7 +19,7 @@ use crate::learn::FlowSighting;
 
 /// Time after which a policy change is certainly in force, and its time forgotten.
 const LATELY: Duration = Duration::from_mins(10);
-/// Comparisons with rules in a sweep for new flows, and as many for known ones.
+/// Comparisons with rules in a sweep for new flows, and the same number for known ones.
 const BUDGET: usize = 400_000;
 /// Share of the budget for the flows of one pod.
 const SHARE: usize = BUDGET / 2;
@@ -219,7 +219,7 @@ impl<'u> Round<'u> {
                 let on_trial = !audited && self.audit(&tuple, direction, &mut cost);
                 audited |= on_trial;
                 let met = FlowSighting { endpoint: tuple.endpoint, at: last, is_new, on_trial };
-                // A flow keeps its first record: the other side may be gone by now.
+                // A flow keeps its first record: the other side may have been removed since.
                 let is_answer = tuple.protocol == UDP && answers(&tuple, direction);
                 if is_answer && directions.iter().all(|(is_there, _)| *is_there) {
                     // The flow began in the other direction.
@@ -253,7 +253,7 @@ impl<'u> Round<'u> {
     ) -> u32 {
         let RuleUse { pods, recorder, resolved, .. } = &mut *self.of;
         let Some(pod) = pods.of(tuple.endpoint) else { return 0 };
-        // For TCP the table knows the initiator. Requests of the own node need no rule.
+        // For TCP the table records the initiator. Requests of this node need no rule.
         let is_answer = tuple.protocol == UDP && answers(tuple, direction);
         let direction = match is_answer && !self.cluster.is_node_of(pod, tuple.remote) {
             true => direction.opposite(),

@@ -130,7 +130,7 @@ fn a_flow_marks_the_rules_that_allow_it_once() {
     world.packet("192.168.0.1", [53, 4001], CT_INGRESS);
     world.sweep(&mut used);
     assert_eq!(flows(&used, "p"), [1, 0, 1]);
-    // The answer's times are the wall clock's.
+    // Times in the answer are wall-clock times.
     let last = used.answer("n").rules[0].last_used.unwrap();
     assert!(used.answer("n").as_of.abs_diff(last) < 30, "{last}");
 }
@@ -267,7 +267,7 @@ fn an_edit_begins_anew_with_the_rules_that_it_changes() {
     assert_eq!(used.answer("n").rules, []);
 }
 
-/// One flow for each of 10,000 rules but one, and an agent's restart in between.
+/// One flow for each of 10,000 rules except one, and an agent's restart in between.
 #[test]
 fn of_ten_thousand_rules_all_that_were_used_are_marked_and_no_other() {
     const RULES: u32 = 10_000;

@@ -1,8 +1,8 @@
 //! Flows that passed and that audited policies (`netpold.io/enforcement: audit`) would deny.
 //!
 //! The sweep of the flow table finds them together with the use of rules, because the table has an entry for each flow
-//! of a pod with audited policies. So they cost packets nothing, and are reported a sweep later. Each flow counts once:
-//! at its first visit, or when a policy appears that would deny it.
+//! of a pod with audited policies. This adds no cost to packets, and flows are reported a sweep later. Each flow counts
+//! once: at its first visit, or when a policy appears that would deny it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,9 +18,9 @@ use crate::events::Dropped;
 pub(super) const LOOK: usize = 64;
 /// Policies with a count of their own; the others share one.
 const COUNTED: usize = 500;
-/// Flows of one sweep that are reported one by one; the rest is only counted.
+/// Maximum number of flows of one sweep that are reported individually; the rest is only counted.
 const TOLD: usize = 256;
-/// Largest number of cached kinds of flows.
+/// Maximum number of cached kinds of flows.
 const REMEMBERED: usize = 16_384;
 
 /// Flows found so far.

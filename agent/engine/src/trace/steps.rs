@@ -16,7 +16,7 @@ use netpold_ebpf::trace::{SETTLED, Step};
 
 use netpold_api::trace::{TraceStep, TracedFlowEntry};
 
-/// Largest number of incomplete packets: one in progress on each CPU, and packets with lost lines.
+/// Maximum number of incomplete packets: one in progress on each CPU, and packets with lost lines.
 const PENDING: usize = 1024;
 
 /// A packet and the steps of its judgement, without names.

@@ -79,7 +79,7 @@ impl AllPods {
         changes.changes()
     }
 
-    /// Adds its state to that of the own pods.
+    /// Adds its state to that of this node's pods.
     pub(super) fn report(&self, status: &mut KindStatus, problems: &mut Problems) {
         status.error = status.error.take().or_else(|| self.status.error.clone());
         status.undecoded += self.status.undecoded;

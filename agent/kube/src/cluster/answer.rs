@@ -18,7 +18,7 @@ use super::failure::Failure;
 use super::split::{Raw, ResponsePart, Splitter};
 use crate::convert::{self, ObjectIdentity, Read};
 
-/// Most bytes taken in at once if they are already available.
+/// Maximum number of bytes taken in at once if they are already available.
 const AT_ONCE: usize = 1 << 20;
 /// Media type of answers. Servers since Kubernetes 1.38 omit `metadata.managedFields` (KEP-5958), a third to a half of
 /// an object; older servers ignore the parameter.
@@ -87,7 +87,7 @@ impl ResponseStream {
     }
 }
 
-/// Kind of end that an I/O error of a body stands for.
+/// Kind of end that an I/O error of a body indicates.
 #[derive(Debug, PartialEq, Eq)]
 enum BodyEnd {
     /// Truncated body: a server or proxy that shuts down may close a watch without the end that HTTP requires.
@@ -105,7 +105,7 @@ pub fn is_quiet(error: &watcher::Error) -> bool {
     )
 }
 
-/// Returns the kind of end that an error, or one of its causes, stands for.
+/// Returns the kind of end that an error, or one of its causes, indicates.
 fn ended(error: &io::Error) -> Option<BodyEnd> {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {

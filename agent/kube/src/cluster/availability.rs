@@ -25,7 +25,7 @@ pub(super) struct Availability {
 /// Meaning of a failure for the known objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// No meaning: a later request may succeed.
+    /// None: a later request may succeed.
     Nothing,
     /// The known objects are complete: nothing waits for a list.
     KnownIsAll,

@@ -91,7 +91,7 @@ impl Connection {
         Ok(Self { access, server, current })
     }
 
-    /// Returns the server's address, as `https://address:port`.
+    /// Returns the server's address, in the form `https://address:port`.
     #[must_use]
     pub fn server(&self) -> &str {
         &self.server

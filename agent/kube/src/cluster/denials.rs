@@ -19,7 +19,7 @@ use super::event::{NOTE_MAX, publish};
 
 /// Period in which a pod has at most [`OF_POD`] Events, and each denial at most one.
 const PERIOD: Duration = Duration::from_mins(10);
-/// Most Events of a pod within [`PERIOD`].
+/// Maximum number of Events of a pod within [`PERIOD`].
 const OF_POD: usize = 5;
 /// Shortest time between two Events of a node.
 const PACE: Duration = Duration::from_secs(1);

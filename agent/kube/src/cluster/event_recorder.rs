@@ -261,7 +261,7 @@ impl Agenda {
     }
 }
 
-/// Refers to a policy. Events on objects without a namespace are in `default`, as are those on the own node.
+/// Refers to a policy. Events on objects without a namespace are in `default`, as are those on this node.
 fn regarding(policy: &Key, uid: &str) -> ObjectReference {
     let (version, kind, namespace) = match policy.namespace.as_str() {
         "" => ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", "default"),

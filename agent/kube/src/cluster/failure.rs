@@ -121,7 +121,7 @@ impl Failure {
         matches!(self, Self::Gone | Self::NotServed | Self::NotUnderstood(_) | Self::Undecodable(_))
     }
 
-    /// Describes the failure for people; `what` is the request, as `list pods`.
+    /// Describes the failure for messages; `what` is the request, such as `list pods`.
     #[must_use]
     pub fn text(&self, what: &str, server: &str) -> String {
         match self {

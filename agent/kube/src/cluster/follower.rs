@@ -4,8 +4,8 @@
 //! (bookmarks count), and repeats the request of a silent watch. The decoding of answers (`answer.rs`) is its own too:
 //! kube decodes whole objects, and an object that kube cannot decode ends its watch.
 //!
-//! Lists are paged and never streamed (`sendInitialEvents`): a server compresses pages, but no watch, and a compressed
-//! list has a tenth of the bytes. A page of 500 objects bounds the memory of server and agent alike.
+//! Lists are paged and never streamed (`sendInitialEvents`): a server compresses pages, but not watches, and a
+//! compressed list has a tenth of the bytes. A page of 500 objects bounds the memory of server and agent alike.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ enum FollowState {
 
 /// Field selector of a part of a kind's objects.
 pub(super) struct Narrow {
-    /// The selector, as `metadata.name=n1`.
+    /// The selector, such as `metadata.name=n1`.
     pub(super) fields: String,
     /// Whether all objects are needed; then they are listed, and followed from there on.
     pub(super) widened: watch::Receiver<bool>,
@@ -160,7 +160,7 @@ impl<K: WatchedKind> Follower<K> {
             let metadata = match outcome {
                 Ok(metadata) => metadata,
                 Err(failure) => {
-                    // The store knows these objects, so the next list returns no changes for them.
+                    // The store already has these objects, so the next list returns no changes for them.
                     self.say(changes, at).await;
                     return Err(failure);
                 }

@@ -58,7 +58,7 @@ pub(super) struct Hub {
     nodes: Option<NodeScope>,
     /// Objects that could allow too much before all nodes are known.
     held: Gathered,
-    /// Version up to which the batches that were sent contain a kind, for those who need it.
+    /// Version up to which the batches that were sent contain a kind, for receivers that need it.
     version: Option<KindVersion>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct KindVersion {
     pub(super) known: u64,
 }
 
-/// Nodes that are followed: the own one, until policy on this node depends on others.
+/// Nodes that are followed: this node, until policy on this node depends on others.
 pub(super) struct NodeScope {
     /// Index of the kind of nodes.
     pub(super) kind: usize,

@@ -157,7 +157,7 @@ impl WatchedKind for ClusterNetworkPolicy {
     }
 }
 
-/// Returns the resource with its group, as `networkpolicies.networking.k8s.io`.
+/// Returns the resource with its group, such as `networkpolicies.networking.k8s.io`.
 pub(super) fn kind_name<K: Resource<DynamicType = ()>>() -> String {
     match K::group(&()) {
         group if group.is_empty() => K::plural(&()).into_owned(),

@@ -56,7 +56,7 @@ impl Lister {
         self.connection.client()
     }
 
-    /// Returns the server's address, as `https://address:port`.
+    /// Returns the server's address, in the form `https://address:port`.
     #[must_use]
     pub fn server(&self) -> &str {
         self.connection.server()
@@ -96,7 +96,7 @@ impl Lister {
         Ok(listed(&mut store, objects.into_iter().collect()))
     }
 
-    /// Returns the name of a kind in RBAC, as `networkpolicies.networking.k8s.io`.
+    /// Returns the name of a kind in RBAC, such as `networkpolicies.networking.k8s.io`.
     #[must_use]
     pub fn name(kind: convert::Kind) -> String {
         match kind {

@@ -5,18 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use netpold_core::cluster::is_subject;
 use netpold_core::model::{Change, Key, Pod, Policy, Service};
 
-/// Objects that make other nodes' addresses matter on one node, by change.
+/// Objects that make other nodes' addresses matter on one node, updated by changes.
 ///
 /// | objects | effect of another node's address |
 /// |---|---|
 /// | a ClusterNetworkPolicy with egress rules | its `nodes` peers are these addresses, and its Deny rules for pods apply to their node ports |
 /// | a pod's claim to an address on a further network | a claim to a node's address does not count |
-/// | a NetworkPolicy with egress rules in a namespace with a pod of this node, and a Service with a node port | the node port passes if every backend is allowed; unknown, the address is an ordinary one, and the port is denied unless a block allows it |
+/// | a NetworkPolicy with egress rules in a namespace with a pod of this node, and a Service with a node port | the node port passes if every backend is allowed; while the node is unknown, its address is an ordinary one, and the port is denied unless a block allows it |
 #[derive(Debug, Default)]
 pub(super) struct NodeUse {
-    /// Name of the own node.
+    /// Name of this node.
     node: String,
-    /// Pods of the own node that policy can select.
+    /// Pods of this node that policy can select.
     own_pods: NamesByNamespace,
     /// Pods of any node with such a claim.
     claimants: NamesByNamespace,
@@ -204,8 +204,8 @@ mod tests {
         assert!(!of_node.needs_all());
     }
 
-    /// Generated clusters, judged with all nodes and with the own one: nothing differs without a need, and nothing
-    /// passes too much before all nodes are known, unless an object is held.
+    /// Generated clusters, judged with all nodes and with this node only: without a need, no verdict differs; with one,
+    /// no verdict is more permissive before all nodes are known, unless an object is held.
     #[test]
     fn other_nodes_change_no_verdict_without_a_need_and_open_nothing_with_one() {
         let (mut equal, mut stricter) = (0, 0);

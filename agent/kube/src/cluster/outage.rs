@@ -123,7 +123,7 @@ impl Member {
     }
 }
 
-/// A kind that is followed no more does not count.
+/// A kind that is no longer followed does not count.
 impl Drop for Member {
     fn drop(&mut self) {
         self.set(Following::Rests);
@@ -185,7 +185,7 @@ mod tests {
         assert!(began.elapsed() >= backoff, "{:?}", began.elapsed());
     }
 
-    /// A kind that the server does not serve neither makes an outage nor hides one.
+    /// A kind that the server does not serve neither causes an outage nor hides one.
     #[tokio::test]
     async fn a_kind_that_rests_counts_for_nothing() {
         let outage = Outage::new();

@@ -1,11 +1,11 @@
-//! Entries of the own pods in slices: they show whether the slices are right.
+//! Entries of this node's pods in slices: they show whether the slices are right.
 
 use std::collections::BTreeMap;
 
 use netpold_core::model::Key;
 use netpold_slices::{PeerView, Vocabulary};
 
-/// Most pods that are named.
+/// Maximum number of pods that are named.
 const NAMED: usize = 10;
 
 /// Own pods with another state in slices.
@@ -18,8 +18,8 @@ pub(super) struct OwnEntries {
 }
 
 impl OwnEntries {
-    /// Compares the own pods with their entries, at a heartbeat: a difference at two heartbeats does not come from a slice
-    /// that lags.
+    /// Compares this node's pods with their entries, at a heartbeat: a difference at two heartbeats does not come from
+    /// a slice that lags.
     pub(super) fn compare(&mut self, view: &PeerView, vocabulary: &Vocabulary) {
         let differing = view.own_differences(vocabulary);
         let again = differing.iter().filter(|(key, hash)| self.differing.get(key) == Some(hash));

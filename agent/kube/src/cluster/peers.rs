@@ -10,9 +10,10 @@
 //! ```
 //!
 //! The hub and the engine get the same changes as from a watch of all pods. While the controller does not renew the
-//! slices, what is known stays in force; after half a minute all pods are followed, and slices again once they are
-//! renewed. One update of the hub contains each exchange, so no packet is judged by a mixture. Before slices replace the
-//! watch of all pods, its changes wait until the slices have those before, so that no pod's state is followed by an older one.
+//! slices, the known state stays in force; after half a minute all pods are followed, and slices again once they are
+//! renewed. One update of the hub contains each exchange, so no packet is judged by a mixture. Before slices replace
+//! the watch of all pods, its new changes wait until the slices have the earlier ones, so that no pod's state is
+//! followed by an older one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,9 +35,9 @@ use super::slice_follower::SliceEvent;
 use super::slice_health::{PeerTimes, SliceHealth};
 use super::slice_set::{SliceChange, SliceSet};
 
-/// Interval of the look at times.
+/// Interval of checks of elapsed times.
 const LOOK: Duration = Duration::from_millis(500);
-/// Shortest time between two questions whether the API server answers.
+/// Shortest time between two checks whether the API server answers.
 const ASK: Duration = Duration::from_secs(2);
 /// Shortest time over which the agents of a cluster begin to follow all pods; a millisecond more for each pod.
 const SPREAD: Duration = Duration::from_secs(5);
@@ -54,10 +55,10 @@ pub(super) struct PeerChannels {
     pub(super) slices: mpsc::Receiver<SliceEvent>,
 }
 
-/// Numbers of kinds at the hub.
+/// Indexes of kinds at the hub.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerKinds {
-    /// The own pods; at the hub all pods.
+    /// The pods of this node; at the hub all pods.
     pub(super) pods: usize,
     /// The slices.
     pub(super) slices: usize,
@@ -69,14 +70,14 @@ pub(super) struct Peers {
     kinds: PeerKinds,
     start_pods: StartPods,
     ask_server: AskServer,
-    /// Last question whether the API server answers, with its time.
+    /// Last check whether the API server answers, with its time.
     asked: Option<(JoinHandle<()>, Instant)>,
     view: PeerView,
     held: HeldPolicies,
     health: SliceHealth,
     outage: Arc<Outage>,
     set: SliceSet,
-    /// Whether the slices have the names of all policies that count; `None`: to be looked at.
+    /// Whether the slices have the names of all policies that count; `None`: not checked yet.
     is_covered: Option<bool>,
     /// Whether pods of other nodes were complete at some time.
     is_ready: bool,
@@ -223,7 +224,7 @@ impl Peers {
         let Some(names) = self.set.names().filter(|_| is_in_use) else { return Vec::new() };
         let (names, served) = (KnownNames::Of(names.clone()), self.health.served());
         if is_listed {
-            // Names may have ended while nobody watched.
+            // Names may have been removed while no watch was running.
             self.held.set_other_names(names, served)
         } else {
             self.held.set_names(names, served)
@@ -277,7 +278,7 @@ impl Peers {
             }
             PeerOrigin::Slices => {
                 if self.health.is_outage() {
-                    // The controller has its patience again after the outage.
+                    // After the outage, the controller has the full time again.
                     self.end_all_pods();
                 } else if self.health.is_lost(now) && self.all_pods.is_none() {
                     self.start_pods();
@@ -313,7 +314,7 @@ impl Peers {
         self.all_pods = Some(AllPods::start(number, &self.start_pods));
     }
 
-    /// Has slices replace the watch of all pods, once they have all of its changes.
+    /// Replaces the watch of all pods by slices, once they have all of its changes.
     fn leave_pods(&mut self) -> Vec<Change> {
         if let Some(pods) = &mut self.all_pods
             && !self.health.contain(pods.hold_changes())
@@ -334,7 +335,7 @@ impl Peers {
         self.take_watched(changes.into_iter().flatten())
     }
 
-    /// Judges by the watch of all pods, whose list is complete.
+    /// Uses the watch of all pods; its list must be complete.
     fn follow_pods(&mut self) -> Vec<Change> {
         info!("all pods are known by their own watch; peer slices are not in use");
         self.is_ready = true;

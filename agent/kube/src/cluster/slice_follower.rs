@@ -1,6 +1,6 @@
 //! Peer slices, listed and watched.
 //!
-//! Only the controller writes them, so kube's own watcher serves: an object that cannot be decoded is no tenant's.
+//! Only the controller writes them, so kube's own watcher suffices: an object that cannot be decoded is not a tenant's.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use super::outage::{Following, Member, Outage, random_part};
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;
-/// Time over which the agents of a cluster ask whether the server answers.
+/// Time over which the agents of a cluster spread their requests for the heartbeat.
 const ASKED: Duration = Duration::from_secs(1);
 /// Timeout of that request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Event of the slices.
 #[derive(Debug)]
 pub(super) enum SliceEvent {
-    /// All slices, by a list.
+    /// All slices, from a list.
     Listed(Vec<PeerSlice>),
     /// A slice was created or changed.
     Set(Box<PeerSlice>),
@@ -38,7 +38,7 @@ pub(super) enum SliceEvent {
     Gone(String),
     /// A request failed.
     Failed {
-        /// The failure, for people.
+        /// Description of the failure.
         text: String,
         /// Whether the server does not answer at all.
         is_unreachable: bool,
@@ -96,8 +96,8 @@ pub(super) async fn follow(
     }
 }
 
-/// Asks for the heartbeat, and records an answer, refusals included. It comes from the store and not from a cache of the
-/// server, so it shows that the controller could write.
+/// Requests the heartbeat and records any answer, including a refusal. The answer comes from the store and not from a
+/// cache of the server, so it shows that the controller could write.
 pub(super) async fn ask(connection: Arc<Connection>, outage: Arc<Outage>) {
     tokio::time::sleep(random_part(ASKED)).await;
     let api = Api::<PeerSlice>::all(connection.client());

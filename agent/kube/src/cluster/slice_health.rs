@@ -72,8 +72,8 @@ impl SliceHealth {
         }
     }
 
-    /// Takes in a heartbeat; returns whether it is a renewal. One of a list is none: the controller may have ended long
-    /// before it. An event is one if its number is another than the last one's.
+    /// Takes in a heartbeat; returns whether it is a renewal. A heartbeat in a list is not a renewal, since the
+    /// controller may have ended long before. An event is one if its number differs from the last.
     pub(super) fn beat(
         &mut self,
         number: i64,
@@ -95,8 +95,9 @@ impl SliceHealth {
         is_renewal
     }
 
-    /// Takes in the time of the API server's last answer, and whether every kind's last request failed. The controller cannot
-    /// write while the server does not answer, so an outage is no silence of the controller; nor is it a renewal.
+    /// Takes in the time of the API server's last answer, and whether every kind's last request failed. The controller
+    /// cannot write while the server does not answer, so an outage is not silence of the controller; nor is it a
+    /// renewal.
     pub(super) fn set_answered(&mut self, answered: Instant, is_failing: bool, now: Instant) {
         let hangs = self.times.reported * 3 / 2;
         let pause = answered.saturating_duration_since(self.answered);

@@ -9,19 +9,19 @@ use netpold_slices::{SliceNumber, Vocabulary, decode, slice_name, slice_number};
 
 use super::slice_follower::SliceEvent;
 
-/// Most slices: more than a million pods.
+/// Maximum number of slices: more than a million pods.
 const MAX_SLICES: usize = 100_000;
 
 /// Change by an event of slices.
 #[derive(Debug)]
 pub(super) enum SliceChange {
-    /// Pods of a slice, with its `resourceVersion`; none: it is gone.
+    /// Pods of a slice, with its `resourceVersion`; no pods: the slice was deleted.
     Pods(SliceNumber, u64, Vec<Pod>),
     /// There are no slices other than these.
     Only(BTreeSet<SliceNumber>),
-    /// The names in slices; `is_listed`: others may have ended while nobody watched.
+    /// The names in slices; `is_listed`: names may have been removed while no watch was running.
     Names { is_listed: bool },
-    /// The controller's sign of life, by a list or by an event.
+    /// The controller's heartbeat, from a list or from an event.
     Heartbeat { heartbeat: PeerHeartbeat, is_listed: bool },
 }
 
@@ -29,9 +29,9 @@ pub(super) enum SliceChange {
 #[derive(Debug)]
 pub(super) struct SliceSet {
     status: KindStatus,
-    /// Names in the slices, by the index; unknown before it.
+    /// Names in the slices, according to the index; unknown without one.
     names: Option<Vocabulary>,
-    /// Namespaces with names that wait since the namespace's others take up its room, by the index.
+    /// Namespaces with names that wait because other names of the namespace use its share, according to the index.
     crowded: BTreeSet<String>,
     /// Whether there is an index.
     has_index: bool,
@@ -60,7 +60,7 @@ impl SliceSet {
         self.names.as_ref()
     }
 
-    /// Whether names of a namespace's policies wait because of the namespace's others.
+    /// Whether names of a namespace's policies wait because other names of the namespace use its share.
     pub(super) fn is_crowded(&self, namespace: &str) -> bool {
         self.crowded.contains(namespace)
     }

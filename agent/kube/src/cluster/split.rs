@@ -5,9 +5,9 @@
 
 use thiserror::Error;
 
-/// Most bytes kept of one object. etcd's limit is 1.5 MB; escapes in JSON expand one byte to six at most.
+/// Maximum number of bytes kept of one object. etcd's limit is 1.5 MB; escapes in JSON expand one byte to six at most.
 pub(super) const PART_MAX: usize = 16 << 20;
-/// Most bytes kept of a key.
+/// Maximum number of bytes kept of a key.
 const KEY_MAX: usize = 64;
 /// Capacity to which larger buffers shrink.
 const KEPT: usize = 1 << 20;

@@ -10,9 +10,10 @@ use super::hub::Problems;
 use super::kind::WatchedKind;
 use crate::convert::{ObjectIdentity, Read};
 
-/// Most problems of a kind that are named; the others are counted.
+/// Maximum number of problems of a kind that are named; the others are counted.
 const NAMED: usize = 200;
-/// Most problems of one namespace that are named, so that one tenant's problems do not crowd out another's.
+/// Maximum number of problems of one namespace that are named, so that one tenant's problems do not crowd out
+/// another's.
 const NAMED_OF_NAMESPACE: usize = 10;
 
 /// The objects of one kind, each as a hash of its converted content. A cluster has 100,000 pods, and most events change
@@ -273,7 +274,7 @@ mod tests {
         store.begin();
         assert!(store.listed(&pod("a", "2", json!({}))).is_none(), "held until the list ends");
         assert!(store.listed(&pod("new", "1", json!({}))).is_none());
-        // The connection breaks; in the next list `new` is gone again.
+        // The connection breaks; in the next list `new` is missing again.
         assert_eq!(list(&mut store, &[("a", "2"), ("b", "1")]), ["-x/new", "x/a=2", "x/new=1"]);
     }
 

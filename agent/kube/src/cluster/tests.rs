@@ -206,7 +206,7 @@ async fn answers_are_requested_without_managed_fields_and_compressed() {
     let server = Server::start(|_, query, _| without_objects(query));
     let (mut source, _directory) = server.watched().await;
     wait(&mut source, |status| status.in_sync).await;
-    // One copy: requests of watches go on while it is read.
+    // One copy: requests of watches continue while it is read.
     let requests = server.requests.lock().unwrap().clone();
     for header in
         ["accept: application/json;drop=metadata.managedfields\n", "accept-encoding: gzip\n"]

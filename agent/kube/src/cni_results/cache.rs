@@ -25,7 +25,7 @@ use crate::watched::{Stamp, WatchedDirectory};
 const INTERFACE: &str = "eth0";
 /// Longest time between two scans of the directory.
 const RESCAN: Duration = Duration::from_secs(5);
-/// Most bytes read of a result; no result is larger.
+/// Maximum number of bytes read of a result; no result is larger.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// The used fields of a file.

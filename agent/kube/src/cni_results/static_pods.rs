@@ -1,7 +1,7 @@
 //! Manifests of this node's static pods, the only source of their labels during an outage of the API server.
 //!
 //! The kubelet runs the pods of its manifest directory on its own, and appends the node's name to theirs. The directory
-//! provides labels and ports for CNI results that exist, matched by the pod's name; a manifest alone is no proof that
+//! provides labels and ports for CNI results that exist, matched by the pod's name; a manifest alone is not proof that
 //! the pod exists.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use tracing::debug;
 use crate::manifests::read_text;
 use crate::watched::Stamp;
 
-/// Most bytes read of a manifest; no manifest is larger.
+/// Maximum number of bytes read of a manifest; no manifest is larger.
 const MAX_BYTES: u64 = 1 << 20;
 
 type ManifestFiles = BTreeMap<PathBuf, (Stamp, Vec<(Key, Labels, Vec<NamedPort>)>)>;

@@ -116,7 +116,7 @@ fn answers_left_behind_are_nobodys() {
     assert_eq!(changes, [web(&[])], "of a former pod of that name");
 
     pods.results_are(vec![result("u1", &["10.1.2.3/24"])]);
-    // The address is another pod's by its status.
+    // The status of another pod has the address.
     let other = |terminating| Change::Pod(Pod { terminating, ..pod("other", "u2", &["10.1.2.3"]) });
     let mut changes = vec![other(false)];
     pods.complete(&mut changes);
@@ -144,7 +144,7 @@ fn pods_of_other_nodes_and_of_the_node_itself_are_left_alone() {
     assert_eq!(changes, [web(&["10.1.2.3"])], "a runtime that does not say the uid");
 }
 
-/// After a boot pods are new, and so may be their addresses.
+/// After a boot, pods may have new addresses.
 #[test]
 fn an_answer_counts_more_than_a_kept_address() {
     let mut pods = CniAddresses::new("n1".to_owned());

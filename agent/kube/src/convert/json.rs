@@ -22,7 +22,7 @@ use crate::document::{DocumentNode, MappingEntry, Value};
 
 /// Deepest nesting of a used value; Kubernetes objects stay under 20.
 const MAX_DEPTH: usize = 64;
-/// Most used values of one object; etcd's limit of 1.5 MB leaves room for fewer.
+/// Maximum number of used values of one object; etcd's limit of 1.5 MB leaves room for fewer.
 const MAX_VALUES: usize = 1_000_000;
 /// Length in bytes beyond which an error's path drops its inner steps.
 const STEPS_MAX: usize = 80;

@@ -9,7 +9,7 @@ use super::problem::FieldProblem;
 /// is `off`.
 const CHECK_SOURCE: &str = "netpold.io/check-source";
 
-/// Annotation of a policy: enforced or on trial.
+/// Annotation of a policy: enforced or audited.
 pub(super) const ENFORCEMENT: &str = "netpold.io/enforcement";
 
 /// Annotation of a policy or a namespace: denied packets disappear or are answered.
@@ -45,7 +45,7 @@ pub(super) fn denial(metadata: &ObjectMeta, problems: &mut Vec<FieldProblem>) ->
     Some(Denial::Drop)
 }
 
-/// Returns whether a policy is enforced or on trial. An invalid value is reported, and the policy is enforced.
+/// Returns whether a policy is enforced or audited. An invalid value is reported, and the policy is enforced.
 pub(super) fn enforcement(metadata: &ObjectMeta, problems: &mut Vec<FieldProblem>) -> Enforcement {
     let given = metadata.annotations.as_ref().and_then(|given| given.get(ENFORCEMENT));
     let text = match given.map(String::as_str) {

@@ -18,9 +18,9 @@ pub(super) const ANNOTATIONS: [&str; 2] =
     ["k8s.v1.cni.cncf.io/network-status", "k8s.v1.cni.cncf.io/networks-status"];
 /// Longest annotation that is read, in bytes.
 const BYTES_MAX: usize = 65_536;
-/// Most interfaces of a pod besides the first one.
+/// Maximum number of interfaces of a pod besides the first one.
 const INTERFACES_MAX: usize = 32;
-/// Most addresses of these interfaces.
+/// Maximum number of addresses of these interfaces.
 const ADDRESSES_MAX: usize = 64;
 /// Longest name in bytes: a network's namespace has 63, its name 253.
 const NAME_MAX: usize = 320;
@@ -262,7 +262,7 @@ mod tests {
             }
         }
 
-        /// Written entries are read back, with any other fields beside them.
+        /// Written entries are read back, with any other fields among them.
         #[test]
         fn entries_are_read_whatever_else_they_have(
             names in proptest::collection::vec("[a-z]{1,12}", 1..8),

@@ -20,8 +20,8 @@ use super::port::{is_port_name, protocol};
 use super::problem::{FieldProblem, Unknown, limited};
 use super::selector::selector;
 
-/// Converts a policy. `unknown` are its manifest's fields beyond the API's; the parts that contain them count as not
-/// interpretable.
+/// Converts a policy. `unknown` lists fields of its manifest that the API does not have; the parts that contain them
+/// count as not interpretable.
 ///
 /// # Errors
 /// The policy has no name.

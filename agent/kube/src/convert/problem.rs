@@ -6,7 +6,7 @@ use netpold_core::printable::cut;
 
 use crate::decode::Mismatch;
 
-/// Most problems of a policy that are named; the others are counted. A policy may have 60,000.
+/// Maximum number of problems of a policy that are named; the others are counted. A policy may have 60,000.
 const NAMED: usize = 50;
 
 /// Longest path or text of a [`FieldProblem`], in bytes: a value may be as long as a megabyte.
@@ -15,7 +15,7 @@ const PROBLEM_MAX: usize = 400;
 /// A part of an object that could not be interpreted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldProblem {
-    /// Path of the field, as `spec.ingress[0].ports[1].endPort`.
+    /// Path of the field, such as `spec.ingress[0].ports[1].endPort`.
     pub path: String,
     /// Description of the problem.
     pub text: String,

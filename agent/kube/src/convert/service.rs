@@ -20,8 +20,8 @@ use super::problem::FieldProblem;
 /// Label of an EndpointSlice that names its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// Labels that exclude Services and EndpointSlices from the nodes' proxy, whatever their value (by kube-proxy's source,
-/// the selector of its informers).
+/// Labels that exclude Services and EndpointSlices from the nodes' proxy, regardless of their value (by kube-proxy's
+/// source, the selector of its informers).
 const UNSERVED_LABELS: [&str; 2] =
     ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"];
 
@@ -195,7 +195,7 @@ pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Convert
     Ok(Converted { change: Change::EndpointSlice(slice), problems })
 }
 
-/// Reads the ports. A port without a number stands for every port; no Service's port can be translated to it.
+/// Reads the ports. A port without a number means every port; no Service's port can be translated to it.
 fn slice_ports(
     slice: &discovery::EndpointSlice,
     problems: &mut Vec<FieldProblem>,

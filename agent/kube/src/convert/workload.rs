@@ -38,9 +38,9 @@ pub struct ConvertedTemplate {
 }
 
 /// Returns the stand-in pod of a workload's pod template: a pod without address and node, named by the workload's kind
-/// and name, as `deployment.web`. The template also counts with `replicas: 0`, or suspended: the policies apply as soon
-/// as that changes. `None` for an object of another kind, for one without a name, and for one without replicas that
-/// another workload owns: the ReplicaSet of a Deployment's former revision.
+/// and name, such as `deployment.web`. The template also counts with `replicas: 0`, or suspended: the policies apply as
+/// soon as that changes. `None` for an object of another kind, for one without a name, and for one without replicas
+/// that another workload owns: the ReplicaSet of a Deployment's former revision.
 #[must_use]
 pub fn template(node: &DocumentNode) -> Option<ConvertedTemplate> {
     let (version, kind) = (node.text("apiVersion")?, node.text("kind")?);
@@ -63,7 +63,7 @@ pub fn template(node: &DocumentNode) -> Option<ConvertedTemplate> {
         is_indexed: false,
     };
     let mut workload = owner.map_or_else(own, |owner| WorkloadRef { is_template: true, ..owner });
-    // The mode of a Job is beside its template.
+    // The mode of a Job is a field next to its template.
     let job = path
         .split_last()
         .and_then(|(_, above)| above.iter().try_fold(node, |node, field| node.get(field)));
@@ -85,7 +85,7 @@ pub fn template(node: &DocumentNode) -> Option<ConvertedTemplate> {
     let mut converted = match decoded {
         Ok(converted) => converted,
         Err(mismatch) => {
-            // Without labels and ports the workload still has to be listed.
+            // A workload without labels and ports must still be listed.
             let bare = as_pod(node, None, format!("{}.{name}", kind.to_lowercase()));
             let mut converted = object(Kind::Pod, &Kind::Pod.shape().part_of(&bare), &[]).ok()?;
             converted.problems.push(mismatch.into());

@@ -19,7 +19,7 @@ pub(super) fn object(text: &str, line: u32, take: TakeItem<'_>) -> Option<(Docum
     let mut context = DocumentContext { place: &place, doubts: Vec::new(), take };
     let seed = NodeSeed { context: &mut context, depth: 0, before: None };
     let node = seed.deserialize(&mut deserializer).ok()?;
-    // An object ends with its bracket: no byte behind it was read.
+    // An object ends with its bracket: no byte after it was read.
     Some((Document { node, doubts: context.doubts }, place.get().taken))
 }
 

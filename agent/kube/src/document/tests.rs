@@ -149,7 +149,7 @@ fn documents_are_separate_and_empty_ones_left_out() {
     assert_eq!(parse("\u{feff}a: 1").unwrap().len(), 1);
     assert_eq!(parse("a: 1\n---\n\u{feff}b: 2").unwrap()[1].line, 3);
     assert_eq!(parse("%YAML 1.2\n---\na: 1\n---\nb: 1\n").unwrap().len(), 2);
-    // Content in the line of the separator, which kubectl refuses.
+    // Content on the line of the separator, which kubectl refuses.
     assert_eq!(keys(&parse("a: 1\n--- {b: 2}\n").unwrap()[1]), ["b"]);
     // Text that kubectl silently ignores is an error.
     assert!(error("a: 1\n...\nb: 2\n").starts_with("line 3: kubectl reads nothing after"));

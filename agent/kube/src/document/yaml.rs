@@ -11,9 +11,9 @@ use super::{
     Value,
 };
 
-/// Most comments of a document that may begin without white space before them.
+/// Maximum number of comments of a document that may begin without white space before them.
 const MAX_ADJACENT: usize = 100;
-/// Most bytes that may be reread to find such comments.
+/// Maximum number of bytes that may be reread to find such comments.
 const MAX_REREAD: usize = 1 << 25;
 
 /// Parses the document of a text. `None`: the document is empty or null. `first` is the number of the text's first

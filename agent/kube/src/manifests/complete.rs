@@ -45,7 +45,8 @@ fn set_field(object: &mut DocumentNode, key: &str, text: &str) {
     }
 }
 
-/// Returns characters that distinguish the contents of objects, whatever their lines and the order of their fields.
+/// Returns characters that distinguish the contents of objects, regardless of their lines and the order of their
+/// fields.
 fn suffix(object: &DocumentNode) -> String {
     let mut hasher = DefaultHasher::new();
     let content = decode::<serde_json::Value>(object).map(|content| content.to_string());

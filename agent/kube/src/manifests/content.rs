@@ -14,7 +14,7 @@ use crate::convert::{
 };
 use crate::document::{Document, DocumentNode, Documents, MappingEntry, ReadError, Value};
 
-/// Most problems of a file that are named; the others are counted.
+/// Maximum number of problems of a file that are named; the others are counted.
 const NAMED: usize = 200;
 /// Outcome of an object that cannot be decoded, and has no former version.
 const ABSENT: &str = "it counts as absent";
@@ -36,7 +36,8 @@ pub(super) const NOTHING: &str = "(nothing of it is in effect)";
 /// Object that counts as absent because it cannot be decoded, or a pod template without its labels and ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undecoded {
-    /// Key of the object; of a template that of its stand-in pod, as `deployment.web`. `None` if it cannot be read.
+    /// Key of the object; of a template that of its stand-in pod, such as `deployment.web`. `None` if it cannot be
+    /// read.
     pub key: Option<ObjectKey>,
     /// Whether the object is a workload with a pod template.
     pub is_template: bool,
@@ -243,7 +244,7 @@ fn packed(
     (ObjectKey::of(&change), object, problems.collect())
 }
 
-/// Returns the name of a workload, as `Deployment shop/web`.
+/// Returns the name of a workload, such as `Deployment shop/web`.
 fn workload_name(node: &DocumentNode) -> String {
     let metadata = node.get("metadata");
     let text = |field: &str| metadata.and_then(|metadata| metadata.text(field)).unwrap_or_default();

@@ -394,7 +394,8 @@ fn unreadable_files_are_named() {
     fixture.status(|s| s.problems.is_empty());
 }
 
-/// Whatever file a name leads to, the follower continues with the other files, and keeps the last good content.
+/// Regardless of the file that a name leads to, the follower continues with the other files, and keeps the last good
+/// content.
 #[test]
 fn what_is_no_file_or_too_large_holds_nothing_up() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);

@@ -20,13 +20,13 @@ pub const AUDIT_POLICY: &str = r#"{
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
-    /// User of the request, as `system:serviceaccount:netpold:netpold`.
+    /// User of the request, such as `system:serviceaccount:netpold:netpold`.
     pub user: String,
-    /// `list`, `watch`, `create`, …; for a path that is no resource, the HTTP method in lower case.
+    /// `list`, `watch`, `create`, …; for a path that is not a resource, the HTTP method in lower case.
     pub verb: String,
     /// API group; empty for the core.
     pub group: String,
-    /// Resource, with its subresource if it has one, as `pods/status`; empty for other paths.
+    /// Resource, with its subresource if it has one, such as `pods/status`; empty for other paths.
     pub resource: String,
     /// Namespace; empty for all of them.
     pub namespace: String,

@@ -13,10 +13,10 @@ pub const VERSION: &str = "1.20.2";
 /// Folder of those binaries, below the user's cache folder.
 pub const CACHED: &str = "netpold/kube-1.20.2-custom-objects";
 
-/// Names a folder with the binaries of a release of any version, which is looked into first (CONTRIBUTING.md).
+/// Environment variable with a folder of the binaries of any release, which is searched first (CONTRIBUTING.md).
 const VARIABLE: &str = "NETPOLD_KUBERNETES_DIR";
 
-/// Where it puts a kubectl, below the user's cache folder.
+/// Folder where `cargo xtask setup` puts a kubectl, below the user's cache folder.
 pub const KUBECTL_CACHED: &str = "netpold/kubectl";
 
 /// A kubectl.
@@ -42,7 +42,7 @@ impl KubectlBinary {
         &self.0
     }
 
-    /// Whether this kubectl contains kustomize 4 or later, as since 1.21, when `version` began to report it.
+    /// Whether this kubectl contains kustomize 4 or later: since 1.21, which also began to report it with `version`.
     #[must_use]
     pub fn renders(&self) -> bool {
         let told = Command::new(&self.0).args(["version", "--client", "-o", "json"]).output();

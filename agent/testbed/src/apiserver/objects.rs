@@ -187,7 +187,7 @@ fn path(version: &str, plural: &str, namespace: &str, name: &str) -> String {
     path
 }
 
-/// Name of a kind in paths, as `networkpolicies` of `NetworkPolicy`.
+/// Name of a kind in paths, such as `networkpolicies` of `NetworkPolicy`.
 fn plural(kind: &str) -> String {
     let kind = kind.to_lowercase();
     match kind.strip_suffix('y') {

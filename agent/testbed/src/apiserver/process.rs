@@ -1,4 +1,4 @@
-//! One process of the control plane: started, signalled, ended with its owner.
+//! One process of the control plane: start, signals, and end with its owner.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use crate::netns::Netns;
 
-/// Time for a process to end on a signal, before SIGKILL.
+/// Time between the signal to end and SIGKILL.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// A process with a log. The process also ends with the thread that started it, so a killed test leaves no process

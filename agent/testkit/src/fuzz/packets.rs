@@ -15,7 +15,7 @@ const BUCKETS: u32 = 4;
 /// Runs one input.
 ///
 /// # Panics
-/// The input shows a mistake.
+/// The input reveals a defect.
 pub fn run(bytes: &[u8]) {
     thread_local! {
         static TABLES: RefCell<NodeTables> =
@@ -33,7 +33,7 @@ pub fn run(bytes: &[u8]) {
     });
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "whatever is left is wrong")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "every other reason is wrong")]
 fn check(step: &PacketStep<'_>, reason: Reason, again: Reason) {
     let told = || format!("{reason:?}, then {again:?}, of {step:02x?}");
     assert_ne!(reason, Reason::Deferred, "{}", told());

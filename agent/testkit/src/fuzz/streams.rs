@@ -1,7 +1,7 @@
-//! An attacker in a pod against answers over TCP: it knows each number, sends any segment from its own address, around its
-//! hook too, and to another Service with the same resolver behind it, has packets on the way lost, repeated and reordered,
-//! and owns a zone. Whatever it does, no address counts that stands inside of a text
-//! in an answer.
+//! An attacker in a pod against answers over TCP: it can read each sequence number, sends any segment from its own
+//! address, around its hook too, and to another Service with the same resolver behind it, can cause loss, repetition
+//! and reordering of packets on their way, and owns a zone. Regardless of its actions, an address inside a text of an
+//! answer never counts.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ const OWN: &str = "10.0.0.1";
 const DNS: &str = "10.96.0.10";
 /// Another Service with the resolver as its backend.
 const ALIAS: &str = "10.96.0.77";
-/// Address that no answer has, only a text inside of one.
+/// Address that occurs in no answer's records, only in a text inside an answer.
 const EVIL: &str = "192.0.2.66";
 const NAME: &str = "api.example.com";
 /// A name of the attacker.
@@ -75,7 +75,7 @@ struct Attack<'a> {
 /// Runs one input.
 ///
 /// # Panics
-/// An address counts that no answer has.
+/// An address counts that occurs in no answer's records.
 pub fn run(bytes: &[u8]) {
     thread_local! {
         static TABLES: RefCell<NodeTables> = RefCell::new(tables());
@@ -123,7 +123,7 @@ fn tables() -> NodeTables {
     NodeTables { policy: world.tables, flows: MemoryFlowTables::new(16) }
 }
 
-/// The answer that the attacker wants: to a question that it asks, with an address of its choice.
+/// The answer that the attacker wants to inject: an address of its choice for its own question.
 fn evil() -> Vec<u8> {
     framed(&answer(7, &wire(NAME), &[Record::address(vec![0xc0, 12], ip(EVIL), 300)]))
 }
@@ -180,14 +180,14 @@ impl Attack<'_> {
         frame(&ip_between(ip(ends.0), ip(ends.1), TCP, &data))
     }
 
-    /// Judges a segment at the pod's hook; whether it passes.
+    /// Judges a segment at the pod's hook; returns whether the segment passes.
     fn judge(&self, direction: Direction, it: &Segment, way: SegmentPath) -> bool {
         let ingress_ifindex = if direction == Direction::Egress { IFINDEX } else { UPLINK };
         let hook = PacketHook { ifindex: IFINDEX, ingress_ifindex };
         self.tables.judge_by_names(direction, hook, &Self::frame(direction, it, way)).1
     }
 
-    /// Judges a segment at the node's exit alone; whether it passes.
+    /// Judges a segment at the node's exit alone; returns whether the segment passes.
     fn leaves(&self, it: &Segment) -> bool {
         let exit = Exit { ifindex: UPLINK, ingress_ifindex: IFINDEX, ..Exit::default() };
         let (tables, packet) =
@@ -220,7 +220,7 @@ impl Attack<'_> {
         self.send(way, open, u32::from(which >> 4));
     }
 
-    /// Sends a segment of a connection that there may be.
+    /// Sends a segment of a connection that may exist.
     fn forge(&mut self, way: SegmentPath, [which, numbers, content]: [u8; 3]) {
         const FLAGS: [u8; 5] =
             [TCP_ACK, TCP_ACK | TCP_PSH, TCP_ACK | TCP_FIN, TCP_RST, TCP_RST | TCP_ACK];

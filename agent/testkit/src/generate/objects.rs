@@ -217,7 +217,7 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
             }
             Change::EndpointSlice(EndpointSlice { key: old.key.clone(), ..new })
         }
-        // No object of the API.
+        // Not API objects.
         Change::ClusterPolicyGone(_)
         | Change::NamespaceGone(_)
         | Change::NodeGone(_)
@@ -254,8 +254,8 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
     }
 }
 
-/// Half of the objects have `netpold.io/deny: reject`, a quarter `drop`. Derived from the object's number, so that no
-/// random choice is used up.
+/// Half of the objects have `netpold.io/deny: reject`, a quarter `drop`. Derived from the object's number, not from a
+/// random choice.
 pub(super) fn denial(number: u32) -> Option<Denial> {
     match number % 4 {
         0 => None,
@@ -365,7 +365,7 @@ pub(super) fn near(choices: &mut Choices<'_>, net: &IpNet) -> IpAddr {
     }
 }
 
-/// The address `by` further on, wrapping around the address space.
+/// The address plus `by`, wrapping around the address space.
 fn step(address: IpAddr, by: i128) -> IpAddr {
     match address {
         IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits().wrapping_add(by as u32))),

@@ -88,7 +88,7 @@ impl DeniedFrame<'_> {
     }
 }
 
-/// Addresses, protocol and payload of a packet without tag, IPv4 options and extension headers, which is no later
+/// Addresses, protocol and payload of a packet without tag, IPv4 options and extension headers, which is not a later
 /// fragment.
 fn plain(frame: &[u8]) -> Option<([IpAddr; 2], u8, &[u8])> {
     let packet = frame.get(14..)?;

@@ -136,7 +136,7 @@ impl<'a> Asked<'a> {
             oracle.judge_translated(pod, Direction::Egress, destination, protocol, port)
         });
         let ingress = to.is_none_or(|pod| {
-            // A sender that is no ordinary pod and has an address of the node counts as the node.
+            // A sender that is not an ordinary pod and has an address of the node counts as the node.
             let from_node = from.is_none_or(|p| p.host_network) && oracle.is_own_node(pod, source);
             from_node || oracle.judge_translated(pod, Direction::Ingress, source, protocol, port)
         });

@@ -16,7 +16,7 @@ pub enum Decision<'a> {
     Tier(&'a ClusterPolicy, &'a ClusterRule),
     /// The NetworkPolicies that isolate the pod.
     NetworkPolicy {
-        /// One of their rules allows the packet, or it is to the own node.
+        /// One of their rules allows the packet, or it is to this node.
         allowed: bool,
     },
     /// No rule; allowed by default.

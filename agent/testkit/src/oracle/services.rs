@@ -1,4 +1,4 @@
-//! Translation by Services, read from the comments of their fields and from the behaviour of kube-proxy.
+//! Translation by Services, according to the API's field comments and the behaviour of kube-proxy.
 
 use std::net::IpAddr;
 
@@ -110,7 +110,7 @@ impl Oracle {
     }
 
     /// Whether packets of `pod` to some port of an address may be translated: to Service ports, to node ports, or at
-    /// the own node, which has node ports too.
+    /// this node, which has node ports too.
     #[must_use]
     pub fn is_translated(&self, pod: &Pod, address: IpAddr) -> bool {
         let is_node = self.is_node(address);
@@ -123,7 +123,7 @@ impl Oracle {
     }
 
     /// Whether packets to some port of an address may be translated to `pod` itself: a Service with the pod as backend
-    /// has the address, or has node ports and the address is the own node's.
+    /// has the address, or has node ports and the address is this node's.
     #[must_use]
     pub fn leads_back(&self, pod: &Pod, address: IpAddr) -> bool {
         let own_node = self.is_own_node(pod, address);
@@ -149,8 +149,8 @@ impl Oracle {
         self.untranslated(pod, remote, protocol, port).allowed
     }
 
-    /// See [`Self::judge_untranslated`]. If a tier denies one of the backends, the node port is denied too, whatever
-    /// literal grants exist.
+    /// See [`Self::judge_untranslated`]. If a tier denies one of the backends, the node port is denied too, regardless
+    /// of literal grants.
     pub(super) fn untranslated(
         &self,
         pod: &Pod,

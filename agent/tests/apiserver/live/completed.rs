@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::{VIEW, user};
 use crate::world::binary;
 
-/// Returns the candidates for the last word, asked as bash asks.
+/// Returns the candidates for the last word, requested in bash's way.
 fn offered(server: &ApiServer, kubeconfig: &Path, words: &[&str]) -> Vec<String> {
     let mut command = Command::new(binary());
     command.args(["--", "netpold"]).args(words).env_clear();

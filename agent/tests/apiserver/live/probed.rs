@@ -66,7 +66,7 @@ pub(super) fn connections_from_pods(world: &mut World, kubelet: &Kubelet) {
         ["ok 1 - allow shop/client to shop/server, TCP 80\n# probed: 2 connected\n", "not ok 4"];
     assert!(lines.iter().all(|it| tap.contains(it)), "{tap}");
 
-    // A blackhole route between the pods, which is no policy, drops their packets.
+    // A blackhole route between the pods, which is not a policy, drops their packets.
     let reader = user(server, "reader", &[(VIEW, "shop")]);
     fs::write(&file, ASSERTIONS.lines().take(2).collect::<Vec<_>>().join("\n")).unwrap();
     let to = world.pod("server").ip4().unwrap();

@@ -8,7 +8,7 @@ use netpold_testkit::random::Random;
 use super::{HOSTILE, NODE, OTHER};
 
 /// Names of the hostile tenant's objects of each kind: few, so that objects are edited, and created again after a
-/// deletion. One name has the greatest length that the API accepts.
+/// deletion. One name has the maximum length that the API accepts.
 pub(super) const NAMES: [&str; 4] = ["a", "b", "c", LONG_NAME];
 const LONG_NAME: &str = "llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
      llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
@@ -28,7 +28,7 @@ pub(super) fn flood() -> impl Iterator<Item = String> {
 
 /// Peer that the API accepts but that matches no address on the wire (IPv4-mapped).
 pub(super) const BAD: &str = r#"{"ipBlock":{"cidr":"::ffff:10.0.0.0/104"}}"#;
-/// Greatest number of rules of a policy in one direction: few enough for the tables. The compiler's budgets limit the
+/// Maximum number of rules of a policy in one direction: few enough for the tables. The compiler's budgets limit the
 /// cost of more rules.
 const RULES: usize = 60;
 
@@ -178,7 +178,7 @@ fn nested(depth: usize) -> String {
 fn damaged(mut json: Vec<u8>, random: &mut Random) -> Vec<u8> {
     for _ in 0..=random.below(3) {
         let at = random.below(json.len());
-        // Values begin behind a colon, a comma or a bracket.
+        // Values begin after a colon, a comma or a bracket.
         let begin = json[at..].iter().position(|b| b",:[".contains(b)).map_or(at, |n| at + n + 1);
         let end =
             json[begin..].iter().position(|b| b",]}".contains(b)).map_or(begin, |n| begin + n);

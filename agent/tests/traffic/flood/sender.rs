@@ -160,7 +160,7 @@ impl Sender {
     }
 }
 
-/// Adds the rest of the transport header behind the ports; a UDP checksum of 0 means none.
+/// Adds the rest of the transport header after the ports; a UDP checksum of 0 means none.
 fn transport(protocol: u8, mut data: Vec<u8>) -> Vec<u8> {
     match protocol {
         6 => data.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 4, 0, 0, 0, 0, 0]),

@@ -1,4 +1,4 @@
-//! Resolvers and clients as Debian has them: dnsmasq and unbound, asked by the GNU C library, musl and Go.
+//! Resolvers and clients from Debian: dnsmasq and unbound, queried by the GNU C library, musl and Go.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,9 +12,10 @@ use netpold_testbed::{Cni, KillOnDrop, PodSpec, ProbeProtocol, require_root};
 use super::resolver::DNS;
 use super::{enforce, passes, run_configured};
 
-/// Clients, and whether they ask again by TCP. The musl of Debian 12 (1.2.3) uses what the truncated answer has: of unbound, nothing.
+/// Clients, and whether they retry over TCP. The musl of Debian 12 (1.2.3) uses the truncated answer, which is empty
+/// from unbound.
 const CLIENTS: [(&str, bool); 3] = [("glibc", true), ("musl", false), ("go", true)];
-/// Addresses of a name of each family: of both, the answers over UDP are truncated, unless EDNS0 has room for IPv4.
+/// Number of a name's addresses in each family: answers over UDP are truncated, except for IPv4 with EDNS0.
 const MANY: usize = 60;
 
 const MUSL: &str = r"
@@ -112,8 +113,9 @@ fn unbound(cluster: &TestCluster) -> Command {
     unbound
 }
 
-/// Each address that a client prints is open, and what it did not look up is closed. The second item of the search list has
-/// the name; the questions for A and AAAA are under way at once; truncated answers are asked for again by TCP.
+/// Addresses that a client prints are open, and addresses that it did not look up are closed. The second item of the
+/// search list has the name; the queries for A and AAAA are sent concurrently; truncated answers are queried again over
+/// TCP.
 fn answers_open_addresses(resolver: fn(&TestCluster) -> Command) {
     let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
     let (server, dns) =

@@ -1,4 +1,4 @@
-//! A resolver in a pod that answers as a test wants.
+//! A resolver in a pod, with answers chosen by the test.
 
 use std::collections::HashMap;
 use std::io::{self, Read as _, Write as _};
@@ -42,7 +42,7 @@ pub(crate) fn resolver(pod: &TestPod) -> Zone {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (zone, stream) = (of_streams.clone(), stream.unwrap());
-                // The client closes the connection behind the last answer.
+                // The client closes the connection after the last answer.
                 std::thread::spawn(move || drop(serve(&zone, stream)));
             }
         });

@@ -1,5 +1,5 @@
-//! Answers over TCP: lookups of the C library, by the tests' resolver and by dnsmasq, and connections that a change of
-//! the rules meets.
+//! Answers over TCP: lookups of the C library, answered by the tests' resolver or by dnsmasq, and connections during
+//! which the rules change.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -18,8 +18,8 @@ use super::{
     add_clients, cluster_with_newcomers, enforce, get_hosts, look_up, names, passes, race,
 };
 
-/// The C library repeats both questions in one TCP connection after a truncated answer. Also while no agent runs, and
-/// with an answer of one byte per segment.
+/// The C library repeats both questions in one TCP connection after a truncated answer. Names open also while no agent
+/// runs, and with an answer of one byte per segment.
 #[test]
 fn lookups_by_tcp_open_both_families() {
     require_root!();
@@ -51,12 +51,12 @@ fn lookups_by_tcp_open_both_families() {
             assert!(found.contains(&at.to_string()), "{found}");
             passes(&cluster, "other", ProbeProtocol::Tcp, *at, MOMENT)
         };
-        // Reading ends if two CPUs meet in the connection.
+        // Reading ends if two CPUs process the connection at the same time.
         assert!((0..3).any(opens), "{at}");
     }
 }
 
-/// A resolver as nodes have it, asked by the C library: over UDP, and over TCP alone (`use-vc`).
+/// A resolver that is common on nodes, queried by the C library: over UDP, and over TCP alone (`use-vc`).
 #[test]
 fn answers_of_dnsmasq_open_addresses_by_udp_and_by_tcp() {
     require_root!();
@@ -126,7 +126,7 @@ fn no_connection_is_faster_than_its_name_over_tcp() {
     race(&cluster, &zone, PAIRS, |n, name| {
         let family = usize::from(n / (PAIRS / 2));
         if n % (PAIRS / 2) == 0 {
-            // Each lookup has a port of its own, which no other one has left in doubt.
+            // Each lookup has a port of its own, unaffected by earlier lookups.
             let ports = ["40000 40499", "40500 40999"][family];
             std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", ports).unwrap();
         }
@@ -134,8 +134,8 @@ fn no_connection_is_faster_than_its_name_over_tcp() {
     });
 }
 
-/// Growing flow tables end no reading: lookups go on while both programs run, and none is read by neither or ended by
-/// both.
+/// Growth of the flow tables does not end the reading of connections: while the programs of both generations run, no
+/// lookup is missed by both or ended by both.
 #[test]
 fn lookups_by_tcp_go_on_while_flow_tables_grow() {
     require_root!();
@@ -162,7 +162,7 @@ fn lookups_by_tcp_go_on_while_flow_tables_grow() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         } else if n > 350 {
-            // Until the former programs are gone.
+            // Continue until the former programs are detached.
             std::thread::sleep(Duration::from_millis(5));
         }
         asks_by_tcp(dns, n, name)
@@ -171,7 +171,7 @@ fn lookups_by_tcp_go_on_while_flow_tables_grow() {
     eventually(PATIENCE, has_grown, || cluster.agents[0].log());
 }
 
-/// Looks up a name in a TCP connection of its own; whether an answer came.
+/// Looks up a name in a TCP connection of its own; returns whether an answer arrived.
 fn asks_by_tcp(resolver: IpAddr, id: u16, name: &str) -> bool {
     let resolver = SocketAddr::from((resolver, DNS));
     let mut stream = TcpStream::connect_timeout(&resolver, PATIENCE).unwrap();
@@ -219,9 +219,9 @@ impl<'a> Halved<'a> {
     }
 }
 
-/// While a pod's rules have no names, the programs do not read its packets. So a connection of that time is not read
-/// once the rules have names again, within 20 s or later, whether the agent runs or starts with the names. A lookup
-/// goes on over other edits and a restart.
+/// While a pod's rules have no names, the programs do not read its packets. A connection from that time is not read
+/// after the rules have names again, within 20 s or later, whether the agent runs or starts with the names. A lookup
+/// continues during other edits and a restart.
 #[test]
 fn a_policy_that_loses_and_regains_names_reads_no_connection_on() {
     require_root!();

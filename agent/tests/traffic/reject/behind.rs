@@ -1,4 +1,4 @@
-//! Answers behind a Service: they come from the address that the client asked.
+//! Answers behind a Service: they come from the address to which the client sent.
 
 use netpold_testbed::cluster::{NAMESPACE, TestCluster};
 use netpold_testbed::services::{TestService, describe, lost, may_reach, provide};
@@ -65,8 +65,8 @@ fn services_that_clients_may_not_reach() {
     denied_at_the_client(Proxy::Iptables);
 }
 
-/// Sends to a Service with an allowed backend to which no packet is led, and a denied one: the packet passes the client's
-/// interface, and is denied where it leaves for the backend, also if it is masqueraded.
+/// Sends to a Service with an allowed backend, which the proxy does not use, and a denied one, which it uses: the
+/// packet passes the client's interface, and is denied where it leaves for the backend, also if it is masqueraded.
 fn denied_after_the_translation(cluster: &mut TestCluster, proxy: Proxy) {
     for server in ["server1", "server2"] {
         let service = TestService::new(1, "s").pods(cluster, &[server]);
@@ -102,7 +102,7 @@ fn backends_that_clients_may_not_reach_through_a_tunnel() {
     denied_after_the_translation(&mut cluster, Proxy::Nftables);
 }
 
-/// Packets out of a device without a link header (a tunnel of IP packets) get one with their answer.
+/// Packets leave by a device without a link header (a tunnel of IP packets); their answers get a link header.
 #[test]
 fn backends_that_clients_may_not_reach_through_a_device_without_link_header() {
     require_root!();

@@ -1,4 +1,4 @@
-//! Connections that a change of policy cuts: both ends have an error at once.
+//! Connections that a change of policy cuts: both ends get an error at once.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -121,7 +121,8 @@ fn a_connection_that_is_cut_is_reset_at_both_ends_on_two_nodes() {
     }
 }
 
-/// Keepalives do not have the sequence number that the receiver expects, so its reset is that of its own next segment.
+/// Keepalives do not have the sequence number that the receiver expects, so the receiver is reset at its own next
+/// segment.
 #[test]
 fn an_end_that_is_not_reset_by_a_keepalive_is_reset_at_its_next_segment() {
     require_root!();
@@ -151,7 +152,7 @@ fn an_end_that_is_not_reset_by_a_keepalive_is_reset_at_its_next_segment() {
     }
 }
 
-/// Loses segments at a hook of a network namespace, until it is dropped.
+/// Drops segments at a hook of a network namespace, until this value is dropped.
 struct Loss(Arc<Netns>);
 
 impl Loss {
@@ -173,8 +174,8 @@ impl Drop for Loss {
     }
 }
 
-/// A lost segment in front of the first denied one, so that the reset in its place does not have the expected number; the
-/// reset is lost; the answer to the sender is lost. Both ends are reset by later segments.
+/// Three cases: a segment before the first denied one is lost, so that the forwarded reset does not have the expected
+/// sequence number; the reset is lost; the answer to the sender is lost. Later segments reset both ends.
 #[test]
 fn ends_are_reset_although_segments_are_lost_around_the_cut() {
     require_root!();
@@ -210,14 +211,14 @@ fn ends_are_reset_although_segments_are_lost_around_the_cut() {
                     (&ends[0]).write_all(b"behind it").unwrap();
                     println!("{app}, a segment before: {:?}", [client, server].map(reset));
                 }
-                // The client has its error, and the server at its next segment.
+                // The client gets an error, and the server gets one at its next segment.
                 "dport" => {
                     reset(client);
                     drop(loss);
                     (&ends[1]).write_all(b"news").unwrap();
                     println!("{app}, the reset: {:?}", reset(server));
                 }
-                // The server has its error, and the client as soon as it repeats its segment.
+                // The server gets an error, and the client gets one as soon as it repeats its segment.
                 _ => {
                     reset(server);
                     drop(loss);
@@ -266,8 +267,8 @@ fn wait_for(pod: &Host, number: usize) {
     }
 }
 
-/// A connection with a Service: the client's end has the error from the Service's address. The backend has one where it
-/// denies the client; a segment that the client's node denies does not go on to a translated address.
+/// A connection with a Service: the client's end gets the error from the Service's address. The backend gets one if its
+/// own policy denies the client; a segment that the client's node denies is not forwarded to a translated address.
 fn behind(proxy: Proxy) {
     for to in [0, 1] {
         let mut cluster = TestCluster::two();

@@ -14,7 +14,7 @@ use crate::load::StopOnDrop;
 /// Number of denied packets of a burst.
 const BURST: usize = 2000;
 
-/// Counts the ICMP errors that arrive until none comes for a while.
+/// Counts the ICMP errors that arrive until none arrives for a while.
 fn errors(wire: &RawSocket) -> usize {
     let (mut count, mut last) = (0, Instant::now());
     while last.elapsed() < Duration::from_millis(300) {
@@ -62,7 +62,7 @@ fn answers_are_limited_by_pod_and_node() {
     cluster.enforce();
     for family in 0..2 {
         let to = cluster.pod("server").addresses()[family];
-        // The start of a second for both.
+        // Begins in a new second, with unused limits.
         std::thread::sleep(Duration::from_millis(1100));
         let own = |name: &str| cluster.pod(name).addresses()[family];
         let (first, took) = burst(&cluster, "a", (own("a"), to));
@@ -84,7 +84,7 @@ fn answers_are_limited_by_pod_and_node() {
     }
 }
 
-/// A flood of denied packets to a pod leaves the answers to the pod's own packets.
+/// A flood of denied packets to a pod does not use up the answers to the pod's own packets.
 #[test]
 fn a_flood_to_a_pod_takes_no_answer_from_it() {
     require_root!();

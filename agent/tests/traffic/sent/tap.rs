@@ -1,4 +1,4 @@
-//! Tap of the node's stack: packets of a pod before TC judges them and behind XDP.
+//! Tap of the node's stack: packets of a pod after XDP and before TC judges them.
 
 use std::io;
 use std::net::UdpSocket;

@@ -1,4 +1,4 @@
-//! Node ports of the own node and of another node, and clients from outside.
+//! Node ports of the pod's own node and of another node, and clients from outside.
 
 use netpold_testbed::cluster::{TestCluster, isolate};
 use netpold_testbed::services::{NOBODY, NODE_PORT, TestService, answer, may_reach, provide};

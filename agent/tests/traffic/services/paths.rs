@@ -51,7 +51,7 @@ fn services_with_backends_outside() {
     outside(Cni::Bridge);
 }
 
-/// Reaches pods of other nodes by VXLAN: netpold judges the pod's packet, not the packet around it.
+/// Reaches pods of other nodes by VXLAN: netpold judges the pod's packet, not the encapsulating packet.
 #[test]
 fn services_through_a_tunnel() {
     require_root!();
@@ -86,7 +86,7 @@ fn services_get_long_datagrams() {
         .zip(backends)
         .map(|(number, name)| TestService::new(number, name).pods(&cluster, &[name]))
         .collect();
-    // The Service's address is allowed for enemies too, so the verdict falls after translation.
+    // The Service's address is allowed for enemies too, so their packets are denied after translation.
     provide(&mut cluster, Proxy::Nftables, &services);
     let blocks = ["10.96.0.0/16", "fd00:96::/64"].map(|c| json!({ "ipBlock": { "cidr": c } }));
     cluster.policy(

@@ -12,7 +12,7 @@ use crate::traits::Trait;
 use crate::world::Party;
 
 impl Generator {
-    /// Returns an ARP or neighbour discovery message, in its exact form or with more bytes behind it.
+    /// Returns an ARP or neighbour discovery message, in its exact form or with more bytes after it.
     pub(super) fn link_message(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
         let other = self.random.below(draft.world.parties.len());
         let whose = &draft.world.parties[other];

@@ -1,10 +1,10 @@
 //! Reads how a packet's checksum is to be completed: `ip_summed`, `csum_start` and `csum_offset` of `struct sk_buff`,
 //! which the program's context does not contain. The rule is in [`netpold_ebpf::judge::checksum`].
 //!
-//! Reads whether a packet is a list of GRO too (`SKB_GSO_FRAGLIST`): whole packets behind the first one, each with
-//! headers of its own. A pod can join packets and rewrite the first one's headers. Only these are judged, and where the
-//! list is cut, the kernel makes the others' addresses and ports equal to them (not in all versions), and nothing else.
-//! So no pod sends a list.
+//! Also reads whether a packet is a GRO list (`SKB_GSO_FRAGLIST`): whole packets after the first one, each with its own
+//! headers. A pod can join packets and rewrite the first one's headers. Only these headers are judged. Where the kernel
+//! splits the list, it copies (not in all versions) their addresses and ports to the other packets, and nothing else.
+//! So a pod must not send a list.
 //!
 //! From kernel 6.2 on `bpf_cast_to_kern_ctx` turns the context into a pointer to the packet itself, for reads in
 //! place. Before that, a copying helper reads the fields.
@@ -25,13 +25,13 @@ use crate::{
     packet::{Copied, LinearBytes},
 };
 
-/// Access to the fields of `struct sk_buff`, set at load time as [`crate::ASKS_FOR_NAMESPACE`]: the method; byte and
+/// Access to the fields of `struct sk_buff`, set at load time like [`crate::ASKS_FOR_NAMESPACE`]: the method; byte and
 /// bit offset of `ip_summed`; byte offsets of `csum_start` (followed by `csum_offset`), `head` and `data`.
 #[unsafe(no_mangle)]
 static CHECKSUM: [u32; 6] = [0; 6];
 
-/// Access to the type of a packet that is to be cut, by the method of [`CHECKSUM`]: byte offset of `end` in
-/// `struct sk_buff`; number of the type `struct skb_shared_info`, and the byte offset of `gso_type` in it.
+/// Access to the type of a GSO packet, by the method of [`CHECKSUM`]: byte offset of `end` in `struct sk_buff`; number
+/// of the type `struct skb_shared_info`, and the byte offset of `gso_type` in it.
 #[unsafe(no_mangle)]
 static CUT: [u32; 3] = [0; 3];
 
@@ -58,7 +58,8 @@ fn known(word: usize) -> u32 {
     unsafe { (&raw const CHECKSUM).cast::<u32>().add(word).read_volatile() }
 }
 
-/// Place of a partial checksum, in bytes: start of the sum from the frame's start, and offset of the sum behind that.
+/// Place of a partial checksum, in bytes: start of the sum from the frame's start, and offset of the sum after that
+/// start.
 #[derive(Clone, Copy)]
 struct ChecksumPlace {
     start: u32,
@@ -72,8 +73,8 @@ impl ChecksumPlace {
     }
 }
 
-/// Whether the kernel leaves all judged bytes unchanged: by a pending checksum, and where a packet is cut. `link`: as in
-/// [`mark::link_header`].
+/// Whether the kernel leaves all judged bytes unchanged: by a pending checksum, and where it segments the packet.
+/// `link`: as in [`mark::link_header`].
 #[inline(always)]
 pub(crate) fn is_settled(skb: *mut __sk_buff, link: u32) -> bool {
     // SAFETY: the program's context.
@@ -131,8 +132,8 @@ fn kernel_packet(skb: *mut __sk_buff) -> *const u8 {
     packet
 }
 
-/// Whether a packet that is to be cut is a list, 1 or 0; 1 as well if its type cannot be read. A global function, as those
-/// in the crate's root.
+/// Whether a GSO packet is a list, 1 or 0; 1 as well if its type cannot be read. A global function, like those in the
+/// crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_list(skb: *mut __sk_buff) -> u32 {
@@ -210,7 +211,7 @@ fn read_in_place(skb: *mut __sk_buff) -> Option<ChecksumPlace> {
     }
 }
 
-/// [`is_settled`] by a copying helper, 1 or 0. A global function, as those in the crate's root.
+/// [`is_settled`] by a copying helper, 1 or 0. A global function, like those in the crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_settled(skb: *mut __sk_buff, link: u32) -> u32 {

@@ -11,7 +11,7 @@ use netpold_ebpf::{
 
 use crate::{maps, tables::Maps};
 
-/// Offset of `_nfct` in `struct sk_buff`, in bytes; 0: unknown, or reads are not allowed. Set at load time, as
+/// Offset of `_nfct` in `struct sk_buff`, in bytes; 0: unknown, or reads are not allowed. Set at load time, like
 /// [`crate::ASKS_FOR_NAMESPACE`].
 #[unsafe(no_mangle)]
 static CONNECTION_OFFSET: u32 = 0;
@@ -29,7 +29,7 @@ pub(crate) fn is_readable() -> bool {
     unsafe { (&raw const CONNECTION_OFFSET).read_volatile() != 0 }
 }
 
-/// A packet's [`Course`]; leaves the connection's tuples in the scratch. A global function, as those in the crate's
+/// A packet's [`Course`]; leaves the connection's tuples in the scratch. A global function, like those in the crate's
 /// root.
 #[unsafe(no_mangle)]
 #[inline(never)]

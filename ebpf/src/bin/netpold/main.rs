@@ -121,7 +121,7 @@ fn netpold_egress(context: TcContext) -> i32 {
         return NEXT;
     }
     if reject::is_answer(skb) {
-        // While the programs of another layout judge behind these, the answer may be theirs.
+        // While programs of another layout run after these and judge, the answer may be theirs.
         if !watches_only() {
             mark::leave(skb, Reason::Related as u32);
         }
@@ -217,7 +217,7 @@ fn judge<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
     reason
 }
 
-/// Whether the kernel takes a packet for IPv6. A tag in the frame counts as the packet's protocol there.
+/// Whether the kernel treats a packet as IPv6. A tag in the frame counts as the packet's protocol there.
 #[inline(always)]
 fn may_be_ipv6(skb: *mut __sk_buff) -> bool {
     // SAFETY: the program's context.

@@ -29,8 +29,8 @@ use netpold_ebpf::{
 /// Written by the agent through mmap while packets are judged.
 const SHARED: u32 = BPF_F_MMAPABLE;
 
-/// A table at a fixed address, which the programs read without a lookup: a data section, which is a map of one
-/// element. The agent replaces it with one that can be mapped.
+/// A table at a fixed address, which the programs read without a lookup: a data section, which is a map of one element.
+/// The agent replaces it with an mmapable map.
 #[repr(transparent)]
 pub(crate) struct Direct<T>(UnsafeCell<T>);
 
@@ -50,7 +50,7 @@ macro_rules! direct {
     ($name:ident: $type:ty, $section:literal) => {
         #[unsafe(link_section = $section)]
         #[unsafe(no_mangle)]
-        // SAFETY: integers and arrays of them.
+        // SAFETY: the types consist of integers, for which zero is valid.
         pub(crate) static $name: Direct<$type> = Direct(UnsafeCell::new(unsafe { zeroed() }));
     };
 }
@@ -88,7 +88,7 @@ pub(crate) static CT6: Array<Ct6Bucket> = Array::with_max_entries(65_536, SHARED
 #[map]
 pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts> =
     LruHashMap::with_max_entries(8_192, 0);
-/// Names of policy: a bit for each group of rules.
+/// Domain names in policies, with a bit for each group of rules.
 #[map]
 pub(crate) static NAMES: HashMap<NameKey, u32> =
     HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
@@ -111,7 +111,7 @@ pub(crate) static DOUBTED_PODS: Array<u64> = Array::with_max_entries(ENDPOINT_SL
 /// Doubts about connections to resolvers, by the pod's port.
 #[map]
 pub(crate) static DOUBTS: Array<DoubtBlock> = Array::with_max_entries(DOUBT_BLOCKS, SHARED);
-/// Beginning of the message that has not ended yet, of each connection.
+/// Start of each connection's incomplete message.
 #[map]
 pub(crate) static STREAM_BYTES: Array<StreamBytes> =
     Array::with_max_entries(STREAM_BUCKETS * STREAM_WAYS as u32, 0);
@@ -153,11 +153,11 @@ pub(crate) struct Scratch {
     pub(crate) window: [u64; MAX_WINDOW / 8],
     /// [`PacketHook::ingress_ifindex`](netpold_ebpf::judge::hook::PacketHook) of the packet.
     pub(crate) ingress_ifindex: u64,
-    /// Rows to judge by; 0: those in force.
+    /// Rows to judge by; 0: the rows in force.
     pub(crate) rows: u64,
     /// [`Under::revision`](netpold_ebpf::judge::evaluator::Under) of `rows`.
     pub(crate) revision: u64,
-    /// The egress row whose names matter.
+    /// The endpoint's egress row, from which the rows of its groups of names are found.
     pub(crate) names_row: u64,
     /// Bit of the group that has allowed the packet, see [`netpold_ebpf::names::choice::groups`].
     pub(crate) names_group: u64,
@@ -167,7 +167,7 @@ pub(crate) struct Scratch {
     pub(crate) reading6: ParsedPacket<V6>,
     /// Answer to a denied packet.
     pub(crate) letter: Letter,
-    /// Reset that goes on in place of a denied segment.
+    /// RST forwarded in place of a denied segment.
     pub(crate) onward: Letter,
     /// Ends of a denied packet before its translation, if `translated` is not 0.
     pub(crate) before4: Ends<u32>,
@@ -177,7 +177,7 @@ pub(crate) struct Scratch {
     pub(crate) route: [u32; 16],
 }
 
-/// Flow that the program's entry inserts, instead of the judging function: stack frames add up along a call.
+/// Flow to insert. The program's entry inserts it, not the judging function, because stack frames add up along a call.
 #[repr(C)]
 pub(crate) struct Pending {
     /// Key of the flow; IPv4 in the first two words.

@@ -50,7 +50,7 @@ fn netpold_node_ip(context: TcContext) -> i32 {
     node(context.as_ptr().cast(), NO_LINK_HEADER)
 }
 
-/// TC ingress of devices that lead to other namespaces and are no endpoints, and of other ports of bridges with pods.
+/// TC ingress of devices that lead to other namespaces and are not endpoints, and of other ports of bridges with pods.
 #[classifier]
 #[inline(always)]
 fn netpold_unmark(context: TcContext) -> i32 {
@@ -58,7 +58,7 @@ fn netpold_unmark(context: TcContext) -> i32 {
 }
 
 /// TC ingress of the node's tunnel devices. Drops packets that a pod encapsulated for its own node, with an inner
-/// source of its choice. All others count as no endpoint's, and may go on by a bridge.
+/// source of its choice. All others count as not from an endpoint, and a bridge may forward them.
 #[classifier]
 #[inline(always)]
 fn netpold_tunnel(context: TcContext) -> i32 {
@@ -72,7 +72,7 @@ fn netpold_tunnel(context: TcContext) -> i32 {
     DROP
 }
 
-/// Lets a packet pass as one that is no endpoint's.
+/// Lets a packet pass as one that is not an endpoint's.
 #[inline(always)]
 fn strange(skb: *mut __sk_buff) -> i32 {
     write(skb, STRANGER);
@@ -84,7 +84,7 @@ fn strange(skb: *mut __sk_buff) -> i32 {
 pub(crate) const ETHERNET: u32 = 0;
 const NO_LINK_HEADER: u32 = 1;
 
-/// Flag beside the number of a reason: the drop's event is to be emitted.
+/// Flag added to the number of a reason: the drop's event is to be emitted.
 const TELL: u32 = 1 << 8;
 
 #[inline(always)]
@@ -107,7 +107,7 @@ fn node(skb: *mut __sk_buff, link: u32) -> i32 {
 fn exit(skb: *mut __sk_buff, link: u32) -> Exit {
     // SAFETY: the program's context.
     let (ifindex, ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
-    // Both fields first: behind a branch the compiler computes the field's address, which the verifier rejects.
+    // Both fields are read first: after a branch the compiler computes the field's address, which the verifier rejects.
     let (mark, tc_index) = (read_mark(skb), read(skb));
     let asked = ingress_ifindex == 0 && !is_proven(mark);
     let anew = Anew::from_number(if asked { netpold_anew(skb, link) } else { 0 });
@@ -151,8 +151,8 @@ fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
     }
 }
 
-/// Judges a packet for its sender. A passing one loses its mark, since a packet that encapsulates it is not the pod's
-/// any more, and the number of its reason is returned.
+/// Judges a packet for its sender. A passing packet loses its mark, since a packet that encapsulates it is no longer
+/// the pod's. Returns the number of the reason.
 ///
 /// # Errors
 /// The action on any other packet: it drops, or its answer is redirected.
@@ -183,7 +183,7 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Result<u32, i32> {
     Err(if is_denied { netpold_reject_backend(skb, link) as i32 } else { DROP })
 }
 
-/// Judges a packet to a pod for its sender, unless that is done. `None`: the pod's own judgement is next.
+/// Judges a packet to a pod for its sender, unless that verdict is final. `None`: the pod's own judgement is next.
 #[inline(always)]
 pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
     let mut exit = exit(skb, ETHERNET);
@@ -305,14 +305,14 @@ fn mark_sender(skb: *mut __sk_buff, answer: bool) {
     write(skb, if answer { answer_mark(found) } else { found });
 }
 
-/// Writes the mark of the interface's endpoint in any of its slots, see [`mark_sender`]. A global function, as those
+/// Writes the mark of the interface's endpoint in any of its slots, see [`mark_sender`]. A global function, like those
 /// in the crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_mark(skb: *mut __sk_buff, answer: u32) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
-    // The endpoint may have gone since the judgement: then no mark is better than that of another slot.
+    // The endpoint may have disappeared since the judgement: then no mark is better than that of another slot.
     let found = find_slot(&Maps::new(), ifindex);
     let found = found.map_or(0, |(slot, endpoint)| mark(slot, endpoint.id()));
     write(skb, if found != 0 && answer != 0 { answer_mark(found) } else { found });
@@ -382,7 +382,7 @@ extern "C" fn netpold_refuse(skb: *mut __sk_buff, link: u32, reason: u32) -> u32
     counted(skb, link, reason)
 }
 
-/// Reason to drop a packet that was not judged at its sender's veth, without judging it here: it goes on from its
+/// Reason to drop a packet that was not judged at its sender's veth, without judging it here: it is forwarded from its
 /// destination, has a checksum still to be written into judged bytes, or may claim an address. 0: none.
 #[unsafe(no_mangle)]
 #[inline(never)]

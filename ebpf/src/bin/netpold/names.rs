@@ -148,7 +148,7 @@ extern "C" fn netpold_choose_row(group: u32) -> u32 {
 }
 
 /// Records the questions or the answers in a packet that is allowed to pass, if it is one of a pod whose rules have
-/// names. False if the packet is to be dropped, since TCP sends it again.
+/// names. False if the packet must be dropped; TCP sends it again.
 #[inline(always)]
 pub(crate) fn listen<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> bool {
     // The traced entry has no stack left for this check; its functions make it.
@@ -221,12 +221,12 @@ fn load<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     load_message(&bytes, 0, offset, length)
 }
 
-/// Copies bytes of a packet to a place below [`MESSAGE`] of the message in the working memory, 1 to [`MESSAGE`]; false if
-/// they are not there.
+/// Copies bytes of a packet to a place below [`MESSAGE`] of the message in the working memory, 1 to [`MESSAGE`]; false
+/// if the packet does not have them.
 #[inline(always)]
 pub(crate) fn load_message(bytes: &Copied, place: u32, offset: u32, length: u32) -> bool {
     let Some(memory) = maps::NAME_WORK.get_ptr_mut(0) else { return false };
-    // Both are in their bounds. Computed so that verifiers before 6.8 know them too.
+    // Both are in their bounds. Computed so that verifiers before 6.8 see the bounds too.
     let place = unknown(place) & (MESSAGE as u32 - 1);
     let size = (unknown(length.wrapping_sub(1)) & (MESSAGE as u32 - 1)) + 1;
     // SAFETY: the program's context, and a buffer of twice `MESSAGE`.
@@ -236,7 +236,7 @@ pub(crate) fn load_message(bytes: &Copied, place: u32, offset: u32, length: u32)
     }
 }
 
-/// The same number, of which the compiler knows nothing.
+/// The same number, opaque to the compiler.
 #[inline(always)]
 fn unknown(number: u32) -> u32 {
     let mut hidden = number;

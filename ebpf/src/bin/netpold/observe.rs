@@ -1,7 +1,7 @@
 //! Records of the flows of pods that no policy selects, see [`netpold_ebpf::observe`].
 //!
-//! Packets get here after their verdict, and none of these functions returns one. Each is global to the kernel (5.6). One
-//! for each direction calls the others in turn, so that their stack frames do not add up.
+//! Packets reach these functions after their verdict; none of the functions returns a verdict. Each is global to the
+//! kernel (5.6). One for each direction calls the others in turn, so that their stack frames do not add up.
 
 use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{

@@ -1,9 +1,9 @@
 //! Packet bytes in the kernel: read in place for plain packets, copied for all others.
 //!
-//! **Invariant: all judged bytes are in the packet's linear part.** That part is memory of the kernel alone. The rest of
-//! a packet may be pages that a pod still writes: a page that was spliced into a socket stays the pod's, and by a tunnel
-//! inside the pod its bytes become a packet's headers. Such headers are moved to the linear part before they are read, so
-//! the node's later readers (routes, conntrack, the receiver) see the bytes that were judged.
+//! **Invariant: all judged bytes are in the packet's linear part.** That part is memory of the kernel alone. The rest
+//! of a packet may be pages that a pod still writes: a page that was spliced into a socket still belongs to the pod,
+//! and a tunnel inside the pod can turn its bytes into a packet's headers. Such headers are moved to the linear part
+//! before they are read, so the node's later readers (routes, conntrack, the receiver) see the bytes that were judged.
 
 use core::{cell::UnsafeCell, mem::MaybeUninit};
 
@@ -97,8 +97,8 @@ impl Window for InPlace {
     }
 }
 
-/// A packet read by a copying helper, wherever its bytes lie: those in pages move to the linear part first. All windows
-/// share one buffer, to save stack.
+/// A packet read by a copying helper: bytes in pages move to the linear part first. All windows share one buffer, to
+/// save stack.
 pub(crate) struct Copied {
     skb: *mut __sk_buff,
     buffer: UnsafeCell<MaybeUninit<[u64; MAX_WINDOW / 8]>>,
@@ -131,7 +131,7 @@ impl Bytes for Copied {
 
     #[inline(always)]
     fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
-        // SAFETY: a buffer of that size; no older window of it is read any more.
+        // SAFETY: a buffer of that size; no older window of it is read afterwards.
         unsafe { copy::<N>(self.skb, self.buffer.get().cast(), offset) }
     }
 
@@ -170,7 +170,7 @@ impl Bytes for CopiedTo {
     fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
         const { assert!(N <= MAX_WINDOW) };
         let is_copied = netpold_copy(self.skb, offset, N as u32) != 0;
-        // SAFETY: a field of the scratch; no older window of it is read any more.
+        // SAFETY: a field of the scratch; no older window of it is read afterwards.
         let buffer = unsafe { (&raw const (*self.scratch).window).cast() };
         is_copied.then_some(InBuffer(buffer))
     }
@@ -206,7 +206,7 @@ unsafe fn copy<const N: usize>(
 #[inline(never)]
 extern "C" fn netpold_copy(skb: *mut __sk_buff, offset: u32, size: u32) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else { return 0 };
-    // Bounds that verifiers before 6.8 know too.
+    // Bounds that verifiers before 6.8 see too.
     let size = (size.wrapping_sub(1) & 63) + 1;
     // SAFETY: the program's context; this CPU's own scratch, which is longer.
     unsafe { load(skb, offset, (&raw mut (*scratch).window).cast(), size).into() }

@@ -42,8 +42,8 @@ use crate::{
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// Whether a packet is an answer of these programs. It passes without a judgement: a reset would end its flow's entry, which
-/// the next packet of the other side would begin anew, as the initiator.
+/// Whether a packet is an answer of these programs. It passes without a judgement: a reset would end its flow's entry,
+/// which the next packet of the other side would begin again, as the initiator.
 #[inline(always)]
 pub(crate) fn is_answer(skb: *mut __sk_buff) -> bool {
     mark::read(skb) == REJECTION && netpold_is_answer(skb) != 0
@@ -53,7 +53,7 @@ pub(crate) fn is_answer(skb: *mut __sk_buff) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_is_answer(skb: *mut __sk_buff) -> u32 {
-    // The judging program behind recognises its own answer by the words, and judges any other packet.
+    // The judging program that runs next recognises its own answer by the words, and judges any other packet.
     if watches_only() {
         return 1;
     }
@@ -80,8 +80,8 @@ fn seal(skb: *mut __sk_buff, [first, second]: [u32; 2]) {
     }
 }
 
-/// Whether the interface's endpoint asks for answers and has some left in this second, or is in another slot than nearly
-/// all endpoints are: a flood ends here, before another function is called.
+/// Whether the interface's endpoint requests answers and has some left in this second, or is in another slot than
+/// nearly all endpoints are: a flood ends here, before another function is called.
 #[inline(always)]
 pub(crate) fn may_be_due<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();
@@ -121,8 +121,8 @@ pub(crate) extern "C" fn netpold_reject_egress(skb: *mut __sk_buff) -> u32 {
 /// Length of the answer to a TCP reset, which gets none: no frame is that short.
 const NO_ANSWER: u32 = 1;
 
-/// Rewrites the packet, and sends it back: in egress out of the pod's interface, in ingress into it. If a reset goes on
-/// in its place, a clone goes back.
+/// Rewrites the packet, and sends it back: in egress out of the pod's interface, in ingress into it. If a reset is
+/// forwarded in its place, a clone is sent back.
 #[inline(always)]
 fn answer<D: PodDirection>(skb: *mut __sk_buff, four: [Global; 2], six: [Global; 2]) -> u32 {
     // SAFETY: the program's context.
@@ -167,7 +167,7 @@ fn answer<D: PodDirection>(skb: *mut __sk_buff, four: [Global; 2], six: [Global;
     NEXT as u32
 }
 
-/// Lengths of the answer in the scratch, and of the reset that goes on.
+/// Lengths of the answer in the scratch, and of the forwarded reset.
 #[inline(always)]
 fn written(skb: *mut __sk_buff, [answer, cut]: [Global; 2]) -> (u32, u32) {
     match answer(skb) {
@@ -200,7 +200,7 @@ fn compose<D: PodDirection, F: Routed>(skb: *mut __sk_buff) -> u32 {
     rejection::compose::<F>(letter, &denied, quote, &Kernel)
 }
 
-/// Answers a packet that policy denies behind its translation, by its sender's interface; returns the program's action.
+/// Answers a packet that policy denies after its translation, by its sender's interface; returns the program's action.
 /// `link` as in [`mark::link_header`].
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -227,7 +227,7 @@ pub(crate) extern "C" fn netpold_reject_backend(skb: *mut __sk_buff, link: u32) 
     unsafe { bpf_redirect(ifindex, 0) as u32 }
 }
 
-/// Interface of the endpoint in a packet's mark, if it asks for answers and has some left; else 0.
+/// Interface of the endpoint in a packet's mark, if it requests answers and has some left; else 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_asking(skb: *mut __sk_buff) -> u32 {
@@ -240,7 +240,7 @@ extern "C" fn netpold_asking(skb: *mut __sk_buff) -> u32 {
     }
 }
 
-/// The endpoint in a packet's mark, and its slot, if it asks for answers.
+/// The endpoint in a packet's mark, and its slot, if it requests answers.
 #[inline(always)]
 fn asking(skb: *mut __sk_buff, maps: &Maps) -> Option<(u32, EndpointRef)> {
     let tc_index = mark::read(skb);
@@ -296,7 +296,7 @@ fn leave_before<F: Routed>(skb: *mut __sk_buff, scratch: *mut Scratch) -> Option
     Some(())
 }
 
-/// Writes the answer to a packet that policy denies behind its translation; returns the length of its frame, 0: it gets
+/// Writes the answer to a packet that policy denies after its translation; returns the length of its frame, 0: it gets
 /// none.
 #[inline(always)]
 fn compose_backend<F: Routed>(skb: *mut __sk_buff) -> u32 {
@@ -321,8 +321,7 @@ fn compose_backend<F: Routed>(skb: *mut __sk_buff) -> u32 {
     rejection::compose::<F>(letter, &denied, quote, &Kernel)
 }
 
-/// Writes the reset that goes on in place of a packet whose answer was composed; returns the length of its frame, 0:
-/// none.
+/// Writes the reset forwarded in place of a packet whose answer was composed; returns the length of its frame, 0: none.
 #[inline(always)]
 fn go_on<D: PodDirection, F: Routed + TableFamily>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
@@ -341,7 +340,7 @@ fn go_on<D: PodDirection, F: Routed + TableFamily>(skb: *mut __sk_buff) -> u32 {
     rejection::compose::<F>(letter, &reset, |_, _| 0, &Kernel)
 }
 
-/// The denied packet, if its endpoint asks for answers and it may get one.
+/// The denied packet, if its endpoint requests answers and it may get one.
 #[inline(always)]
 fn due<D: PodDirection, F: Sender>(
     skb: *mut __sk_buff,
@@ -451,7 +450,8 @@ fn has_left<D: PodDirection>(maps: &Maps, slot: u32) -> bool {
     unsafe { reject::has_left(maps, word, maps.now(), settings, settings.rejections) }
 }
 
-/// Takes an answer of the endpoint's number in this direction and second, and of the node's unless it is one of the first.
+/// Takes one of the endpoint's answers in this direction and second, and one of the node's unless it is among the
+/// endpoint's first.
 #[inline(always)]
 fn may_go<D: PodDirection>(maps: &Maps, slot: u32) -> bool {
     let Some(settings) = maps.settings() else { return false };
@@ -470,7 +470,7 @@ fn take(maps: &Maps, settings: &Settings, index: u32, most: u32) -> Option<u32> 
     unsafe { reject::take(maps, word, maps.now(), settings, most) }
 }
 
-/// Copies the start of a packet behind the headers of its answer; returns the number of bytes, 0 on failure.
+/// Copies the start of a packet after the headers of its answer; returns the number of bytes, 0 on failure.
 #[inline(always)]
 fn quote<F: Written>(skb: *mut __sk_buff, letter: &mut Letter, quoted: u32) -> u32 {
     let mut length = u64::from(quoted);
@@ -506,16 +506,16 @@ impl Sums for Kernel {
     }
 }
 
-/// Number of bytes at the start of a denied packet that go with any pending checksum, see [`netpold_replace`].
+/// Number of bytes at the start of a denied packet that are removed with any pending checksum, see [`netpold_replace`].
 const BEGINNING: u32 = 96;
 
-/// Replaces a packet by the answer in the scratch, or with `onward` by the reset that goes on, with a frame of `length`
+/// Replaces a packet by the answer in the scratch, or with `onward` by the forwarded reset, with a frame of `length`
 /// bytes; 0 on failure.
 ///
 /// The packet may leave its checksum to the card (`CHECKSUM_PARTIAL`), which would write it into the answer. The kernel
-/// gives that up if the start of the summed bytes is removed (`skb_postpull_rcsum`). So the beginning of the packet,
-/// which contains that start or else cannot be cut to this length (`__bpf_skb_min_len`), is removed, and the answer is
-/// written behind it.
+/// discards the pending checksum if the start of the summed bytes is removed (`skb_postpull_rcsum`). So the beginning
+/// of the packet, which contains that start or else cannot be cut to this length (`__bpf_skb_min_len`), is removed, and
+/// the answer is written after it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32, onward: u32) -> u32 {
@@ -531,7 +531,7 @@ extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32, onward: u32) -> 
     }
     let gone = (BEGINNING as i32).wrapping_neg();
     let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
-    // SAFETY: the program's context, and a letter with so many bytes.
+    // SAFETY: the program's context, and a letter of that length.
     unsafe {
         if bpf_skb_change_tail(skb, BEGINNING, 0) != 0
             || bpf_skb_change_tail(skb, BEGINNING + length, 0) != 0
@@ -547,7 +547,7 @@ extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32, onward: u32) -> 
     }
 }
 
-/// Defines the functions that write answers of a direction, and the resets that go on.
+/// Defines the functions that write answers of a direction, and the forwarded resets.
 macro_rules! composing {
     ($direction:ty, $four:ident, $six:ident, $cut4:ident, $cut6:ident) => {
         #[unsafe(no_mangle)]

@@ -127,7 +127,7 @@ const fn is_drop(reason: u32) -> bool {
 enum HeaderKind {
     /// Neither kind, or a datagram of other ports.
     Other,
-    /// A segment of another port of the other side than DNS; the pod's port.
+    /// A segment whose remote port is not that of DNS; the pod's port.
     Elsewhere(u16),
     /// A segment, or not known.
     Segment,
@@ -149,7 +149,7 @@ impl HeaderKind {
     }
 }
 
-/// Looks at a packet's headers, if they can be read in place. No pod may hide a segment to a resolver, so behind tags,
+/// Looks at a packet's headers, if they can be read in place. No pod may hide a segment to a resolver, so after tags,
 /// options and extension headers, any protocol counts as TCP.
 #[inline(always)]
 fn look<D: PodDirection>(skb: *mut __sk_buff) -> HeaderKind {

@@ -264,7 +264,7 @@ impl<const DEFERS: bool, const CLAIMS: bool> Memory for Maps<DEFERS, CLAIMS> {
 #[inline(never)]
 extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
     let maps = Maps::new();
-    // Ordered behind the address: a caller that orders the address behind the revision orders this read too.
+    // Ordered after the address: a caller that orders the address after the revision orders this read too.
     let settings = order::after_load(maps::SETTINGS.get(), first);
     // SAFETY: map memory; the agent changes this field while the program runs.
     let root = unsafe { (&raw const (*settings).ipv6_blocks_root).read_volatile() };

@@ -14,7 +14,7 @@ use netpold_ebpf::{
 
 use crate::{drops, packet::InPlace, tables::hide, watch};
 
-/// Type of the payload behind the link header, and its offset.
+/// Type of the payload after the link header, and its offset.
 pub(crate) type Link = Result<(u16, u32), Reason>;
 
 /// First buffer of a frame, read in place. Unusual frames pass on to the pod's hook.

@@ -86,7 +86,7 @@ impl Builder<'_> {
         self.finish(direction_policy)
     }
 
-    /// A direction policy that isolates and allows only the own node for egress, which no NetworkPolicy can deny.
+    /// A direction policy that isolates and allows only this node for egress, which no NetworkPolicy can deny.
     pub(crate) fn closed(&mut self, direction: Direction) -> Arc<DirectionPolicy> {
         match direction {
             Direction::Ingress => DirectionPolicy::nothing(),
@@ -94,7 +94,7 @@ impl Builder<'_> {
         }
     }
 
-    /// A direction policy that isolates and allows only the own node.
+    /// A direction policy that isolates and allows only this node.
     pub(crate) fn own_node(&mut self) -> Arc<DirectionPolicy> {
         let mut direction_policy = DirectionPolicy::default();
         direction_policy
@@ -127,7 +127,7 @@ impl Builder<'_> {
     fn add_tiers(&mut self, draft: &mut Draft<'_>) -> Vec<TierRule> {
         let BuilderInput { direction, isolated, tiers, labelled, .. } = *draft.source;
         let (mut rules, mut groups) = (Vec::<TierRule>::new(), Vec::new());
-        // Index behind the last rule of the last group.
+        // Index after the last rule of the last group.
         let mut grouped = 0;
         for policy in tiers.iter().filter(|it| !(isolated && it.tier == Tier::Baseline)) {
             let selects = labelled || policy.subject.pods.requirements.is_empty();

@@ -1,7 +1,7 @@
-//! Namespaces to charge for a compilation of everything that a full table made necessary.
+//! Namespaces to charge for a full compilation that a full table caused.
 //!
 //! The cause is growth: of a table that was full before, the namespaces that use more of it than at that time, or after
-//! the last compilation of everything that had room. Combinations that such a compilation opens again are no growth. Where
+//! the last full compilation that had room. Combinations that such a compilation opens again are not growth. Where
 //! nothing is known of the table, or nobody grew, the cause is the edits of the refused update.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ struct Use {
     kept: usize,
 }
 
-/// Causes of compilations of everything.
+/// Causes of full compilations.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Causes {
     /// Use of each table that was full, by namespace, to compare with.
@@ -49,7 +49,8 @@ impl Causes {
         self.edited.clear();
     }
 
-    /// Records compiled units; 0 are those of ClusterNetworkPolicies alone, which nobody is charged for.
+    /// Records compiled units. Units of ClusterNetworkPolicies alone count as 0, because no namespace is charged for
+    /// them.
     pub(super) fn edit(&mut self, namespace: &str, units: u64) {
         if units == 0 {
             return;
@@ -62,7 +63,7 @@ impl Causes {
         self.refused = std::mem::take(&mut self.edited);
     }
 
-    /// Records that larger tables take the refused update, which nobody is charged for.
+    /// Records that larger tables take the refused update, for which no namespace is charged.
     pub(super) fn forgive(&mut self) {
         self.refused.clear();
     }
@@ -98,8 +99,8 @@ impl Causes {
         self.known.keys().copied().collect()
     }
 
-    /// Records the use of a table after a compilation of everything that had room. Closed combinations of a namespace
-    /// count as much as they did when they were closed.
+    /// Records the use of a table after a full compilation that had room. Closed combinations of a namespace count as
+    /// much as they did when they were closed.
     pub(super) fn compiled(
         &mut self,
         table: Table,

@@ -14,8 +14,9 @@ use crate::model::{Action, DomainName, Tier};
 use crate::ports::AllowedPorts;
 use crate::ports::blocks::BlockMap;
 
-/// The union of all rules of a direction. Equal rules give equal values, whichever policies they come from. An address
-/// is allowed the union of the grants to `everyone`, to its peer sets and to the blocks that contain it.
+/// The union of all rules of a direction. Equal rules give equal values, regardless of the policies that they come
+/// from. An address is allowed the union of the grants to `everyone`, to its peer sets and to the blocks that contain
+/// it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectionPolicy {
     /// Hash of all other fields, so that a large direction policy is looked up as fast as a small one.
@@ -77,7 +78,7 @@ impl DirectionPolicy {
         Arc::new(Self::default())
     }
 
-    /// Whether it is the direction policy of closed combinations: it allows nothing but the own node.
+    /// Whether it is the direction policy of closed combinations: it allows nothing but this node.
     pub(crate) fn is_closed(&self) -> bool {
         self.everyone.is_none()
             && self.peers.keys().all(|id| *id == OWN_NODE)

@@ -149,7 +149,7 @@ impl Evaluator<'_> {
     /// Adds the ports of service targets with some allowed backend, or, if `elsewhere`, with at least one backend and
     /// all of them allowed. Removes ports of which a tier denies all backends (if `elsewhere`: any backend), even if
     /// the address itself is allowed: a denied pod must not be reachable by another address. Service targets matter for
-    /// egress only, as does the own node.
+    /// egress only, as does this node.
     fn add_targets(
         &mut self,
         direction_policy: &DirectionPolicy,

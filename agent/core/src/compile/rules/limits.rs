@@ -7,8 +7,8 @@
 //! ([`crate::compile::consumption`]). A closed combination isolates the pods that it selects and allows nothing.
 //!
 //! Combinations left out are opened by a compiler that starts over, so that no update has to find out whether they fit.
-//! Once [`Limits::defer`] was called, this is another compiler's work. A namespace in debt that has everything compiled
-//! again is barred: all its combinations are closed until another compiler starts over after its debt.
+//! Once [`Limits::defer`] was called, this is another compiler's work. A namespace in debt that causes another full
+//! compilation is barred: all its combinations are closed until another compiler starts over after its debt.
 //!
 //! A third limit bounds the time of an update. Once [`Limits::defer`] was called, a large combination is not compiled
 //! here, nor are further ones once a namespace used up its share of the update. They wait for another compiler
@@ -25,8 +25,8 @@ use crate::compile::rules::causes::{Causes, Closing};
 use crate::model::{Direction, Labels, NamedPort, Pod};
 use crate::ops::Table;
 
-/// Combinations up to which those of barred namespaces are recorded, for reports. Each change of a pod's labels may make
-/// another one.
+/// Number of closed combinations up to which those of barred namespaces are recorded, for reports. Each change of a
+/// pod's labels may create another one.
 const BARRED_COMBINATIONS: usize = 1024;
 
 /// A combination of policies that is not in force as last edited, because it is large and left to another compiler.
@@ -56,11 +56,11 @@ pub(crate) struct Limits {
     postponed: BTreeSet<String>,
     /// Namespaces of which all combinations are closed, with the table that they filled again while in debt.
     barred: BTreeMap<String, Table>,
-    /// Namespaces to charge for compilations of everything.
+    /// Namespaces to charge for full compilations.
     causes: Causes,
     /// Set while large combinations are deferred; in these namespaces everything beyond modest size is.
     deferring: Option<BTreeSet<String>>,
-    /// Nothing is deferred for now.
+    /// Whether deferral is suspended.
     is_suspended: bool,
     /// Units compiled in this update, by namespace.
     admitted: BTreeMap<String, u64>,
@@ -120,7 +120,7 @@ impl Limits {
         std::mem::replace(&mut self.deferring, deferring)
     }
 
-    /// Defers nothing (true), or as before (false).
+    /// Suspends (true) or resumes (false) deferral.
     pub(crate) fn suspend(&mut self, is_suspended: bool) {
         self.is_suspended = is_suspended;
     }
@@ -165,9 +165,9 @@ impl Limits {
         self.causes.forgive();
     }
 
-    /// Takes the namespaces to charge for compilations of everything since the last call, with their shares. Bars a
-    /// namespace that caused one while in debt by edits of an eighth of the table, and returns it too. `full`: the table
-    /// that refused the update, and its size.
+    /// Takes the namespaces to charge for full compilations since the last call, with their shares. Bars a namespace
+    /// that caused one while in debt by edits of an eighth of the table, and returns it too. `full`: the table that
+    /// refused the update, and its size.
     pub(crate) fn take_causes(
         &mut self,
         full: Option<(Table, u32)>,
@@ -221,8 +221,9 @@ impl Limits {
         before.unwrap_or_default() != closed
     }
 
-    /// Forgets combinations left out without their policies. If a namespace with combinations left out changed, clears
-    /// `left_out`, or leaves it to another compiler to find room. Returns the namespaces of the cleared combinations.
+    /// Forgets left-out combinations with a policy that no longer exists. If a namespace with combinations left out
+    /// changed, clears `left_out`, or leaves it to another compiler to find room. Returns the namespaces of the cleared
+    /// combinations.
     pub(crate) fn reconsider(
         &mut self,
         cluster: &Cluster,
@@ -285,7 +286,7 @@ impl Limits {
         self.causes.tables()
     }
 
-    /// Records the elements of a table in use by namespace, after a compilation of everything.
+    /// Records the elements of a table in use by namespace, after a full compilation.
     pub(crate) fn compiled(&mut self, table: Table, uses: &BTreeMap<String, usize>) {
         let closed: BTreeSet<&str> = self.left_out.keys().map(Combination::namespace).collect();
         self.causes.compiled(table, uses, |name| closed.contains(name));

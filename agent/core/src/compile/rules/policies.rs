@@ -169,16 +169,16 @@ impl DirectionPolicies {
         Some((direction_policy, None))
     }
 
-    /// The direction policy that a pod keeps until its policies are compiled. If only policies changed, its present
-    /// one. After other changes, one built from the same policies before an edit, for this pod or for a pod with the
-    /// same ports and Services.
+    /// The direction policy that a pod keeps until its policies are compiled: its present one if only policies changed;
+    /// otherwise one built from the same policies before an edit, for this pod or for a pod with the same ports and
+    /// Services.
     fn former(
         &self,
         made: &DirectionPolicyInput,
         before: Option<Before<'_>>,
     ) -> Option<Arc<DirectionPolicy>> {
         let of = combination(made.direction, &made.policies);
-        // The pod's own one first, then the newest.
+        // The pod's own direction policy first, then the newest.
         let rank = |(other, direction_policy): &(&DirectionPolicyInput, &Arc<DirectionPolicy>)| {
             let own = before.filter(|own| Arc::ptr_eq(own.direction_policy, direction_policy));
             let same = || {
@@ -278,8 +278,8 @@ fn combination(direction: Direction, policies: &[Arc<Policy>]) -> Combination {
     Combination { direction, policies }
 }
 
-/// The service targets with a pod itself as backend: those through which it may reach itself, whatever NetworkPolicies
-/// contain, and those through which tiers deny it.
+/// The service targets with a pod itself as backend: those through which it may reach itself, regardless of
+/// NetworkPolicies, and those through which tiers deny it.
 fn served(
     cluster: &Cluster,
     (pod, labelled): (&Pod, bool),

@@ -92,7 +92,7 @@ impl BlockGroups {
         }
     }
 
-    /// Divides again the address space of direction policies that came or went. Returns the places with a changed
+    /// Divides the address space of added and removed direction policies again. Returns the places with a changed
     /// group, in order; `None` for places that ended.
     pub(crate) fn settle(&mut self) -> Vec<(Prefix, Option<SetId>)> {
         let (acquired, released) =

@@ -17,8 +17,8 @@ use crate::compile::slots::SlotAllocator;
 /// Bits of a class word that are not part of the number.
 const FLAGS: ClassId = CLASS_TRANSLATED | CLASS_SERVICE;
 
-/// [`CLASS_TRANSLATED`] for memberships of addresses to which packets may be translated: the own node's (node ports)
-/// and those with service targets. Plus [`CLASS_SERVICE`] for cluster addresses of Services.
+/// [`CLASS_TRANSLATED`] for memberships of addresses to which packets may be translated: this node's (node ports) and
+/// those with service targets. Plus [`CLASS_SERVICE`] for cluster addresses of Services.
 fn translated(membership: &[SetId]) -> ClassId {
     let own_node = membership.first() == Some(&OWN_NODE);
     match membership.last() {

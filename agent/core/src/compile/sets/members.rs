@@ -1,4 +1,4 @@
-//! Finds the peer sets of an address by its owner: a pod, a node or the own node.
+//! Finds the peer sets of an address by its owner: a pod, a node or this node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

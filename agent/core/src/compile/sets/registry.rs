@@ -35,7 +35,7 @@ struct Name {
 }
 
 impl Registry {
-    /// The number of a peer set; [`Registry::sweep`] drops it unless it is acquired before.
+    /// The number of a peer set; [`Registry::sweep`] drops it unless it is acquired first.
     pub(crate) fn intern(&mut self, peer_set: PeerSet) -> SetId {
         if let Some(id) = self.ids.get(&peer_set) {
             return *id;

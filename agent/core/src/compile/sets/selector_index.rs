@@ -1,4 +1,4 @@
-//! Index of pod selectors by required label: a pod is compared only with selectors that one of its labels leads to.
+//! Index of pod selectors by required label: a pod is compared only with selectors found by one of its labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -171,7 +171,7 @@ impl SelectorIndex {
     }
 }
 
-/// `In` requirements: keys with the values of which a pod must have one.
+/// `In` requirements: each key with its values, one of which a pod must have.
 fn required(selector: &Selector) -> impl Iterator<Item = (&str, &[String])> {
     selector.requirements.iter().filter_map(|requirement| {
         if let Requirement::In(key, values) = requirement {

@@ -65,7 +65,8 @@ pub(super) struct Settling<'a> {
 }
 
 impl Settling<'_> {
-    /// Assigns a class to every address, to those of Services and nodes last. Returns the settled prefixes in order.
+    /// Assigns a class to every address; Services' and nodes' addresses come last. Returns the settled prefixes in
+    /// order.
     pub(super) fn settle(
         &mut self,
         dirty: &Dirty,
@@ -128,7 +129,7 @@ impl Settling<'_> {
             return work;
         }
         work.services.clone_from(&dirty.services);
-        // The address may have become, or ceased to be, the own node's.
+        // The address may have become, or ceased to be, this node's.
         let translated = |a: &&IpAddr| services.is_node(**a) || !services.at(**a).is_empty();
         work.addresses.extend(dirty.addresses.iter().filter(translated));
         for hairpin in served {
@@ -229,7 +230,7 @@ impl Settling<'_> {
         }
     }
 
-    /// Peer sets of an address as a Service's or a node's, sorted. The own node's addresses need none: everything is
+    /// Peer sets of an address as a Service's or a node's, sorted. This node's addresses need none: everything is
     /// allowed there.
     fn targets_of(
         &mut self,
@@ -268,8 +269,8 @@ impl Settling<'_> {
         peer_sets
     }
 
-    /// Peer set of an address that may lead a pod back to itself, while Services have no other effect: service targets
-    /// without content, which allow nothing but have packets marked.
+    /// Peer set of an address that may lead a pod back to itself, while Services have no other effect: an empty service
+    /// target, which allows nothing and only causes packets to be marked.
     fn leads_back(&mut self, address: IpAddr) -> Vec<SetId> {
         let services = &self.cluster.translation;
         let backed = |service: &Arc<Service>| self.services.backed.contains(&service.key);

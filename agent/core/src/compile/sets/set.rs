@@ -1,5 +1,5 @@
 //! Sets of addresses in the rules in use, and their numbers. Flag bits of a number encode the kind of set and the order
-//! within a [`Membership`]: the own node first, service targets last.
+//! within a [`Membership`]: this node first, service targets last.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub(crate) fn is_cluster_address(id: SetId) -> bool {
 /// A set of addresses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum PeerSet {
-    /// The own node's addresses.
+    /// This node's addresses.
     OwnNode,
     /// Addresses of the pods of one namespace that match a selector.
     PodsIn(String, Selector),

@@ -40,7 +40,8 @@ pub(crate) struct Live {
     pub(crate) observes: bool,
     /// Hardware address of the veth's peer in the pod; `None` if unknown.
     pub(crate) station: Option<[u8; 6]>,
-    /// The pod opts out of the source check in a namespace that is not exempt.
+    /// Whether the pod asks to opt out of the source check in a namespace that is not exempt; the request has no
+    /// effect.
     pub(crate) unheard: bool,
     /// A secondary interface of a pod, or the interface of an unknown pod: gives its slot to a primary interface.
     gives_way: bool,
@@ -111,10 +112,10 @@ pub(crate) struct Endpoints {
     numbers: Numbers,
     slots: BTreeSet<u32>,
     /// Slots of an earlier agent, of another compiler or of emptied tables, by interface index. Marks of packets
-    /// contain the slot of the sender, and programs of two generations read them at each other's side: with other slots,
-    /// the sender would be another pod for them.
+    /// contain the slot of the sender, and programs of two generations read each other's marks: if their slots
+    /// differed, a mark would identify another pod.
     reserved: BTreeMap<u32, u32>,
-    /// Slots given up for reserved ones, in tables that no packet is judged by yet.
+    /// Slots given up for reserved ones, in tables not yet used for packets.
     given_up: BTreeSet<u32>,
     /// Endpoints without a free slot.
     pub(crate) unplaced: BTreeSet<u32>,
@@ -144,8 +145,8 @@ impl Endpoints {
         }
     }
 
-    /// Before the first update: marks the present interfaces as familiar, except those that an earlier agent denied, had
-    /// for a pod's, or did not know.
+    /// Before the first update: marks the present interfaces as familiar, except those that an earlier agent denied,
+    /// had assigned to a pod, or did not know.
     pub(crate) fn begin(&mut self, cluster: &Cluster) {
         if self.familiar.is_some() {
             return;
@@ -158,7 +159,7 @@ impl Endpoints {
         self.familiar = Some(there.map(|i| (i.index, i.incarnation)).collect());
     }
 
-    /// The endpoint of an interface with an unknown pod: only the own node may reach it and be reached.
+    /// The endpoint of an interface with an unknown pod: only traffic from and to its own node is allowed.
     fn waiting(
         &mut self,
         interface: &Interface,
@@ -259,7 +260,7 @@ impl Endpoints {
         };
         let before = self.live.get(&interface.index).filter(|live| live.identity == identity);
         let addresses = Addresses::of(&cluster.addresses_at(interface));
-        // Judging by some of its addresses would be wrong for the others.
+        // Rules for some of its addresses would be wrong for the others.
         let before = (before.map(|live| &live.rules), addresses.crowded);
         let subject = (&**pod, !is(Standing::Unlabelled));
         let rules = PodRules::of(subject, before, cluster, rules, registry);
@@ -326,7 +327,7 @@ impl Endpoints {
         self.live.iter().filter_map(|(ifindex, live)| Some((*ifindex, live.record?.0)))
     }
 
-    /// Takes over the numbers and slots that another compiler has given. No packet may be judged by the tables yet:
+    /// Takes over the numbers and slots that another compiler has given. The tables must not be in use for packets yet:
     /// endpoints in other slots move at the next update.
     pub(crate) fn take_over(&mut self, given: Given) {
         for (ifindex, live) in &mut self.live {
@@ -349,7 +350,7 @@ impl Endpoints {
         self.live.values().flat_map(|live| &live.backs).cloned().collect()
     }
 
-    /// Numbers of all endpoints, and those reserved for endpoints to come. Any other number is never used again.
+    /// Numbers of all endpoints, and those reserved for future endpoints. Any other number is never used again.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> {
         let live = self.live.values().map(|live| live.id);
         live.chain(self.numbers.put_by())
@@ -425,7 +426,7 @@ impl Endpoints {
         let desired = live.desired(ifindex, rows, Some(&installed));
         let another = desired.id != installed.id;
         if another && desired.rows != installed.rows {
-            // The new pod is already there and must not run under the rows of the old one.
+            // The new pod already runs and must not be judged by the rows of the old one.
             ops.push(Op::EndpointRows(slot, desired.rows));
         }
         let now = if another { desired.rows } else { installed.rows };

@@ -13,7 +13,7 @@ use crate::compile::slots::SlotAllocator;
 use crate::ops::Op;
 use crate::prefix::{IpFamily, Prefix, PrefixMap};
 
-/// The trie as in the tables.
+/// The trie as installed in the tables.
 #[derive(Debug)]
 pub(crate) struct Ipv4Trie {
     pub(crate) slots: SlotAllocator,
@@ -234,7 +234,7 @@ fn pointer(word: u32) -> Option<u32> {
 /// Number of /16s from which all outlines are computed at once.
 const OUTLINED: usize = 1024;
 
-/// Outline of every /16: its class by prefixes of up to 16 bits, and whether there are no longer ones.
+/// Outline of every /16: its class by prefixes of up to 16 bits, and whether it contains no prefix longer than 16 bits.
 struct Outlines {
     classes: Vec<ClassId>,
     is_plain: Vec<bool>,

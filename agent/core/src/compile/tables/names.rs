@@ -78,7 +78,7 @@ impl Names {
         }
     }
 
-    /// Trusts these resolvers and no others, and those with `true` over TCP, too; none while no row has names.
+    /// Trusts exactly these resolvers, those with `true` also over TCP; none while no row has names.
     pub(crate) fn trust(&mut self, resolvers: BTreeMap<IpAddr, bool>, ops: &mut Vec<Op>) {
         let wanted = if self.lists.is_empty() { BTreeMap::new() } else { resolvers };
         let gone = self.resolvers.keys().filter(|address| !wanted.contains_key(address));

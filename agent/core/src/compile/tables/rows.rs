@@ -17,7 +17,7 @@ use crate::ports::AllowedPorts;
 /// Block index of classes below 256.
 const FIRST: u8 = 0;
 
-/// Column of an ended class: no packet reads it, whatever the table contains there.
+/// Column of an ended class: no packet reads it, so its content in the table does not matter.
 const STALE: u32 = u32::MAX;
 
 /// Row numbers of an endpoint for ingress and egress.

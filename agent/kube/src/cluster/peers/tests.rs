@@ -1,4 +1,4 @@
-//! Origins of pods over time. A moment is a number of seconds.
+//! Origins of pods over time. Times are numbers of seconds.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use netpold_testkit::objects;
 use super::*;
 use crate::cluster::outage::{Following, Member};
 
-/// Number of the kind of pods at the hub.
+/// Index of the kind of pods at the hub.
 const PODS: usize = 3;
-/// Number of the slices.
+/// Index of the slices.
 const SLICES: usize = 7;
 
 struct World {
@@ -156,12 +156,12 @@ impl World {
             problems: None,
             version,
         };
-        // This calls for a decision at the present time, in which nothing is renewed.
+        // This causes a decision at the present time, without a renewal.
         let changes = self.peers.take_pods(update);
         self.report(changes);
     }
 
-    /// Judges by slices: one with `p`, labelled "a".
+    /// A world that uses slices: one with `p`, labelled "a".
     fn by_slices() -> Self {
         let mut world = Self::new();
         world.event(SliceEvent::Listed(vec![slice(INDEX, 1, index(&["app"]))]), 0);

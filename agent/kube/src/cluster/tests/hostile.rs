@@ -186,8 +186,8 @@ async fn a_watch_goes_on_behind_what_cannot_be_decoded() {
     assert_eq!(server.requests(" watch "), 7, "each went on without asking again");
 }
 
-/// Neither an answer without a list nor a truncated one is an empty list: any object may exist.
-/// The objects before the break are known already, so the next list is no news about them.
+/// Neither an answer without a list nor a truncated one is an empty list: any object may exist. The objects before the
+/// break are known already, so the next list reports no changes of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_list_that_breaks_off_loses_no_object() {
     let server = Server::start(|resource, query, before| match (resource, before) {

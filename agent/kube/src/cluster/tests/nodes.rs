@@ -1,10 +1,10 @@
-//! The own node is followed until policy depends on others; nothing is judged without them from then on.
+//! This node is followed until policy depends on others; nothing is judged without them from then on.
 
 use netpold_core::model::Node as ClusterNode;
 
 use super::*;
 
-/// Selector of the requests for the own node.
+/// Selector of the requests for this node.
 const OWN: &str = "fieldSelector=metadata.name%3Dn";
 
 /// A ClusterNetworkPolicy that denies traffic to nodes.

@@ -160,7 +160,7 @@ fn backends_are_read_as_the_nodes_proxy_reads_them() {
     assert!(problems.is_empty(), "{problems:?}");
 }
 
-/// kube-proxy's informers exclude both labels, whatever their value.
+/// kube-proxy's informers exclude both labels, regardless of their value.
 #[test]
 fn what_the_nodes_proxy_does_not_serve() {
     for label in ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"] {

@@ -1,4 +1,4 @@
-//! Values are written in every style of YAML, and read back.
+//! Tests: values written in every style of YAML are read back unchanged.
 #![expect(clippy::wildcard_enum_match_arm, reason = "of the many kinds, the ones this is about")]
 
 use proptest::collection::{btree_map, vec};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 
 use super::*;
 
-/// Values that are difficult in more than one style.
+/// Texts that are difficult in more than one style.
 const TEXTS: [&str; 30] = [
     "",
     " ",

@@ -195,7 +195,7 @@ fn a_policy_that_is_not_understood_isolates() {
     }
 }
 
-/// Policies that the API server will name are in force, each one, and void nothing else of the file.
+/// Policies with `generateName` are all in force, and do not invalidate other objects of the file.
 #[test]
 fn objects_with_a_generated_name_are_in_force() {
     let named = |prefix: &str, app: &str| {
@@ -213,13 +213,13 @@ fn objects_with_a_generated_name_are_in_force() {
         let Change::Policy(policy) = object(&content, key) else { panic!() };
         assert_eq!(policy.ingress, Some(Vec::new()));
     }
-    // One that cannot be decoded closes its pods, as any other.
+    // A policy that cannot be decoded closes its pods, like any other.
     let content = read_settled("f", &named("web-", "a").replace("[]", "many"), "x");
     assert_eq!(content.unread, []);
     assert!(content.objects.values().all(|object| !object.understood));
 }
 
-/// A document that may isolate any pod keeps the file from being known.
+/// A document that may isolate any pod prevents the file from counting as known.
 #[test]
 fn what_is_no_object_is_unread() {
     let text =
@@ -240,7 +240,7 @@ fn what_is_no_object_is_unread() {
     );
     assert!(problems[2].starts_with("f:5: ") || problems[2].starts_with("f:6: "), "{problems:?}");
     assert!(problems[2].ends_with(" (nothing of it is in effect)"), "{problems:?}");
-    // As for kubectl, only the text that holds other bytes than UTF-8 is wrong.
+    // As in kubectl, bytes other than UTF-8 affect only the text that contains them.
     assert!(
         read("f", b"# \xff\napiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n", "default")
             .unread

@@ -179,7 +179,7 @@ impl<const DEFERS: bool, const CLAIMS: bool> Tables for Maps<DEFERS, CLAIMS> {
 
     #[inline(always)]
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts) {
-        // An LRU map makes room by itself. If it cannot, the later fragments drop and are counted.
+        // An LRU map evicts entries itself. If it cannot, the later fragments drop and are counted.
         if let Some(key) = place_key(key) {
             // SAFETY: this CPU's own key.
             let _ = maps::FRAGMENTS.insert(unsafe { &*key }, ports, 0);
@@ -199,7 +199,7 @@ fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
     }
 }
 
-/// Flag beside the number of a reason: [`netpold_record`] is to be called.
+/// Flag added to the number of a reason: [`netpold_record`] is to be called.
 pub(crate) const PENDING: u32 = 1 << 9;
 
 /// Inserts the flow that the judging function left. Returns the number of the reason to drop its packet, if there is

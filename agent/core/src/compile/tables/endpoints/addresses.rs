@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
 
-/// Most addresses of a family in a record: half of the slots, so that an update can write new addresses before the
-/// former ones become invalid.
+/// Maximum number of addresses of a family in a record: half of the slots, so that an update can write new addresses
+/// before the former ones become invalid.
 const MOST: usize = ENDPOINT_ADDRS / 2;
 
 /// Addresses of a pod, up to the number that a record can hold.

@@ -1,7 +1,7 @@
 //! Numbers of endpoints. Conntrack entries contain them, so a number is never reused for another endpoint.
 //!
-//! Numbers that are equal modulo [`DOUBT_BLOCKS`] share doubts about connections to resolvers, so the remainders are spread
-//! evenly over the endpoints in use: up to as many pods share none.
+//! Numbers that are equal modulo [`DOUBT_BLOCKS`] share doubts about connections to resolvers, so the remainders are
+//! spread evenly over the endpoints in use: up to that number of pods share no doubts.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) struct Identity {
     pub(crate) incarnation: u64,
 }
 
-/// The next number, and numbers reserved for endpoints to come.
+/// The next number, and numbers reserved for future endpoints.
 #[derive(Clone, Debug)]
 pub(super) struct Numbers {
     next: u32,
@@ -102,7 +102,7 @@ mod tests {
         numbers.keep(1, of(7), 21);
         assert_eq!(numbers.put_by().collect::<Vec<_>>(), [21]);
         assert_eq!(take(&mut numbers, 2), 22, "another interface");
-        assert_eq!(take(&mut numbers, 1), 21, "what was put by");
+        assert_eq!(take(&mut numbers, 1), 21, "the reserved number");
     }
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
         let mut numbers = Numbers::new(&Options::default());
         let of = |uid_hash| Identity { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
         let mut live: Vec<u32> = Vec::new();
-        // Pods come and go: every third of them stays.
+        // Pods start and end: every third one stays.
         for pod in 0..3 * u64::from(DOUBT_BLOCKS) {
             let id = numbers.take(pod as u32, &of(pod), live.iter().copied(), None);
             assert!(!live.contains(&id));

@@ -23,7 +23,7 @@ pub(crate) struct PodRules {
 }
 
 impl PodRules {
-    /// Rules for an interface with an unknown pod: only the own node is allowed.
+    /// Rules for an interface with an unknown pod: only this node is allowed.
     pub(super) fn waiting(rules: &mut Rules, registry: &mut Registry) -> Self {
         let policies = [Some(DirectionPolicy::nothing()), Some(rules.own_node(registry))];
         Self { policies, ..Self::default() }
