@@ -302,10 +302,9 @@ impl Index {
 
     /// Returns the existing nodes with a silent agent, with the renewal time of its last report.
     pub(super) fn silent_nodes(&self) -> SilentNodes {
-        let silent = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.exists.is_some() && matches!(node.agent, AgentPresence::Silent));
+        let silent = self.nodes.iter().filter(|(_, node)| {
+            node.exists.is_some() && matches!(node.agent, AgentPresence::Silent)
+        });
         let of = |(name, node): (&Arc<str>, &Node)| {
             Some((Arc::clone(name), node.report.as_ref()?.renewed))
         };
