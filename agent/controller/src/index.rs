@@ -305,7 +305,7 @@ impl Index {
         let silent = self.nodes.iter().filter(|(_, node)| {
             node.exists.is_some() && matches!(node.agent, AgentPresence::Silent)
         });
-        let of = |(name, node): (&Arc<str>, &Node)| {
+        let of = |(name, node): (&Arc<str>, &NodeState)| {
             Some((Arc::clone(name), node.report.as_ref()?.renewed))
         };
         silent.filter_map(of).collect()
