@@ -127,8 +127,8 @@ impl HeldPolicies {
         self.enforce(now, REDUCED_AFTER)
     }
 
-    /// Sets the names of slices, from which names may have been removed at any time before; returns the changes that come
-    /// into force by them.
+    /// Sets the names of slices, from which names may have been removed at any time before; returns the changes that
+    /// come into force by them.
     pub fn set_other_names(&mut self, names: KnownNames, now: Duration) -> Vec<Change> {
         self.names = names;
         self.enforce(now, Duration::ZERO)
