@@ -58,7 +58,7 @@ pub enum Reason {
     Flooded = 21,
     /// No verdict: the packet needs the slow path. Never leaves the programs.
     Deferred = 22,
-    /// Drops: the packet came by an interface unknown to the agent, or from a device of another namespace on top of
+    /// Drops: the packet arrived by an interface unknown to the agent, or from a device of another namespace on top of
     /// this one, and no program has judged it: see [`crate::judge::proof`].
     UnknownDevice = 23,
 }

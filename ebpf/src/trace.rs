@@ -79,7 +79,7 @@ pub const fn packet(event: &DropEvent) -> u64 {
         | (event.length as u64) << 32
 }
 
-/// Highest number of clauses in a filter.
+/// Maximum number of clauses in a filter.
 pub const CLAUSES: usize = 16;
 
 /// Clause of a filter, about a packet's other side; 0 in a field admits any value.
@@ -118,7 +118,7 @@ pub struct TraceFilter {
     pub clauses: [Clause; CLAUSES],
 }
 
-/// Highest number of recorded steps of a packet.
+/// Maximum number of recorded steps of a packet.
 pub const STEPS: usize = 24;
 
 /// A CPU's record of the packet that it judges.

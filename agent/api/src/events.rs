@@ -23,7 +23,7 @@ pub enum TrafficVerdict {
 pub struct LostEvents {
     /// Drops without an event of the kernel, because of its rate limit.
     pub kernel: u64,
-    /// Flows, new or audited, not reported one by one: above the per-sweep limit, or closed before the sweep.
+    /// Flows, new or audited, not reported individually: above the per-sweep limit, or closed before the sweep.
     pub flows: u64,
     /// Events displaced from the record before the observer read them.
     pub slow: u64,

@@ -298,7 +298,7 @@ impl Dataplane {
         }
     }
 
-    /// Sets the interfaces that may hand on packets without the proof; all others may not, once all programs are
+    /// Sets the interfaces that may forward packets without the proof; all others may not, once all programs are
     /// attached.
     pub fn devices_are(&mut self, devices: BTreeSet<u32>) {
         let ActiveGeneration { settings, generation, .. } = &mut self.active;
@@ -366,7 +366,7 @@ impl Dataplane {
         uplinks + self.pod_xdp.reconcile_lost(&self.hooks.pods(), generation)
     }
 
-    /// Restores pins that another process removed, and the pin root if need be. Links follow with
+    /// Restores pins that another process removed, and the pin root if necessary. Links follow with
     /// [`Dataplane::missing`]. Returns the number of restored maps.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ pub enum TableError {
 /// The array map `name` of a loaded object.
 ///
 /// # Errors
-/// The map is missing or no array.
+/// The map is missing, or not an array.
 pub(super) fn array<'a>(bpf: &'a Ebpf, name: &'static str) -> Result<&'a MapData, TableError> {
     match bpf.map(name) {
         Some(Map::Array(data)) => Ok(data),

@@ -20,7 +20,7 @@ pub struct Shown<'p> {
     pub direction: Direction,
     /// Interface index of the pod.
     pub ifindex: u32,
-    /// Interface that the packet came by; 0: the node sends it.
+    /// Interface that the packet arrived by; 0: the node sends it.
     pub came_by: u32,
     /// The packet.
     pub frame: &'p [u8],

@@ -38,7 +38,7 @@ pub(super) struct ActiveSettings {
     written: Option<Settings>,
     /// Socket of [`ActiveSettings::agent_port`].
     agent: Option<UdpSocket>,
-    /// Interfaces that may hand on packets without the proof.
+    /// Interfaces that may forward packets without the proof.
     devices: Devices,
 }
 
@@ -177,7 +177,7 @@ impl ActiveSettings {
         self.devices.wanted.is_some().into()
     }
 
-    /// Sets the interfaces that may hand on packets without the proof, and writes them to the programs at once.
+    /// Sets the interfaces that may forward packets without the proof, and writes them to the programs at once.
     pub(super) fn devices_are(
         &mut self,
         devices: BTreeSet<u32>,
@@ -202,7 +202,7 @@ impl ActiveSettings {
         });
     }
 
-    /// Interfaces that may hand on packets, but have no place in the table.
+    /// Interfaces that may forward packets, but have no place in the table.
     pub(super) fn devices_left(&self) -> impl Iterator<Item = u32> {
         self.devices.left.iter().copied()
     }

@@ -1,5 +1,5 @@
 //! Access of questions to the engine, which delays no update: one question at a time waits for the engine, and all
-//! together hold it for one part in ten of the time.
+//! together hold it for at most a tenth of the time.
 
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;

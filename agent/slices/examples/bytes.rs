@@ -1,5 +1,6 @@
-//! Bytes of slices that each agent receives: at the start, and in a rollout of 1,000 pods in 10 s, each scheduled, given
-//! an address and ready, while the old ones terminate and go. Slices are written each 300 ms, with metadata.
+//! Bytes of slices that each agent receives: at the start, and in a rollout of 1,000 pods in 10 s, each scheduled,
+//! given an address and ready, while the old ones terminate and are deleted. Slices are written each 300 ms, with
+//! metadata.
 #![expect(clippy::print_stdout, reason = "its result")]
 #![expect(clippy::unwrap_used, reason = "an example")]
 
@@ -64,7 +65,7 @@ fn rollout(title: &str, replaced: impl Fn(u32) -> (u32, u32)) {
             let old = pod(workload, number, 0);
             touched.extend(packing.set(Pod { terminating: true, ..old }).slices());
         }
-        // The old ones go a write later.
+        // The old pods are removed one write later.
         for (workload, number) in write.checked_sub(1).into_iter().flat_map(due).map(&replaced) {
             let Pod { key: Key { namespace, name }, .. } = pod(workload, number, 0);
             touched.extend(packing.remove(&Key { namespace, name }));

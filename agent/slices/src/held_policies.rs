@@ -21,7 +21,7 @@ use netpold_core::model::{Change, ClusterPolicy, Key, Peer, Policy, Rule};
 use crate::vocabulary::{NAMESPACE_NAMES, Vocabulary};
 
 /// Time after which a policy with missing names loses the grants that depend on them. The controller keeps a name in
-/// slices for longer after its end in the index.
+/// slices for longer after it has removed the name from the index.
 pub const REDUCED_AFTER: Duration = Duration::from_mins(4);
 /// Minimum age of a policy whose missing names count: names of younger policies are on their way into the slices.
 const YOUNG: Duration = Duration::from_secs(5);
@@ -120,15 +120,15 @@ impl HeldPolicies {
         comes
     }
 
-    /// Sets the names of slices by an event of a watch; returns the changes that come into force by them. Slices keep the
-    /// names that end for longer than [`REDUCED_AFTER`].
+    /// Sets the names of slices by an event of a watch; returns the changes that come into force by them. Slices keep
+    /// removed names for longer than [`REDUCED_AFTER`].
     pub fn set_names(&mut self, names: KnownNames, now: Duration) -> Vec<Change> {
         self.names = names;
         self.enforce(now, REDUCED_AFTER)
     }
 
-    /// Sets the names of slices, of which earlier ones may have ended at any time; returns the changes that come into force
-    /// by them.
+    /// Sets the names of slices, from which names may have been removed at any time before; returns the changes that
+    /// come into force by them.
     pub fn set_other_names(&mut self, names: KnownNames, now: Duration) -> Vec<Change> {
         self.names = names;
         self.enforce(now, Duration::ZERO)

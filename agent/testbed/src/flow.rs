@@ -79,9 +79,9 @@ impl TestFlow {
         Ok(Self { socket, protocol, pending: Vec::new() })
     }
 
-    /// Sends a request and returns whether its answer came in time. The kernel sends a lost TCP request again (at least
-    /// once a second where `tcp_rto_max_ms` exists), so a flow that is allowed again resumes after that time. A UDP
-    /// request is sent twice.
+    /// Sends a request and returns whether its answer arrived in time. The kernel sends a lost TCP request again (at
+    /// least once a second where `tcp_rto_max_ms` exists), so a flow that is allowed again resumes after that time. A
+    /// UDP request is sent twice.
     pub fn ping(&mut self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let request = format!("{}\n", nonce());

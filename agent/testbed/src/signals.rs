@@ -24,7 +24,7 @@ pub fn catch_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// Whether one of these signals came.
+/// Whether one of these signals arrived.
 #[must_use]
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)

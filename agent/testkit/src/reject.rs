@@ -24,7 +24,7 @@ pub struct PacketArrival {
     pub mark: u32,
     /// `skb->tc_index`.
     pub tc_index: u32,
-    /// Whether the node routes packets to the source out of the interface that the packet came by.
+    /// Whether the node routes packets to the source out of the interface that the packet arrived by.
     pub routed: bool,
 }
 

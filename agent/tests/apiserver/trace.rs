@@ -1,4 +1,4 @@
-//! `kubectl netpold trace`: the agent of the pod's node is asked, and a lost connection ends the trace.
+//! `kubectl netpold trace`: the agent of the pod's node is queried, and a lost connection ends the trace.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,4 @@
-//! The traced programs: same verdicts as the ordinary ones, and notes only about requested packets.
+//! The traced programs: same verdicts as the ordinary ones, and lines only about requested packets.
 
 use std::os::fd::AsFd;
 
@@ -20,12 +20,12 @@ fn traced() -> Option<World> {
     Some(World::of(TRACED_OBJECT, &PODS, 1024))
 }
 
-/// Starts to note packets that match the clauses.
+/// Starts a trace of packets that match the clauses.
 fn ask(world: &mut World, clauses: &[Clause]) {
     ask_for(world, clauses, u32::MAX);
 }
 
-/// Starts to note packets that match the clauses, at most `burst` per second.
+/// Starts a trace of packets that match the clauses, at most `burst` per second.
 fn ask_for(world: &mut World, clauses: &[Clause], burst: u32) {
     let mut all = TraceFilter {
         until: u32::MAX / 4,

@@ -277,7 +277,7 @@ fn readiness_says_what_is_missing() {
     );
     assert_eq!(ask(&cluster, "/livez").0, 200, "a restart would not help");
     cluster.write();
-    // The enforced state looks the same before the agent has read the objects, so the problem must go first.
+    // The enforced state looks the same before the agent has read the objects, so the problem must disappear first.
     let taken = |status: &serde_json::Value| status["problems"][0].is_null();
     cluster.agents[0].wait_for("taken in", ENFORCED, taken).unwrap();
     cluster.wait();

@@ -79,7 +79,7 @@ fn flows_without_policy_are_recorded_where_the_label_asks_for_them() {
         }
     }
 
-    // A policy takes the pod from the observed ones, and is enforced as ever.
+    // A policy removes the pod from the observed ones, and is enforced as usual.
     cluster.policy("server", isolate("server", &["Ingress"]));
     cluster.enforce();
     assert_eq!(observed(&cluster), ["client"]);

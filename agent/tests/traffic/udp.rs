@@ -22,8 +22,8 @@ pub(crate) fn receive(socket: &UdpSocket) -> Option<(Vec<u8>, SocketAddr)> {
 
 /// Sends a question from a connected socket and returns the answer.
 ///
-/// The question is sent once more where no answer came and a processor's backlog dropped packets meanwhile: floods of
-/// other tests fill the backlogs of all namespaces.
+/// The question is sent once more where no answer arrived and a processor's backlog dropped packets meanwhile: floods
+/// of other tests fill the backlogs of all namespaces.
 pub(crate) fn exchange(socket: &UdpSocket, question: &[u8]) -> Option<Vec<u8>> {
     let before = backlog_drops().unwrap();
     let attempt = || {

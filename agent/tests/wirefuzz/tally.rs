@@ -98,12 +98,12 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "trait: packets sent, frames of them that arrived and may")?;
+        writeln!(f, "trait: packets sent, allowed frames of them that arrived")?;
         for (of, name) in ALL {
             let [sent, allowed] = self.traits.get(&of).copied().unwrap_or_default();
             writeln!(f, "  {name:16} {sent:9} {allowed:9}")?;
         }
-        writeln!(f, "way: frames that arrived by it and may")?;
+        writeln!(f, "way: allowed frames that arrived by it")?;
         self.ways.iter().try_for_each(|(way, count)| writeln!(f, "  {way:16?} {count:9}"))
     }
 }

@@ -146,7 +146,7 @@ impl Control {
         }
     }
 
-    /// Index of the timeout of a closing flow. An RST of the pod is genuine; one that came to the pod may be forged,
+    /// Index of the timeout of a closing flow. An RST of the pod is genuine; one that arrived at the pod may be forged,
     /// and must not end an established flow.
     #[inline(always)]
     const fn closing_timeout(self, protocol: u8) -> usize {

@@ -18,9 +18,9 @@ use crate::{
     order,
 };
 
-/// Least number of a new flow's ways that an endpoint must hold to lose one.
+/// Minimum number of a new flow's ways that an endpoint must hold to lose one.
 const MOST: usize = PLACES * 3 / 4;
-/// Highest number of a new flow's ways that its own endpoint may hold to be given one.
+/// Maximum number of a new flow's ways that its own endpoint may hold to be given one.
 const LEAST: usize = 1;
 /// Divisor of [`TIMEOUT_IDLE`] for flows of the same pod: two hours become a quarter of an hour.
 const STALE: u32 = 8;
@@ -117,8 +117,8 @@ pub unsafe fn make_room<K: FlowTableKey, M: Timeouts>(
 }
 
 /// Way to take for a new flow of an endpoint in a table that protects none: a way without a live flow, otherwise that
-/// of the endpoint with most of the flow's ways (its own, counting the new flow, on a tie). Of these ways closed flows
-/// go first, then half-open ones, then the longest idle one. `None` if other writers hold all ways.
+/// of the endpoint with most of the flow's ways (its own, counting the new flow, on a tie). Of these ways, those of
+/// closed flows are taken first, then half-open ones, then the longest idle one. `None` if other writers hold all ways.
 ///
 /// # Safety
 /// As [`crate::flow::table::Flow::find`].

@@ -113,7 +113,7 @@ fn is_usual<F: Family, D: PodDirection, T: Tables>(
 }
 
 /// Whether a reason depends on the flow and on policy alone. [`Reason::Loopback`], for example, depends on the
-/// interface that the packet came by.
+/// interface that the packet arrived by.
 #[inline(always)]
 const fn lasts(reason: Reason) -> bool {
     matches!(

@@ -9,7 +9,7 @@ use crate::{
 pub struct PacketHook {
     /// Interface index of the host side of the veth.
     pub ifindex: u32,
-    /// Interface by which the packet came to the node; 0: none, but the packet has a socket;
+    /// Interface by which the packet arrived at the node; 0: none, but the packet has a socket;
     /// [`crate::judge::proof::UNKNOWN_INTERFACE`]: none, and no sign that the node generated it.
     pub ingress_ifindex: u32,
 }
@@ -38,7 +38,7 @@ impl Arrival {
         Self(opaque.number(self.0 as u16).into())
     }
 
-    /// Whether a packet in pod ingress came by the pod's own interface: the pod sent it.
+    /// Whether a packet in pod ingress arrived by the pod's own interface: the pod sent it.
     #[inline(always)]
     pub(crate) fn is_hairpin(self) -> bool {
         self == Self::BY_ITS_OWN

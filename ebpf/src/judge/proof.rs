@@ -3,10 +3,10 @@
 //! 1. A packet from an endpoint is judged at the endpoint's veth. A packet that passes there carries a proof, the bit
 //!    [`Settings::proof`] of `skb->mark`, which no pod can write. Its verdict is final, unless it depends on the
 //!    node's translation: then the packet also carries a [`mark`] that names its sender.
-//! 2. Every exit (a pod's veth, the uplink, a tunnel) demands the proof of packets that came by an endpoint's
-//!    veth. A packet with the proof and a mark is judged again for the sender in the mark. A packet without the proof
-//!    bypassed the programs of its veth (`tc_skip_classify` of an `ifb`), and is judged for the endpoint that it came
-//!    by, as if it were new: its mark does not count.
+//! 2. Every exit (a pod's veth, the uplink, a tunnel) demands the proof of packets that arrived by an endpoint's veth.
+//!    A packet with the proof and a mark is judged again for the sender in the mark. A packet without the proof
+//!    bypassed the programs of its veth (`tc_skip_classify` of an `ifb`), and is judged for the endpoint that it
+//!    arrived by, as if it were new: its mark does not count.
 //!
 //!    For a packet that a bridge hands to the node for routing, the kernel reports the bridge as interface and forgets
 //!    the port. If each port has a program that leaves the proof ([`Settings::bridges`]), a packet without it bypassed
@@ -16,11 +16,11 @@
 //!    * With any other source it is forged. It drops while the agent lives and the bridge has no port without a program
 //!      ([`BRIDGE_OPEN`]). Otherwise it may be from a pod's port without a program yet.
 //!
-//!    Packets without the proof also drop if they came by an interface that is unknown to the agent
+//!    Packets without the proof also drop if they arrived by an interface that is unknown to the agent
 //!    ([`Settings::devices`]): one that a pod has created in the node's namespace, or the veth of a new pod without a
 //!    program yet. They also drop if they have a socket of another namespace at a pod's veth: all packets of a pod's
-//!    own veth have the proof, so these came by a device on top of that veth (a macvlan), and their apparent interface
-//!    is one of the other namespace.
+//!    own veth have the proof, so these arrived by a device on top of that veth (a macvlan), and their apparent
+//!    interface is one of the other namespace.
 //! 3. A packet to an endpoint is judged by that endpoint's own policy, unless the kernel proves that the node generated
 //!    it: it has no interface, and a socket of the node's network namespace. A missing interface alone proves nothing,
 //!    since the kernel rebuilds packets of other senders (refragmentation, Open vSwitch, SYNPROXY). A pod's socket
@@ -67,7 +67,7 @@ pub const UNKNOWN_INTERFACE: u32 = u32::MAX;
 pub struct Exit {
     /// Interface by which the packet leaves.
     pub ifindex: u32,
-    /// Interface by which the packet came to the node; 0: none.
+    /// Interface by which the packet arrived at the node; 0: none.
     pub ingress_ifindex: u32,
     /// `skb->mark`.
     pub mark: u32,
@@ -229,7 +229,7 @@ pub fn demands_proof(settings: &Settings) -> bool {
     unsafe { (&raw const settings.demands_proof).read_volatile() != 0 }
 }
 
-/// Whether a packet came by an interface that is in no table, or from a device of another namespace past all of the
+/// Whether a packet arrived by an interface that is in no table, or from a device of another namespace past all of the
 /// node's interfaces. Every exit checks this first.
 #[must_use]
 #[inline(always)]
@@ -251,7 +251,7 @@ pub fn is_unknown<T: Tables>(tables: &T, exit: &Exit) -> bool {
 }
 
 impl Exit {
-    /// Whether the packet came by an interface of the node other than the one that it goes out of.
+    /// Whether the packet arrived by an interface of the node other than the one that it goes out of.
     #[inline(always)]
     const fn has_come_in(&self) -> bool {
         self.ingress_ifindex != 0 && self.ingress_ifindex != self.ifindex

@@ -12,7 +12,7 @@
 //! * In pod ingress from a pod of the node, that pod's program has checked it and its station ([`EP_CHECK_SOURCE`]), as the
 //!   proof shows.
 //! * In pod ingress from elsewhere, it is not a pod's of the node, and the node's routes to it go by the interface that
-//!   the packet came by.
+//!   the packet arrived by.
 //!
 //! In pod ingress, "source" means the source before masquerading. The answer returns through the same connection of the
 //! node's conntrack.

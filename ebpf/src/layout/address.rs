@@ -17,7 +17,7 @@ pub const CLASS_SERVICE: ClassId = 1 << 29;
 pub const fn untranslated(class: ClassId) -> ClassId {
     class | class >> CLASS_TRANSLATED.trailing_zeros() & 1
 }
-/// Highest number of classes: 256 blocks of 256 columns in a [`Row`](crate::layout::Row).
+/// Maximum number of classes: 256 blocks of 256 columns in a [`Row`](crate::layout::Row).
 pub const MAX_CLASSES: u32 = 65_536;
 
 /// First level of the IPv4 trie: indexed by the upper 16 address bits.
@@ -35,7 +35,7 @@ pub const BLOCKS6_KEYS: usize = 7;
 pub const BLOCKS6_POINTER: u32 = 1 << 31;
 /// Flag in addition to [`BLOCKS6_POINTER`]: the node is the root of a tree over the address's lower half.
 pub const BLOCKS6_LOWER: u32 = 1 << 30;
-/// Highest number of nodes of the IPv6 block tree.
+/// Maximum number of nodes of the IPv6 block tree.
 pub const BLOCKS6_NODES: u32 = 1 << 24;
 
 /// Node of the IPv6 block tree ([`crate::tables::ipv6_blocks`]), two cache lines. It holds intervals of keys, which

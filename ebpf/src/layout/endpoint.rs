@@ -20,7 +20,7 @@ pub const EP_OBSERVE: u64 = 1 << 11;
 /// unknown. With [`EP_CHECK_SOURCE`], frames with another source address drop.
 pub const EP_STATION_SHIFT: u32 = 16;
 
-/// Highest number of endpoint slots; see [`endpoint_slot`].
+/// Maximum number of endpoint slots; see [`endpoint_slot`].
 pub const ENDPOINT_SLOTS: u32 = 8192;
 /// Number of consecutive slots that are probed for an interface index.
 pub const ENDPOINT_PROBES: u32 = 4;

@@ -100,7 +100,7 @@ pub const CT_NODE: u16 = 1 << 5;
 pub const CT_FIN_INGRESS: u16 = 1 << 6;
 /// Conntrack flag: FIN seen in pod egress.
 pub const CT_FIN_EGRESS: u16 = 1 << 7;
-/// Conntrack flag: an RST (or an SCTP ABORT) came to the pod, and no packet of the flow since. A sender that guesses
+/// Conntrack flag: an RST (or an SCTP ABORT) arrived at the pod, and no packet of the flow since. A sender that guesses
 /// addresses and ports can forge one.
 pub const CT_RST: u16 = 1 << 8;
 /// Conntrack flag: a SYN opened the flow (else it was adopted mid-flow or seeded).

@@ -50,7 +50,7 @@ pub const WITNESSES: core::ops::RangeInclusive<u32> =
 pub const WITNESS_SHIFT: u32 = 4;
 
 /// Counters of an endpoint's packets with an incomplete proof at an exit, see [`crate::judge::proof`]. Indexed by
-/// [`endpoint_slot`](crate::layout::endpoint_slot) of the interface that they came by, probe 0.
+/// [`endpoint_slot`](crate::layout::endpoint_slot) of the interface that they arrived by, probe 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unproven {

@@ -1,6 +1,6 @@
 //! Domain names: rows of rules with names, names that the agent writes, and addresses that pods resolved.
 
-/// Highest number of [`RowNames::rows`].
+/// Maximum number of [`RowNames::rows`].
 pub const NAME_GROUPS: usize = 15;
 
 /// Domain names of an egress row. Rules with domain names form groups; an address that a name of a group resolved to is
@@ -64,7 +64,7 @@ pub const fn resolves(over_tcp: bool) -> u32 {
     if over_tcp { RESOLVES | RESOLVES_OVER_TCP } else { RESOLVES }
 }
 
-/// Highest number of trusted resolvers.
+/// Maximum number of trusted resolvers.
 pub const RESOLVER_SLOTS: u32 = 1_024;
 /// Buckets of resolved addresses.
 pub const LEARNED_BUCKETS: u32 = 16_384;

@@ -49,16 +49,16 @@ pub struct Settings {
     /// chosen by the agent at random and shifted by [`WITNESS_SHIFT`](crate::layout::WITNESS_SHIFT). On a packet
     /// without proof it shows that the program at its veth has seen the packet. 0: none.
     pub witness: u32,
-    /// Highest number of slots from [`endpoint_slot`](crate::layout::endpoint_slot) on that hold an interface, up to
-    /// [`ENDPOINT_PROBES`](crate::layout::ENDPOINT_PROBES): one, unless interfaces share a slot; 0: unknown. The
-    /// agent raises it before it writes such an endpoint.
+    /// Maximum number of slots from [`endpoint_slot`](crate::layout::endpoint_slot) on that hold an interface, up to
+    /// [`ENDPOINT_PROBES`](crate::layout::ENDPOINT_PROBES): one, unless interfaces share a slot; 0: unknown. The agent
+    /// raises it before it writes such an endpoint.
     pub endpoint_probes: u32,
     /// Cookie of the node's network namespace, on kernels where programs can compare it with the cookie of a packet's
     /// socket; else 0.
     pub netns_cookie: u64,
-    /// Interface indexes of bridges with pods, with [`BRIDGE_ISOLATED`] and [`BRIDGE_OPEN`]. Each of their ports has
-    /// a program that leaves the proof, so packets that such a bridge hands to the node without [`Settings::proof`]
-    /// bypassed a program, or came by a port that is new to the agent. [`BRIDGE_GONE`]: no bridge here; 0: none here
+    /// Interface indexes of bridges with pods, with [`BRIDGE_ISOLATED`] and [`BRIDGE_OPEN`]. Each of their ports has a
+    /// program that leaves the proof, so packets that such a bridge hands to the node without [`Settings::proof`]
+    /// bypassed a program, or arrived by a port that is new to the agent. [`BRIDGE_GONE`]: no bridge here; 0: none here
     /// nor after it. The agent changes these while packets are judged, each by one store.
     pub bridges: [u32; BRIDGES],
     /// Indexes of the node's own interfaces that may hand packets on without [`Settings::proof`]: uplinks, bridges,
@@ -166,7 +166,8 @@ pub const TIMEOUT_TCP_FINISHED: usize = 4;
 /// Timeout of TCP and SCTP after an RST by the pod, or in answer to the opening. Also the protection from eviction of
 /// a flow that both sides or the pod itself ended.
 pub const TIMEOUT_TCP_CLOSED: usize = 5;
-/// Timeout of TCP after an RST that came to the pod. It may be forged, so the flow's next packet must find the entry.
+/// Timeout of TCP after an RST that arrived at the pod. It may be forged, so the flow's next packet must find the
+/// entry.
 pub const TIMEOUT_TCP_RESET: usize = 6;
 /// Timeout of UDP and other protocols without a reply.
 pub const TIMEOUT_ONE_WAY: usize = 7;

@@ -34,7 +34,7 @@ const TARGET_LINK: u8 = 2;
 const NONCE: u8 = 14;
 /// Longest router advertisement that passes to a pod regardless of policy.
 const MAX_ADVERTISEMENT: u32 = 512;
-/// Highest number of records in a listener report, and of sources in a record or a query.
+/// Maximum number of records in a listener report, and of sources in a record or a query.
 const MAX_RECORDS: u16 = 8;
 const MAX_SOURCES: u16 = 8;
 

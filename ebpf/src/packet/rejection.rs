@@ -16,7 +16,7 @@ use crate::packet::{
 pub const LINK: usize = 14;
 /// Offset of the frame in a [`Letter`]: its IP header is aligned to four bytes.
 pub const FRAME: usize = 2;
-/// Largest number of quoted bytes, a multiple of four. So IPv4 answers are shorter than the 576 bytes that every host
+/// Maximum number of quoted bytes, a multiple of four. So IPv4 answers are shorter than the 576 bytes that every host
 /// accepts (RFC 1812 section 4.3.2.3).
 pub const QUOTED: u32 = 508;
 /// Length of an ICMP header, and of a TCP header without options.

@@ -70,7 +70,7 @@ fn later_fragments_are_judged_by_their_translated_first() {
     assert_eq!(egress(&tables, &later(SERVICE)), Reason::FragmentWithoutFirst);
     assert_eq!(egress(&tables, &first(SERVICE, 80)), Reason::Translated);
     assert_eq!(egress(&tables, &later(SERVICE)), Reason::Translated);
-    // Behind the translation the port is the backend's.
+    // After the translation, the port is the backend's.
     assert_eq!(behind(&tables, &later(ALLOWED), UPLINK), Reason::FragmentWithoutFirst);
     assert_eq!(behind(&tables, &first(ALLOWED, 8080), UPLINK), Reason::Allowed);
     assert_eq!(behind(&tables, &later(ALLOWED), UPLINK), Reason::Allowed);

@@ -35,7 +35,7 @@ fn a_mark_names_its_endpoint() {
     assert!(!is_mark(0));
 }
 
-/// A packet that its veth's program did not see is judged for the endpoint that it came by, regardless of the fields
+/// A packet that its veth's program did not see is judged for the endpoint that it arrived by, regardless of the fields
 /// that a pod can write, and must have that endpoint's source address.
 #[test]
 fn what_went_round_its_program_is_judged_where_it_leaves() {

@@ -38,7 +38,7 @@ fn an_applied_service_replaces_the_former_one_in_the_namespace_of_n_too() {
     let (status, text) = applied(&with(&front), &named, &[]);
     assert_eq!(status, CANNOT_TELL, "{text}");
     assert!(text.contains("connections to Service shop/web"), "{text}");
-    // Nobody had connections of the name to lose.
+    // No pod had connections by the name that it could lose.
     let (status, text) = applied(&with(&named), &front, &[]);
     assert_eq!(status, SAME, "{text}");
     let (status, text) = applied(&with(&front), &front, &["--delete"]);
@@ -46,7 +46,7 @@ fn an_applied_service_replaces_the_former_one_in_the_namespace_of_n_too() {
     assert!(text.contains("connections to Service shop/web: it is gone"), "{text}");
 }
 
-/// Outside of CI, a cluster is often meant.
+/// Outside of CI, users often mean the objects of a cluster.
 #[test]
 fn a_test_without_a_configured_cluster_is_reported() {
     let (cart, web) = (deployment("cart", ""), deployment("web", ""));

@@ -2,17 +2,17 @@
 
 use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket};
 
-/// Fewest and most buckets of a node: 17 and 134 MB for both families.
+/// Minimum and maximum number of buckets of a node: 17 and 134 MB for both families.
 const BUCKETS: (u64, u64) = (1 << 16, 1 << 19);
 /// IPv4 buckets per processor. kube-proxy gives the node's conntrack 32,768 connections per processor
 /// (`--conntrack-max-per-core`); a connection of two local pods has two entries here, and a bucket holds four.
 const FOR_EACH_CPU: u64 = 32_768 * 2 / 4;
-/// Most memory for both tables: one part in this many of the node's memory.
+/// Maximum memory for both tables: 1/`PART_OF_MEMORY` of the node's memory.
 const PART_OF_MEMORY: u64 = 400;
 /// Bytes of an IPv4 bucket and of its share of the IPv6 table, which has half as many buckets.
 const BYTES: u64 = (size_of::<Ct4Bucket>() + size_of::<Ct6Bucket>() / 2) as u64;
 
-/// Initial size of the tables: one part in this many of the node's most buckets.
+/// Initial size of the tables: 1/`FIRST_PART` of the node's maximum number of buckets.
 const FIRST_PART: u32 = 4;
 
 /// Number of IPv4 buckets, four flows each: powers of two. The IPv6 table has half as many.

@@ -11,7 +11,7 @@ use netpold_ebpf::packet::protocol::{TCP, UDP, is_to_server};
 
 use crate::events::Dropped;
 
-/// Largest number of cached attributions; a full cache is cleared.
+/// Maximum number of cached attributions; a full cache is cleared.
 pub(super) const CACHE_MAX: usize = 65_536;
 
 /// A flow that the last sweep has visited.

@@ -1,7 +1,7 @@
 //! New flows of pods that no policy selects, from the records of the programs ([`netpold_ebpf::observe`]).
 //!
 //! A record occupies a way of a table, and each new record in a way has the next incarnation. So a sweep finds new
-//! records, and the number of records that came and went since the last sweep.
+//! records, and the number of records that were added and removed since the last sweep.
 
 use netpold_dataplane::conntrack::Sighting;
 use netpold_ebpf::reason::Reason;

@@ -25,7 +25,7 @@ const BUDGET: usize = 400_000;
 const SHARE: usize = BUDGET / 2;
 /// Cost of a flow besides its comparisons with rules.
 const FLOW: usize = 2;
-/// Tolerance between two readings of a clock, as one part in this many of a second.
+/// Tolerance between two readings of a clock: 1/`MARGIN` of a second.
 const MARGIN: u32 = 20;
 
 /// Attribution of a flow: groups of allowing rules and records in each direction, and whether audited policies would

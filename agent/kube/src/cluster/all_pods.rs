@@ -10,7 +10,7 @@ use crate::gathered::Gathered;
 /// Starts a follower of all pods with this number.
 pub(super) type StartPods = Box<dyn Fn(usize) -> JoinHandle<()> + Send>;
 
-/// Follower of all pods. Its drop ends it.
+/// Follower of all pods; ends on drop.
 pub(super) struct AllPods {
     number: usize,
     task: JoinHandle<()>,
@@ -61,7 +61,7 @@ impl AllPods {
         update.changes
     }
 
-    /// Has the next changes wait; returns the version of those before.
+    /// Holds the next changes; returns the version of the earlier ones.
     pub(super) fn hold_changes(&mut self) -> u64 {
         self.waiting.get_or_insert_default();
         self.version

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use super::ApiServer;
 
-/// Largest number of bytes passed on at once.
+/// Maximum number of bytes passed on at once.
 const CHUNK: usize = 1 << 16;
 
 /// A port that leads to an API server and counts the bytes its clients receive and send: payload of TCP segments, TLS

@@ -29,7 +29,7 @@ fn node_ports(proxy: Proxy) {
         answer(client, &of(here, NODE_PORT), &["", "friend1", "friend2"]);
         answer(client, &of(here, NODE_PORT + 1), NOBODY);
         answer(client, &of(here, NODE_PORT + 3), &friends);
-        // The other node translates the packet out of netpold's sight: every backend must be allowed.
+        // netpold does not see the other node's translation, so every backend must be allowed.
         answer(client, &of(1 - here, NODE_PORT), NOBODY);
         answer(client, &of(1 - here, NODE_PORT + 1), NOBODY);
         answer(client, &of(1 - here, NODE_PORT + 2), &friends);

@@ -1,8 +1,8 @@
 //! Namespaces to charge for a full compilation that a full table caused.
 //!
-//! The cause is growth: of a table that was full before, the namespaces that use more of it than at that time, or after
-//! the last full compilation that had room. Combinations that such a compilation opens again are not growth. Where
-//! nothing is known of the table, or nobody grew, the cause is the edits of the refused update.
+//! The cause is growth: namespaces that use more of a formerly full table than when it was full, or than after the last
+//! full compilation that had room. Combinations that such a compilation opens again are not growth. If nothing is known
+//! of the table, or no namespace grew, the cause is the edits of the refused update.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -19,8 +19,9 @@ const DNS_PORT: u16 = 53;
 /// to a resolver translated to his own server.
 ///
 /// The value: whether answers over TCP count. The programs must see all packets of a pod to the resolver's end of a
-/// connection, regardless of the address to which the pod sends them. So each backend of a resolver is a resolver at
-/// port 53, too: not those of another Service, of a DNS Service with backends at another port, or beyond the number.
+/// connection, regardless of the address to which the pod sends them, so each backend of a resolver must be a resolver
+/// at port 53, too. This does not hold for a resolver at an address of another Service. It holds for no resolver if the
+/// DNS Service has backends at another port, or if there are more than [`RESOLVER_SLOTS`].
 pub(crate) fn resolvers(cluster: &Cluster, options: &Options) -> BTreeMap<IpAddr, bool> {
     let key = Key::new(CLUSTER_DNS.0, CLUSTER_DNS.1);
     let service = cluster.services().get(&key);
