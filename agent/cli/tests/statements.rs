@@ -128,6 +128,24 @@ fn terminating_endpoints_count_while_none_is_ready() {
     explained(&objects, ask_pods, DENIED, &["it has no ready backend: nothing answers"]);
 }
 
+/// Without EndpointSlices a Service leads to the pods that it selects, which may be terminating.
+#[test]
+fn terminating_pods_are_terminating_endpoints() {
+    let closed = policy("web", "ingress: []").replace("{app: web}", "{leaves: 'yes'}");
+    let spec = "clusterIP: 10.96.0.9, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]";
+    let objects = |deletion: &str| {
+        let labels = format!("name: old, {deletion} labels: {{app: web, leaves: 'yes'}}");
+        let leaving = |it: String| it.replace("name: old, labels: {app: old}", &labels);
+        let pods: Vec<String> = shop().into_iter().map(leaving).collect();
+        [pods, vec![closed.clone(), service(spec)]].concat()
+    };
+    let ask = ("shop/api", "svc/shop/web", "80");
+    let differs = "it depends on the backend: 1 of 2 is allowed";
+    explained(&objects(""), ask, CANNOT_TELL, &[differs]);
+    let terminating = objects("deletionTimestamp: '2026-11-28T00:00:00Z',");
+    explained(&terminating, ask, ALLOWED, &["every backend is allowed"]);
+}
+
 /// Local traffic falls back to terminating endpoints of the node, although endpoints of other nodes are ready.
 #[test]
 fn terminating_endpoints_of_the_node_count_where_the_service_is_local() {
@@ -246,9 +264,28 @@ fn addresses_of_a_service_lead_to_pods_without_addresses() {
         let itself = "none of its backends is allowed, but a pod of shop/web that is chosen itself is reached";
         explained(&objects(selector, none), ask("shop/web"), DENIED, &[itself]);
         explained(&objects(selector, all), ask("shop/web"), ALLOWED, &[]);
+        let ping = ["--from", "shop/api", "--to", to, "--protocol", "ICMP"];
+        let chart = objects(selector, none).join("\n---\n");
+        let ask_ping = [&["explain", "--manifests", "."][..], &ping].concat();
+        let text = states(&[("all.yaml", &chart)], &ask_ping, ALLOWED, &["no policy isolates"]);
+        assert!(!text.contains("backend"), "nothing translates it: {text}");
         let unknown = "its EndpointSlices are not among the objects: its backends are not known";
         explained(&objects("", none), ask("shop/api"), CANNOT_TELL, &[unknown]);
     }
+    let unaddressed = objects(selector, none).join("\n---\n").replace("clusterIP: 10.96.0.9,", "");
+    let ask_ping = [
+        "explain",
+        "--manifests",
+        ".",
+        "--from",
+        "shop/api",
+        "--to",
+        "svc/shop/web",
+        "--protocol",
+        "ICMP",
+    ];
+    let reason = "Service shop/web has no address yet, and nothing translates ICMP";
+    states(&[("all.yaml", &unaddressed)], &ask_ping, CANNOT_TELL, &[reason]);
     let at_node = ("shop/api", "192.168.5.1", "30080");
     let reason = "a node port of Service shop/web, whose backends have no addresses yet";
     explained(&objects(selector, none), at_node, CANNOT_TELL, &[reason]);

@@ -61,6 +61,13 @@ impl ServiceBackends {
         let service = cluster.services().get(key)?;
         let written = details.services.get(key);
         let is_headless = written.is_some_and(|it| it.is_headless) && service.addresses.is_empty();
+        if !is_headless && !probe.protocol.has_ports() {
+            let protocol = probe.protocol;
+            let reason = format!(
+                "Service {key} has no address yet, and nothing translates {protocol}; name its pods instead"
+            );
+            return service.addresses.is_empty().then(|| Explanation::unknown(probe, reason));
+        }
         if !is_headless && let Some(reason) = absent_port(service, probe) {
             return Some(Explanation::unknown(probe, reason));
         }
@@ -171,7 +178,7 @@ impl ServiceQuestion<'_> {
 fn absent_port(service: &model::Service, probe: &Probe) -> Option<String> {
     let (protocol, number) = (probe.protocol, probe.port);
     let is_present = service.ports.iter().any(|port| is_asked(port, (protocol, number)));
-    (protocol.has_ports() && !is_present).then(|| {
+    (!is_present).then(|| {
         let key = &service.key;
         format!("Service {key} has no port {protocol} {number}{}", ports(&service.ports, protocol))
     })
