@@ -26,6 +26,7 @@ pub mod conntrack;
 pub mod features;
 mod flow_growth;
 mod flow_migration;
+pub mod flow_numbers;
 mod front;
 pub mod gate;
 pub mod generation;

@@ -90,8 +90,8 @@ impl OtherLayout {
         })
     }
 
-    /// The endpoints in use, with the fields that a later agent needs.
-    pub(super) fn endpoints(&self) -> Result<Vec<Endpoint>, OtherLayoutError> {
+    /// The endpoints in use by slot, with the fields that a later agent needs.
+    pub(super) fn endpoints(&self) -> Result<Vec<(u32, Endpoint)>, OtherLayoutError> {
         let place = |name| self.description.place(name);
         let (ifindex, id) = (place("endpoint.ifindex")?, place("endpoint.id")?);
         let (uid_hash, words) = (place("endpoint.uid_hash")?, self.endpoints.all());
@@ -105,7 +105,8 @@ impl OtherLayout {
             flags: station.map_or(0, |place| number(words, at, place) << EP_STATION_SHIFT),
             ..Endpoint::default()
         };
-        Ok(records.map(read).filter(|endpoint| endpoint.ifindex != 0).collect())
+        let records = (0..).zip(records.map(read));
+        Ok(records.filter(|(_, endpoint)| endpoint.ifindex != 0).collect())
     }
 
     /// Makes the other version's programs at pods' hooks leave every packet as it is ([`STANDS_ASIDE`]), while other

@@ -24,7 +24,7 @@ pub struct PinnedState {
     pub bridges: [u32; BRIDGES],
     /// Endpoints of the earlier agent, one for each interface index.
     pub endpoints: Vec<Endpoint>,
-    /// Slots of the endpoints in tables of this layout version, by interface index.
+    /// Slots of the endpoints, by interface index: programs of other layout versions leave marks too.
     pub slots: BTreeMap<u32, u32>,
     /// Numbers of the endpoints with domain names in their rules; empty if programs of another layout version have judged
     /// packets, because the table of doubted connections to resolvers is complete only for programs of this version, and
@@ -68,10 +68,12 @@ impl PinnedState {
         Ok(state)
     }
 
-    /// Adds another version's endpoints, except for interfaces with a known one.
-    fn add(&mut self, others: Vec<Endpoint>) {
+    /// Adds another version's endpoints by slot, except for interfaces with a known one.
+    fn add(&mut self, mut others: Vec<(u32, Endpoint)>) {
         let known: BTreeSet<u32> = self.endpoints.iter().map(|e| e.ifindex).collect();
-        self.endpoints.extend(others.into_iter().filter(|e| !known.contains(&e.ifindex)));
+        others.retain(|(_, endpoint)| !known.contains(&endpoint.ifindex));
+        self.slots.extend(others.iter().map(|(slot, endpoint)| (endpoint.ifindex, *slot)));
+        self.endpoints.extend(others.into_iter().map(|(_, endpoint)| endpoint));
     }
 }
 

@@ -11,6 +11,7 @@ use netpold_core::options::Options;
 use netpold_dataplane::attach::{Attached, Attacher};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
+use netpold_dataplane::flow_numbers::highest_number;
 use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
 use netpold_ebpf::layout::Endpoint;
@@ -30,7 +31,7 @@ pub(super) fn engine(
 ) -> Result<Engine> {
     let capacity = Capacity::SMALL;
     let known = pinned.endpoints.iter().map(|e| ((e.ifindex, e.uid_hash), e.id)).collect();
-    let last = pinned.endpoints.iter().map(|e| e.id).max();
+    let last = pinned.endpoints.iter().map(|e| e.id).chain(highest_number(&pins)).max();
     let random = random().context("cannot read random bytes")?;
     let options = Options {
         capacity,
@@ -77,9 +78,9 @@ pub(super) fn remembered(config: &RunConfig) -> Vec<Pod> {
     pods.filter(|pod| pod.node == config.node && !pod.host_network).collect()
 }
 
-/// Returns the first endpoint number. Conntrack may still contain endpoints that disappeared before the last agent
-/// ended, so numbers continue well above the greatest pinned one. Without a pinned number, the first number is random
-/// in the lower half, so that enough numbers remain.
+/// Returns the first endpoint number. `last`: the highest number among the endpoints and flows of earlier agents. The
+/// previous agent may still give numbers while this one starts, so numbers continue well above it. Without a highest
+/// number, the first number is random in the lower half, so that enough numbers remain.
 fn first_endpoint_id(last: Option<u32>, inherited: bool, random: u64) -> u32 {
     const GAP: u32 = 1 << 16;
     match last {

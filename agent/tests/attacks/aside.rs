@@ -3,6 +3,7 @@
 //! programs run behind the new ones for a while, and must not erase these marks.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -29,13 +30,15 @@ const CLOSED: u16 = 4_000;
 /// Pause between two packets to the Service.
 const PACE: Duration = Duration::from_micros(500);
 /// Line of the log about flows that were copied: at the beginning of a replacement, and at its end.
-const MIGRATED: &str = "migrated flows of other tables";
+pub(crate) const MIGRATED: &str = "migrated flows of other tables";
 
 /// A cluster whose pod `hostile` may reach one of the backends of a Service. All pods but `far` are on one node.
-struct Attack {
+pub(crate) struct Attack {
     cluster: TestCluster,
     node: usize,
     stream: Stream,
+    /// Pause between two packets to the Service.
+    pace: Duration,
     /// Receivers of the denied packets, each with two sockets: one for each way of sending.
     wires: Vec<(&'static str, [RawSocket; 2])>,
 }
@@ -57,14 +60,24 @@ impl Stream {
 impl Attack {
     /// Tries the attacks without policy, then isolates the pod. `None` where the kernel lacks `ifb`.
     fn new(test: &str, node: usize) -> Option<Self> {
+        // The newest interface is the last one with the former programs.
+        Self::with(test, node, PACE, |cluster| cluster.add(node, "hostile"))
+    }
+
+    /// Does the same with a pod that `add` adds last.
+    pub(crate) fn with(
+        test: &str,
+        node: usize,
+        pace: Duration,
+        add: impl FnOnce(&mut Cluster),
+    ) -> Option<Self> {
         let mut cluster = TestCluster::two();
         for number in 0..BYSTANDERS {
             cluster.add(node, &format!("bystander{number}"));
         }
         ["good", "bad", "friend", "server"].into_iter().for_each(|name| cluster.add(node, name));
         cluster.add(1 - node, "far");
-        // The newest interface is the last one with the former programs.
-        cluster.add(node, "hostile");
+        add(&mut cluster);
         if !can_bounce(cluster.pod("hostile"), test) {
             return None;
         }
@@ -80,7 +93,7 @@ impl Attack {
             (name, [wire(), wire()])
         });
         provide(&mut cluster, Proxy::Nftables, &[service]);
-        let mut attack = Self { cluster, node, stream, wires: wires.into() };
+        let mut attack = Self { cluster, node, stream, pace, wires: wires.into() };
         attack.arrives();
         // On a bridge, an isolated pod is enough for packets around a program to drop.
         let cluster = &mut attack.cluster;
@@ -110,8 +123,8 @@ impl Attack {
     }
 
     /// Sends to the Service, and to its backends around the pod's program, while `act` runs; returns the leaks.
-    fn goes_on(self, act: impl FnOnce(&mut TestCluster, usize)) -> Tally {
-        let Self { mut cluster, node, stream, wires } = self;
+    pub(crate) fn goes_on(self, act: impl FnOnce(&mut TestCluster, usize)) -> Tally {
+        let Self { mut cluster, node, stream, pace, wires } = self;
         let (marked, around) = (Volley::new(), Volley::new());
         let hostile = cluster.pod("hostile");
         let sockets = |(from, to): (IpAddr, IpAddr)| ((from, PORTS.end).into(), (to, PORT).into());
@@ -124,7 +137,7 @@ impl Attack {
             let going = |_: &usize| ended.try_recv() == Err(mpsc::TryRecvError::Empty);
             let sent = (0..).take_while(going).map(|number| {
                 stream.send(marked, number);
-                std::thread::sleep(PACE);
+                std::thread::sleep(pace);
             });
             sent.count()
         });
@@ -145,7 +158,7 @@ impl Attack {
 }
 
 /// Waits until programs were replaced `times` more.
-fn replaced(cluster: &TestCluster, node: usize, times: usize) {
+pub(crate) fn replaced(cluster: &TestCluster, node: usize, times: usize) {
     let lines = || cluster.agents[node].log().matches(MIGRATED).count();
     eventually_at(
         Duration::from_millis(5),
@@ -155,15 +168,30 @@ fn replaced(cluster: &TestCluster, node: usize, times: usize) {
     );
 }
 
+/// Begins more flows than the flow tables have room for, between isolated pods that may send to each other.
+pub(crate) fn crowd(cluster: &Cluster) {
+    let (friend, server) = (cluster.pod("friend"), cluster.pod("server"));
+    let (from, to) = pairs(friend, server)[0];
+    let sender = Sender::pod(friend);
+    for port in FLOWS {
+        sender.send(&udp_packet((from, port).into(), (to, CLOSED).into(), b"new"));
+    }
+}
+
+/// Has an agent with another layout take over, and this one again.
+pub(crate) fn change_layouts(cluster: &mut Cluster, node: usize, other: &Path) {
+    for agent in [other, &binary()] {
+        cluster.agents[node].end(Signal::SIGKILL);
+        cluster.agents[node].set_binary(agent);
+        cluster.restart(node);
+    }
+    replaced(cluster, node, 2);
+}
+
 fn while_tables_grow(test: &str, node: usize) {
     let Some(attack) = Attack::new(test, node) else { return };
     let tally = attack.goes_on(|cluster, node| {
-        let (friend, server) = (cluster.pod("friend"), cluster.pod("server"));
-        let (from, to) = pairs(friend, server)[0];
-        let sender = Sender::pod(friend);
-        for port in FLOWS {
-            sender.send(&udp_packet((from, port).into(), (to, CLOSED).into(), b"new"));
-        }
+        crowd(cluster);
         replaced(cluster, node, 1);
     });
     tally.holds();
@@ -187,13 +215,5 @@ fn denied_backends_while_layouts_change() {
     require_root!();
     let other = other_layout::build();
     let Some(attack) = Attack::new(TEST, 0) else { return };
-    let tally = attack.goes_on(|cluster, node| {
-        for agent in [other, binary()] {
-            cluster.agents[node].end(Signal::SIGKILL);
-            cluster.agents[node].set_binary(agent);
-            cluster.restart(node);
-        }
-        replaced(cluster, node, 2);
-    });
-    tally.holds();
+    attack.goes_on(|cluster, node| change_layouts(cluster, node, &other)).holds();
 }

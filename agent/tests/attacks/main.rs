@@ -14,6 +14,7 @@
 
 mod around;
 mod aside;
+mod behind;
 mod bounce;
 mod bridges;
 mod checksum;
@@ -26,11 +27,13 @@ mod itself;
 mod lists;
 mod marks;
 mod mirror;
+mod numbers;
 mod overlay;
 mod own_address;
 mod refragmented;
 mod reject;
 mod segments;
+mod slots;
 mod spliced;
 mod synproxy;
 mod tunnel;

@@ -40,10 +40,11 @@ impl Volley {
     }
 
     /// Returns the number of this volley's packet in a frame, also in a fragment of the packet.
-    fn number_in(self, frame: &[u8]) -> Option<usize> {
+    pub(crate) fn number_in(self, frame: &[u8]) -> Option<usize> {
         let name = self.name();
         let at = frame.windows(name.len()).position(|part| part == name.as_bytes())?;
-        let digits = frame.get(at + name.len()..at + name.len() + 4)?;
+        let rest = frame.get(at + name.len()..)?;
+        let digits = rest.get(..rest.iter().position(|byte| *byte == b';')?)?;
         std::str::from_utf8(digits).ok()?.parse().ok()
     }
 
