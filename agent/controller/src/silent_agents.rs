@@ -1,5 +1,5 @@
-//! Node conditions of silent agents. An agent that has ended leaves its Node's condition [`NODE_CONDITION`] True. The leader
-//! sets it to Unknown once the agent's report has not been renewed for [`SILENT`]. The condition tells about the report
+//! Node conditions of silent agents. An agent that has ended leaves its Node's condition [`NODE_CONDITION`] True. The
+//! leader sets it to Unknown once the agent's report has not been renewed for [`SILENT`]. Unknown concerns the report
 //! alone: enforcement outlives the agent, and goes on where the agent has lost its connection.
 //!
 //! The agent wins every race. The leader reads the report once more, because its watch may be late, and its patch holds
@@ -23,11 +23,12 @@ use tracing::{info, warn};
 use crate::index::{SILENT, SilentNodes};
 use crate::lease::Leading;
 
-/// Maximum number of Nodes in flight, and per call of [`SilentAgents::mark`]: at an interval of 2 s, 5 Nodes a second. All
-/// watches of Nodes receive such a write, and 5,000 Nodes can fail at once.
+/// Maximum number of Nodes in flight, and per call of [`SilentAgents::mark`]: at an interval of 2 s, 5 Nodes a second.
+/// All watches of Nodes receive such a write, and 5,000 Nodes can fail at once.
 const AT_ONCE: usize = 10;
 /// Time for which this replica must have led. A leader without an answer of the API server ceases to lead, so the API
-/// server has been reachable since then, and the agents have reported again after an outage: they try at least once a minute.
+/// server has been reachable since then, and the agents have reported again after an outage: they try at least once a
+/// minute.
 const LED: Duration = Duration::from_secs(90);
 /// Time without a call of [`SilentAgents::mark`] after which the leadership counts from its next call.
 const LAPSE: Duration = Duration::from_secs(10);
@@ -87,8 +88,8 @@ impl SilentAgents {
         }
     }
 
-    /// Begins with the next of the given Nodes, which are all with a silent agent. To be called at an interval, only while
-    /// this replica leads.
+    /// Begins with the next of the given Nodes, which are all with a silent agent. To be called at an interval, only
+    /// while this replica leads.
     pub(super) fn mark(&mut self, silent: SilentNodes, now: Instant) {
         self.attempts.retain(|name, attempt| silent.get(name) == Some(&attempt.renewed));
         if !self.has_led(now) {
@@ -164,8 +165,8 @@ fn due(
     due
 }
 
-/// Sets the condition of a Node to Unknown if the agent's last report is still the one renewed at `renewed`. Returns whether
-/// no further attempt is necessary.
+/// Sets the condition of a Node to Unknown if the agent's last report is still the one renewed at `renewed`. Returns
+/// whether no further attempt is necessary.
 async fn set_unknown(
     client: &Client,
     leading: &Leading,
@@ -189,8 +190,8 @@ async fn set_unknown(
     Ok(true)
 }
 
-/// Returns the patch of the condition; `None`: it has to stay, or does not exist. `lastHeartbeatTime` remains that of the
-/// agent.
+/// Returns the patch of the condition; `None`: it has to stay, or does not exist. `lastHeartbeatTime` remains that of
+/// the agent.
 fn patch(node: &ConditionedNode, renewed: i64, now: Timestamp) -> Option<Value> {
     let conditions = node.status["conditions"].as_array()?;
     let condition = conditions.iter().find(|condition| condition["type"] == NODE_CONDITION)?;

@@ -1,5 +1,6 @@
-//! Maintains a `NetworkPolicyStatus` for every `NetworkPolicy`, conditions in the status of every `ClusterNetworkPolicy`,
-//! and the condition of Nodes whose agent is silent. Every replica watches all objects; only the leader writes.
+//! Maintains a `NetworkPolicyStatus` for every `NetworkPolicy`, conditions in the status of every
+//! `ClusterNetworkPolicy`, and the condition of Nodes with a silent agent. Every replica watches all objects; only the
+//! leader writes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -67,8 +67,8 @@ impl World {
     }
 }
 
-/// An agent that is not in sync reports this before it knows its policies. Its next report has a list of policies for an
-/// object without a list, or with the list of its predecessor.
+/// An agent that is not in sync reports this before it knows its policies. Its next report has a list of policies for
+/// an object without a list, or with the list of its predecessor.
 #[test]
 fn the_first_list_of_policies_replaces_any_former_one() {
     const TEST: &str = "the_first_list_of_policies_replaces_any_former_one";

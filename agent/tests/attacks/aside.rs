@@ -69,7 +69,7 @@ impl Attack {
         test: &str,
         node: usize,
         pace: Duration,
-        add: impl FnOnce(&mut Cluster),
+        add: impl FnOnce(&mut TestCluster),
     ) -> Option<Self> {
         let mut cluster = TestCluster::two();
         for number in 0..BYSTANDERS {
@@ -169,7 +169,7 @@ pub(crate) fn replaced(cluster: &TestCluster, node: usize, times: usize) {
 }
 
 /// Begins more flows than the flow tables have room for, between isolated pods that may send to each other.
-pub(crate) fn crowd(cluster: &Cluster) {
+pub(crate) fn crowd(cluster: &TestCluster) {
     let (friend, server) = (cluster.pod("friend"), cluster.pod("server"));
     let (from, to) = pairs(friend, server)[0];
     let sender = Sender::pod(friend);
@@ -179,7 +179,7 @@ pub(crate) fn crowd(cluster: &Cluster) {
 }
 
 /// Has an agent with another layout take over, and this one again.
-pub(crate) fn change_layouts(cluster: &mut Cluster, node: usize, other: &Path) {
+pub(crate) fn change_layouts(cluster: &mut TestCluster, node: usize, other: &Path) {
     for agent in [other, &binary()] {
         cluster.agents[node].end(Signal::SIGKILL);
         cluster.agents[node].set_binary(agent);
