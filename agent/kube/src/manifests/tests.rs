@@ -146,14 +146,14 @@ fn renames() {
     fs::rename(fixture.path("a.yaml"), fixture.path("b.yaml")).unwrap();
     fixture.nothing_comes();
     // Atomically over a file.
-    fixture.write("new.tmp", &namespace("n"));
+    fixture.write("new.tmp", &namespace("new"));
     fs::rename(fixture.path("new.tmp"), fixture.path("b.yaml")).unwrap();
-    assert_eq!(fixture.next(), ["-a", "+n"]);
+    assert_eq!(fixture.next(), ["-a", "+new"]);
     // To a name that is not watched.
     fs::rename(fixture.path("b.yaml"), fixture.path("b.yaml.off")).unwrap();
-    assert_eq!(fixture.next(), ["-n"]);
+    assert_eq!(fixture.next(), ["-new"]);
     fs::rename(fixture.path("b.yaml.off"), fixture.path("b.yaml")).unwrap();
-    assert_eq!(fixture.next(), ["+n"]);
+    assert_eq!(fixture.next(), ["+new"]);
 }
 
 #[test]
