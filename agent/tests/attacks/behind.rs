@@ -7,7 +7,9 @@ use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, binary, isolate};
+use netpold_testbed::cluster::{
+    MOMENT, PATIENCE, TestCluster, allow_from, allow_to, binary, isolate,
+};
 use netpold_testbed::packet::udp_packet;
 use netpold_testbed::{Cni, RawSocket, other_layout, require_root};
 use nix::sys::signal::Signal;
@@ -25,14 +27,14 @@ const GROWN: Duration = Duration::from_mins(1);
 /// A node that hands the packets of `carrier`, behind the program at its veth, to the program at the veth of `other`.
 /// Policy allows them, and the source check is off: nothing but the proof tells them from the packets of `other`.
 struct World {
-    cluster: Cluster,
+    cluster: TestCluster,
     tally: Tally,
 }
 
 impl World {
     fn new() -> Self {
         let pods = ["server", "friend", "carrier", "other"];
-        let mut cluster = Cluster::one(Cni::Ptp).with_pods(&pods);
+        let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&pods);
         cluster.arguments = ["--check-source", "off"].map(str::to_owned).into();
         let [from, to] = ["carrier", "other"].map(|pod| cluster.pod(pod).host_interface());
         let node = &cluster.nodes[0];
@@ -79,7 +81,7 @@ impl World {
     }
 
     /// Asserts that no packet of an allowed pod is lost while `act` runs, and that packets with the proof drop after it.
-    fn keeps_all(mut self, act: impl FnOnce(&mut Cluster)) {
+    fn keeps_all(mut self, act: impl FnOnce(&mut TestCluster)) {
         let (volley, (from, to)) = (Volley::new(), self.ends("friend"));
         let sender = Sender::pod(self.cluster.pod("friend"));
         let wire = self.server();
@@ -135,7 +137,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Waits until programs of two generations run at a hook.
-fn two_generations(cluster: &Cluster) {
+fn two_generations(cluster: &TestCluster) {
     eventually("programs are in front of others", || {
         let links = std::fs::read_dir(cluster.agents[0].bpffs().join("links")).unwrap();
         links.flatten().any(|link| link.file_name().to_string_lossy().contains("-before-"))
@@ -156,7 +158,7 @@ fn packets_with_the_proof_around_growing_flow_tables() {
 #[test]
 fn packets_with_the_proof_around_a_killed_agent() {
     require_root!();
-    let moments: [fn(&Cluster); 2] = [two_generations, |cluster| {
+    let moments: [fn(&TestCluster); 2] = [two_generations, |cluster| {
         eventually("programs in front judge", || cluster.agents[0].log().contains(MIGRATED));
     }];
     for moment in moments {

@@ -1,7 +1,7 @@
 //! Flows of a pod that is gone, and a pod with the address of the former one: agents end before they sweep, so only the
 //! endpoints' numbers keep the two apart.
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, PORT, allow_to, isolate};
+use netpold_testbed::cluster::{NAMESPACE, PORT, TestCluster, allow_to, isolate};
 use netpold_testbed::{Cni, PodSpec, require_root};
 use nix::sys::signal::Signal;
 
@@ -13,7 +13,7 @@ const CLIENT_PORT: u16 = 5000;
 #[test]
 fn no_pod_gets_a_number_that_flows_still_have() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server"]);
     cluster.arguments = ["--readback", "3600"].map(str::to_owned).into();
     cluster.policy("client", isolate("client", &BOTH));
     cluster.policy("to", allow_to("client", "server")).enforce();

@@ -10,7 +10,7 @@ use netpold_dataplane::bpf::mmap::MappedArray;
 use netpold_ebpf::layout::{
     ENDPOINT_PROBES, Endpoint, LAYOUT_VERSION, MARK_NUMBERS, endpoint_slot, mark,
 };
-use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, allow_from, isolate};
+use netpold_testbed::cluster::{ENFORCED, NAMESPACE, TestCluster, allow_from, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::{Cni, PodSpec, RawSocket, other_layout, require_root};
 use nix::sys::signal::Signal;
@@ -35,19 +35,19 @@ fn indexes<const N: usize>() -> [u32; N] {
     std::array::from_fn(|_| all.next().unwrap())
 }
 
-fn add(cluster: &mut Cluster, node: usize, name: &str, ifindex: u32) {
+fn add(cluster: &mut TestCluster, node: usize, name: &str, ifindex: u32) {
     let spec = PodSpec::new(NAMESPACE, name).label("app", name);
     cluster.add_as(node, spec.ifindex(ifindex));
 }
 
 /// The endpoint table in force.
-fn endpoints(cluster: &Cluster, node: usize) -> MapData {
+fn endpoints(cluster: &TestCluster, node: usize) -> MapData {
     let folder = cluster.agents[node].bpffs().join(format!("v{LAYOUT_VERSION}"));
     MapData::from_pin(folder.join("ENDPOINTS")).unwrap()
 }
 
 /// Returns slot and number of a pod's endpoint in the tables in force.
-fn place(cluster: &Cluster, node: usize, pod: &str) -> (u32, u32) {
+fn place(cluster: &TestCluster, node: usize, pod: &str) -> (u32, u32) {
     let table = MappedArray::<Endpoint>::flat(&endpoints(cluster, node)).unwrap();
     let ifindex = cluster.pod(pod).host_ifindex();
     let slots = (0..ENDPOINT_PROBES).map(|probe| endpoint_slot(ifindex, probe));
@@ -99,7 +99,7 @@ fn colliding_slots_while_tables_grow() {
         let blocks: Vec<Value> = (0..1500).map(block).collect();
         let selector = json!({ "matchLabels": { "app": "server" } });
         let many = json!({ "podSelector": selector, "ingress": [{ "from": blocks }] });
-        let id = |cluster: &Cluster| endpoints(cluster, node).info().unwrap().id();
+        let id = |cluster: &TestCluster| endpoints(cluster, node).info().unwrap().id();
         let before = id(cluster);
         cluster.policy("many", many).enforce();
         assert_ne!(id(cluster), before, "the tables are replaced");
@@ -136,7 +136,7 @@ struct Door {
 }
 
 impl Door {
-    fn open(cluster: &Cluster, number: usize, ifindex: u32) -> Self {
+    fn open(cluster: &TestCluster, number: usize, ifindex: u32) -> Self {
         let (node, hostile) = (&cluster.nodes[0], cluster.pod("hostile"));
         let (near, far) = (format!("door{number}"), format!("net{number}"));
         let there = hostile.netns().path();
@@ -166,7 +166,7 @@ impl Door {
 fn second_interfaces_that_lose_their_slots() {
     require_root!();
     const DOORS: usize = ENDPOINT_PROBES as usize;
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["hostile", "friend", "victim"]);
+    let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["hostile", "friend", "victim"]);
     let all: [u32; 2 * DOORS] = indexes();
     let (doors, later) = all.split_at(DOORS);
     let doors: Vec<Door> = doors
@@ -174,7 +174,7 @@ fn second_interfaces_that_lose_their_slots() {
         .enumerate()
         .map(|(number, ifindex)| Door::open(&cluster, number, *ifindex))
         .collect();
-    let of = |cluster: &Cluster, name: &str| cluster.pod(name).ip4().unwrap();
+    let of = |cluster: &TestCluster, name: &str| cluster.pod(name).ip4().unwrap();
     let ends = (of(&cluster, "friend"), of(&cluster, "victim"));
     let wire = cluster.pod("victim").wire("eth0").unwrap();
     for door in &doors {
