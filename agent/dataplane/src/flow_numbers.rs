@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use aya::Pod;
 use aya::maps::MapData;
 use netpold_ebpf::flow::control::Control;
-use netpold_ebpf::flow::key::Key;
+use netpold_ebpf::flow::key::FlowTableKey;
 use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket};
 
 use super::bpffs::PinRoot;
@@ -34,13 +34,13 @@ pub fn highest_number(pins: &PinRoot) -> Option<u32> {
     own.into_iter().chain(others).max().flatten()
 }
 
-fn pinned<K: Key, B: Pod>(pins: &PinRoot, name: &str) -> Option<u32> {
+fn pinned<K: FlowTableKey, B: Pod>(pins: &PinRoot, name: &str) -> Option<u32> {
     let map = MapData::from_pin(pins.map(name)).ok()?;
     highest::<K>(MappedArray::<B>::new(&map).ok()?.words()?)
 }
 
 /// Returns the highest endpoint number in the words of a table.
-fn highest<K: Key>(table: &[AtomicU64]) -> Option<u32> {
+fn highest<K: FlowTableKey>(table: &[AtomicU64]) -> Option<u32> {
     let number = |way: &[AtomicU64]| {
         let control = Control(way[0].load(Ordering::Acquire));
         control.is_valid().then(|| K::endpoint(way[1].load(Ordering::Relaxed)))
