@@ -46,7 +46,7 @@ fn collect(folder: &Path, found: &mut Declarations) {
             collect(&path, found);
         } else if path.extension().is_some_and(|it| it == "rs") && name != "tests.rs" {
             let text = fs::read_to_string(&path).expect("a module");
-            let code = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default();
+            let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
             for name in code.lines().filter_map(declared) {
                 found.entry(name.to_owned()).or_default().insert(path.clone());
             }

@@ -14,17 +14,17 @@
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
-//! use netpold_testbed::{Cni, Node, PodSpec, Protocol, link_nodes};
+//! use netpold_testbed::{Cni, PodSpec, ProbeProtocol, TestNode, link_nodes};
 //! use std::time::Duration;
 //!
-//! let a = Node::new("a", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64")?;
-//! let b = Node::new("b", Cni::Bridge, "10.1.2.0/24", "fd00:1:2::/64")?;
+//! let a = TestNode::new("a", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64")?;
+//! let b = TestNode::new("b", Cni::Bridge, "10.1.2.0/24", "fd00:1:2::/64")?;
 //! link_nodes(&a, &b)?;
 //! let client = a.add_pod(&PodSpec::new("shop", "client"))?;
 //! let server = b.add_pod(&PodSpec::new("shop", "server").label("app", "server"))?;
-//! server.serve(Protocol::Tcp, 80)?;
+//! server.serve(ProbeProtocol::Tcp, 80)?;
 //! for address in server.addresses() {
-//!     let result = client.probe(Protocol::Tcp, *address, 80, Duration::from_millis(500));
+//!     let result = client.probe(ProbeProtocol::Tcp, *address, 80, Duration::from_millis(500));
 //!     assert!(result.connected(), "{address}: {result}");
 //! }
 //! # Ok(())

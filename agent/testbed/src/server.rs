@@ -86,8 +86,11 @@ impl Servers {
         let (inbox, items) = channel();
         let (wake, waker) = UnixStream::pair().context("socketpair")?;
         waker.set_nonblocking(true)?;
-        let server =
-            Server { name: self.name.clone(), sctp_ports: Arc::clone(&self.sctp_ports), items };
+        let server = ServerThread {
+            name: self.name.clone(),
+            sctp_ports: Arc::clone(&self.sctp_ports),
+            items,
+        };
         let thread = std::thread::Builder::new()
             .name(format!("serve {}", self.name))
             .spawn(move || server.run(&waker))
@@ -107,13 +110,13 @@ impl Drop for Servers {
 }
 
 /// The data of the thread.
-struct Server {
+struct ServerThread {
     name: String,
     sctp_ports: Arc<Mutex<BTreeSet<u16>>>,
     items: Receiver<Item>,
 }
 
-impl Server {
+impl ServerThread {
     fn run(&self, mut waker: &UnixStream) {
         let mut items: Vec<Item> = Vec::new();
         loop {
