@@ -10,7 +10,7 @@ use netpold_core::probe::{IpProtocol, Party, Probe};
 use netpold_testkit::generate::{Choices, GeneratedCluster};
 use netpold_testkit::oracle::Oracle;
 
-const CLUSTERS: u64 = 1500;
+const CLUSTERS: u64 = 2500;
 const RANGE: &str = "10.0.0.0/14";
 const PORTS: [u16; 6] = [53, 79, 80, 443, 8080, 65535];
 /// Number of addresses per pod and probe to compare with the oracle.

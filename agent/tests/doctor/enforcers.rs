@@ -55,7 +55,7 @@ fn running(kind: &str, name: &str, containers: &str) -> String {
     let spec = if kind == "Pod" { spec } else { format!("{{template: {{spec: {spec}}}}}") };
     let version = if kind == "Pod" { "v1" } else { "apps/v1" };
     format!(
-        "{{apiVersion: {version}, kind: {kind}, metadata: {{name: {name}, namespace: kube-system}}, spec: {spec}}}\n---\n"
+        "{{apiVersion: {version}, kind: {kind}, metadata: {{name: '{name}', namespace: kube-system}}, spec: {spec}}}\n---\n"
     )
 }
 

@@ -30,8 +30,8 @@ impl World {
                 _ => (*namespace, *labels, *annotations, *container),
             };
             objects.push_str(&format!(
-                "{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, {namespace}}}}}\n---\n{{apiVersion: v1, kind: Pod, \
-                 metadata: {{name: p, namespace: {name}, labels: {{app: {name}, {labels}}}, annotations: {{{annotations}}}}}, spec: \
+                "{{apiVersion: v1, kind: Namespace, metadata: {{name: '{name}', {namespace}}}}}\n---\n{{apiVersion: v1, kind: Pod, \
+                 metadata: {{name: p, namespace: '{name}', labels: {{app: '{name}', {labels}}}, annotations: {{{annotations}}}}}, spec: \
                  {{nodeName: n1, containers: [{container}{{name: c}}]}}, status: {{podIP: 10.0.0.{number}}}}}\n---\n"
             ));
         }

@@ -194,7 +194,7 @@ fn admin(name: &str, namespace: &str, rules: &str) -> String {
     format!(
         "{{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {{name: {name}}}, spec: \
          {{tier: Admin, priority: 10, subject: {{namespaces: {{matchLabels: {{kubernetes.io/metadata.name: \
-         {namespace}}}}}}}, {rules}}}}}\n---\n"
+         '{namespace}'}}}}}}, {rules}}}}}\n---\n"
     )
 }
 

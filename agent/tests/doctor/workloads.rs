@@ -17,7 +17,7 @@ fn finds(more: &str) -> Vec<String> {
 
 fn pod(namespace: &str, spec: &str, phase: &str) -> String {
     format!(
-        "{{apiVersion: v1, kind: Pod, metadata: {{name: backup-1, namespace: {namespace}, labels: {{app: backup}}}}, spec: \
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: backup-1, namespace: '{namespace}', labels: {{app: backup}}}}, spec: \
          {{nodeName: n1, containers: [{{name: c}}]{spec}}}, status: {{phase: {phase}, podIP: 10.0.0.9}}}}\n---\n"
     )
 }
