@@ -127,7 +127,7 @@ pub(crate) fn judge(
     }
     let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
     let never = sent.traits.iter().find(|of| from.pod.is_some() && of.is_never_allowed());
-    if let Some(of) = never {
+    if let Some(of) = never.filter(|_| !is_error_of_node(world, sent, frame)) {
         return Err(format!("no packet of {} with {of:?} may reach {}", from.name, to.name));
     }
     if from.is_bridged_to(to) && is_of_link(from, frame) {
@@ -158,6 +158,16 @@ pub(crate) fn judge(
         return Err(exchange.describe(&why));
     }
     Ok(())
+}
+
+/// Returns whether a frame is an ICMP error of a node about a packet that bypassed the veth's program: the packet reached
+/// the node itself (THREATS.md).
+fn is_error_of_node(world: &World, sent: &Sent, frame: &[u8]) -> bool {
+    sent.traits.contains(&Trait::Bounced)
+        && read::frame(frame).is_some_and(|parsed| {
+            !parsed.quoted.is_empty()
+                && world.nodes.iter().flatten().any(|it| *it == parsed.tuple.from.0)
+        })
 }
 
 /// Returns whether a frame is a link message that a bridge's pods may exchange under any policy: ARP with the padding
