@@ -2,6 +2,7 @@
 //! every kind, and Services before controllers have completed them.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod command;
 mod objects;
 
 use std::fs;
@@ -20,11 +21,7 @@ const CANNOT_TELL: i32 = 2;
 fn netpold(command: &str, objects: &[String], arguments: &[&str]) -> (i32, String) {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("all.yaml"), objects.join("\n---\n")).unwrap();
-    let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
-    process.arg(command).arg("--manifests").arg(folder.path()).args(arguments).env_clear();
-    let output = process.output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    command::run(command::plugin(&[command, "--manifests"]).arg(folder.path()).args(arguments))
 }
 
 /// Explains a TCP connection, and compares the exit status and parts of the text.
@@ -36,12 +33,7 @@ fn explained(
     parts: &[&str],
 ) -> String {
     let asked = ["--from", from, "--to", to, "--port", port];
-    let (found, text) = netpold("explain", objects, &asked);
-    assert_eq!(found, status, "{text}");
-    for part in parts {
-        assert!(text.contains(part), "{part:?} is not in {text}");
-    }
-    text
+    command::states(netpold("explain", objects, &asked), status, parts)
 }
 
 fn workload(kind: &str, name: &str) -> String {
@@ -157,8 +149,8 @@ fn a_document_that_cannot_be_read_may_decide() {
     let pipe = Command::new("mkfifo").arg(folder.path().join("pipe.yaml")).status().unwrap();
     assert!(pipe.success());
     let run = |arguments: &[&str], input: &[u8]| {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
-        process.args(arguments).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command::plugin(arguments);
+        process.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = process.stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(input).unwrap();
         let output = child.wait_with_output().unwrap();
@@ -548,8 +540,7 @@ fn the_deciding_judgement_on_a_translated_address_is_shown() {
 #[test]
 fn objects_of_standard_input_suffice_where_no_cluster_is_configured() {
     let test = |input: &str| {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
-        process.args(["test", "-f", "-"]).env_clear();
+        let mut process = command::plugin(&["test", "-f", "-"]);
         process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = process.spawn().unwrap();
         process.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();

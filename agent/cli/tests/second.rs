@@ -1,10 +1,10 @@
 //! Reviews of objects with secondary networks, as Multus reports them: `explain`, `test`, `diff` and `doctor`.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod command;
 mod objects;
 
 use std::fs;
-use std::process::Command;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -21,10 +21,7 @@ const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
 /// Runs the plugin. Returns its exit status and its output.
 fn netpold(arguments: &[&str]) -> (i32, String) {
-    let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
-    let output = process.args(arguments).env_clear().output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    command::run(&mut command::plugin(arguments))
 }
 
 fn folder(objects: &[String]) -> TempDir {
@@ -39,11 +36,7 @@ fn explained(objects: &[String], from: &str, to: &str, status: i32, parts: &[&st
     let folder = folder(objects);
     let manifests = folder.path().to_str().unwrap();
     let ends = ["--manifests", manifests, "--from", from, "--to", to, "--port", "2049"];
-    let (found, text) = netpold(&[&["explain"], &ends[..]].concat());
-    assert_eq!(found, status, "{text}");
-    for part in parts {
-        assert!(text.contains(part), "{part:?} is not in {text}");
-    }
+    command::states(netpold(&[&["explain"], &ends[..]].concat()), status, parts);
 }
 
 /// Compares two sets of objects: exit status, and parts of the text.
@@ -51,11 +44,7 @@ fn explained(objects: &[String], from: &str, to: &str, status: i32, parts: &[&st
 fn compared(before: &[String], after: &[String], status: i32, parts: &[&str]) {
     let [from, to] = [folder(before), folder(after)];
     let [from, to] = [&from, &to].map(|it| it.path().to_str().unwrap());
-    let (found, text) = netpold(&["diff", "--from", from, "--to", to]);
-    assert_eq!(found, status, "{text}");
-    for part in parts {
-        assert!(text.contains(part), "{part:?} is not in {text}");
-    }
+    command::states(netpold(&["diff", "--from", from, "--to", to]), status, parts);
 }
 
 /// An entry of the annotation: the interface, its network and its addresses.

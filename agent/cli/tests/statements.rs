@@ -2,10 +2,10 @@
 //! endpoints, words of YAML 1.1, files without Namespaces.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod command;
 mod objects;
 
 use std::fs;
-use std::process::Command;
 
 use tempfile::TempDir;
 
@@ -24,21 +24,13 @@ fn netpold(files: &[(&str, &str)], arguments: &[&str]) -> (i32, String) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
-    let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
-    let output = process.args(arguments).env_clear().current_dir(folder.path()).output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    command::run(command::plugin(arguments).current_dir(folder.path()))
 }
 
 /// Runs a command, and compares the exit status and parts of the text.
 #[track_caller]
 fn states(files: &[(&str, &str)], arguments: &[&str], status: i32, parts: &[&str]) -> String {
-    let (found, text) = netpold(files, arguments);
-    assert_eq!(found, status, "{text}");
-    for part in parts {
-        assert!(text.contains(part), "{part:?} is not in {text}");
-    }
-    text
+    command::states(netpold(files, arguments), status, parts)
 }
 
 /// Asks `explain` for a TCP connection of these objects.

@@ -1,12 +1,11 @@
 //! Objects of files that `-f` names.
 
 use std::fs;
-use std::process::Command;
 
 use tempfile::TempDir;
 
 use super::objects::{policy, service};
-use super::{CANNOT_TELL, DIFFERENT, NAMESPACE, SAME, deployment};
+use super::{CANNOT_TELL, DIFFERENT, NAMESPACE, SAME, command, deployment};
 
 /// Runs `diff --manifests`, with the objects of `-f`.
 fn applied(present: &[&str], change: &str, arguments: &[&str]) -> (i32, String) {
@@ -15,11 +14,8 @@ fn applied(present: &[&str], change: &str, arguments: &[&str]) -> (i32, String) 
     fs::create_dir(&all).unwrap();
     fs::write(all.join("all.yaml"), present.join("\n---\n")).unwrap();
     fs::write(&file, change).unwrap();
-    let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
-    process.arg("diff").arg("--manifests").arg(all).arg("-f").arg(file).args(arguments);
-    let output = process.env_clear().output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    let mut process = command::plugin(&["diff", "--manifests"]);
+    command::run(process.arg(all).arg("-f").arg(file).args(arguments))
 }
 
 #[test]
@@ -56,9 +52,8 @@ fn a_test_without_a_configured_cluster_is_reported() {
     let assertion = "assertions:\n- {from: shop/cart, to: shop/web, port: 8080, expect: allow}\n";
     fs::write(&assertions, assertion).unwrap();
     fs::write(&objects, [NAMESPACE, &cart, &web].join("\n---\n")).unwrap();
-    let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
-    process.arg("test").arg("-f").arg(assertions).arg("-f").arg(objects);
-    let output = process.env_clear().output().unwrap();
+    let mut process = command::plugin(&["test", "-f"]);
+    let output = process.arg(assertions).arg("-f").arg(objects).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(SAME), "{text}");
     assert_eq!(text, "netpold: no cluster is configured: judged by the objects of -f alone\n");

@@ -1,6 +1,8 @@
 //! `diff` of moves into and out of the host's network, of Services, and of addresses that the objects do not give.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+#[path = "../command/mod.rs"]
+mod command;
 mod files;
 mod hosts;
 #[path = "../objects/mod.rs"]
@@ -9,7 +11,6 @@ mod parts;
 mod services;
 
 use std::fs;
-use std::process::Command;
 
 use tempfile::TempDir;
 
@@ -20,28 +21,21 @@ const CANNOT_TELL: i32 = 2;
 /// Compares two sets of objects. Returns the exit status and the output.
 fn compared(before: &[&str], after: &[&str], arguments: &[&str]) -> (i32, String) {
     let folder = TempDir::new().unwrap();
-    let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
-    process.arg("diff").args(arguments).env_clear();
+    let mut process = command::plugin(&["diff"]);
+    process.args(arguments);
     for (option, objects) in [("--from", before), ("--to", after)] {
         let side = folder.path().join(option);
         fs::create_dir(&side).unwrap();
         fs::write(side.join("all.yaml"), objects.join("\n---\n")).unwrap();
         process.arg(option).arg(&side);
     }
-    let output = process.output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    command::run(&mut process)
 }
 
 /// Compares, and checks the exit status and parts of the text.
 #[track_caller]
 fn expect(before: &[&str], after: &[&str], status: i32, parts: &[&str]) -> String {
-    let (found, text) = compared(before, after, &[]);
-    assert_eq!(found, status, "{text}");
-    for part in parts {
-        assert!(text.contains(part), "{part:?} is not in {text}");
-    }
-    text
+    command::states(compared(before, after, &[]), status, parts)
 }
 
 fn deployment(name: &str, spec: &str) -> String {
