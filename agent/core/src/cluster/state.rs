@@ -111,6 +111,12 @@ impl Cluster {
         self.translation.slices()
     }
 
+    /// Returns the EndpointSlices of a Service.
+    #[must_use]
+    pub fn slices_of(&self, service: &Key) -> &[Arc<EndpointSlice>] {
+        self.translation.slices_of(service)
+    }
+
     /// Interfaces by index.
     #[must_use]
     pub fn interfaces(&self) -> &BTreeMap<u32, Interface> {

@@ -25,10 +25,6 @@ struct ServiceTranslation {
 /// Address and port of each backend.
 pub(super) type BackendAddresses = BTreeSet<(IpAddr, u16)>;
 
-fn same_port(slice: &crate::model::SlicePort, service: &ServicePort) -> bool {
-    slice.name == service.name && slice.protocol == service.protocol
-}
-
 /// Returns the Services' ports that packets to this port of an address are for: of the Services that have the
 /// address, or node ports if `at_node`.
 pub(super) fn frontends(
@@ -85,9 +81,8 @@ pub(super) fn backends(
     let mut found = TranslatedBackends::default();
     for (service, port) in frontends {
         let [mut ready, mut serving] = [const { BackendAddresses::new() }; 2];
-        for slice in cluster.translation.slices_of(&service.key) {
-            let same = |p: &&_| same_port(p, port);
-            for number in slice.ports.iter().filter(same).map(|p| p.port) {
+        for slice in cluster.slices_of(&service.key) {
+            for number in slice.ports.iter().filter(|p| p.is_behind(port)).map(|p| p.port) {
                 let at = |address: IpAddr| (address.is_ipv6() == v6).then_some((address, number));
                 ready.extend(slice.ready().filter_map(at));
                 serving.extend(slice.serving().filter_map(at));

@@ -85,3 +85,11 @@ pub struct SlicePort {
     /// `port`
     pub port: u16,
 }
+
+impl SlicePort {
+    /// Returns whether this is the backends' port behind a port of the slice's Service: both have one name and protocol.
+    #[must_use]
+    pub fn is_behind(&self, port: &ServicePort) -> bool {
+        (&self.name, self.protocol) == (&port.name, port.protocol)
+    }
+}

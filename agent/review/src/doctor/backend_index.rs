@@ -94,8 +94,7 @@ impl<'c> BackendIndex<'c> {
 fn backends(slices: &[&EndpointSlice], port: &ServicePort) -> BTreeSet<(IpAddr, u16)> {
     let (mut staying, mut terminating) = (BTreeSet::new(), BTreeSet::new());
     for slice in slices {
-        let same = |it: &&SlicePort| (&it.name, it.protocol) == (&port.name, port.protocol);
-        for SlicePort { port, .. } in slice.ports.iter().filter(same) {
+        for SlicePort { port, .. } in slice.ports.iter().filter(|it| it.is_behind(port)) {
             for address in &slice.addresses {
                 let is_terminating = slice.terminating.contains(address);
                 let list = if is_terminating { &mut terminating } else { &mut staying };

@@ -2,7 +2,7 @@
 
 use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::explain::{Explainer, Explanation, ServiceBackend, Verdict};
-use netpold_core::model::{Key, Pod, ServicePort, SlicePort};
+use netpold_core::model::{Key, Pod, ServicePort};
 use netpold_core::probe::{Party, Probe};
 
 use crate::doctor::Details;
@@ -74,12 +74,8 @@ fn terminating(
     };
     let mut found = Vec::new();
     for port in at.ports.iter().filter(is_asked) {
-        let slices = cluster.slices().values();
-        let slices = slices
-            .filter(|it| (&it.service, &it.key.namespace) == (&service.name, &service.namespace));
-        for slice in slices {
-            let same = |it: &&SlicePort| (&it.name, it.protocol) == (&port.name, port.protocol);
-            for of_slice in slice.ports.iter().filter(same) {
+        for slice in cluster.slices_of(service) {
+            for of_slice in slice.ports.iter().filter(|it| it.is_behind(port)) {
                 found.extend(slice.serving().map(|address| (address, of_slice.port)));
             }
         }

@@ -222,16 +222,10 @@ fn of_pods(pods: &[&Pod], asked: &ServiceQuestion<'_>) -> BTreeSet<BackendPort> 
 }
 
 fn of_slices(cluster: &Cluster, asked: &ServiceQuestion<'_>) -> BTreeSet<BackendPort> {
-    let key = &asked.service.key;
-    let slices = cluster.slices().values();
-    let slices = slices.filter(|it| it.service == key.name && it.key.namespace == key.namespace);
     let (mut ready, mut serving) = (BTreeSet::new(), BTreeSet::new());
-    for slice in slices {
+    for slice in cluster.slices_of(&asked.service.key) {
         let ports = slice.ports.iter().filter(|of_slice| {
-            let mut ports =
-                asked.service.ports.iter().filter(|port| {
-                    port.name == of_slice.name && port.protocol == of_slice.protocol
-                });
+            let mut ports = asked.service.ports.iter().filter(|port| of_slice.is_behind(port));
             ports.any(|port| is_asked(port, asked.kind))
         });
         let numbers: BTreeSet<u16> = match asked.is_headless {
