@@ -251,6 +251,14 @@ mod tests {
         assert_eq!(API_VERSION, format!("{GROUP}/{VERSION}"));
     }
 
+    #[test]
+    fn the_example_for_flux_waits_for_the_status_of_a_policy() {
+        let example = include_str!("../../../deploy/gitops/flux.yaml");
+        let kind = <NetworkPolicyStatus as k8s_openapi::Resource>::KIND;
+        let check = format!("healthChecks:\n  - apiVersion: {API_VERSION}\n    kind: {kind}\n");
+        assert!(example.contains(&check), "{check}");
+    }
+
     /// Authors of these objects in one namespace cannot break the watch of the others.
     #[test]
     fn an_object_that_cannot_be_decoded_has_no_status() {

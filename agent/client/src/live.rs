@@ -12,6 +12,7 @@ mod node_error;
 mod objects;
 mod pages;
 mod pod_node;
+mod read_pod;
 mod runtime;
 
 pub use agents::{AgentAnswers, Agents, ask};

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use futures::stream::{Stream, StreamExt, unfold};
-use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use netpold_core::model::Change;
@@ -20,6 +19,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::args::{ClusterArgs, SILENCE};
 use super::exec::{CONTAINER, ExecTarget};
 use super::node_error::{NodeError, report};
+use super::read_pod::ReadPod;
 use super::runtime::block_on;
 
 /// Label of the agents' pods, as in `deploy/base/daemonset.yaml`.
@@ -199,8 +199,8 @@ impl AgentAccess {
         }
     }
 
-    async fn pods(&self, lister: &Lister) -> Result<Vec<Pod>> {
-        let api = Api::<Pod>::namespaced(lister.client(), &self.namespace);
+    async fn pods(&self, lister: &Lister) -> Result<Vec<ReadPod>> {
+        let api = Api::<ReadPod>::namespaced(lister.client(), &self.namespace);
         let mut params = ListParams::default().labels(LABEL).limit(PAGE);
         let mut pods = Vec::new();
         loop {
@@ -257,10 +257,10 @@ fn linux_node(change: Change) -> Option<String> {
 
 /// Chooses the pod to ask on each node: prefers a running pod, then a ready one, then one that is not terminating, then
 /// the newest. During a rollout a node has two: the waiting one is not ready.
-fn on_nodes(pods: Vec<Pod>) -> BTreeMap<String, Result<String, NodeError>> {
+fn on_nodes(pods: Vec<ReadPod>) -> BTreeMap<String, Result<String, NodeError>> {
     let mut nodes: BTreeMap<String, Vec<AgentPod>> = BTreeMap::new();
     for pod in pods {
-        let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
+        let Some(node) = pod.spec.node_name.clone() else {
             continue;
         };
         nodes.entry(node).or_default().push(AgentPod::of(pod));
@@ -293,11 +293,10 @@ struct AgentPod {
 }
 
 impl AgentPod {
-    fn of(pod: Pod) -> Self {
+    fn of(pod: ReadPod) -> Self {
         let trouble = trouble(&pod);
-        let statuses =
-            pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-        let ready = statuses.into_iter().any(|it| it.name == CONTAINER && it.ready);
+        let mut statuses = pod.status.container_statuses.iter().flatten();
+        let ready = statuses.any(|it| it.name == CONTAINER && it.ready);
         let metadata = pod.metadata;
         Self {
             name: metadata.name.unwrap_or_default(),
@@ -309,11 +308,11 @@ impl AgentPod {
     }
 }
 
-fn trouble(pod: &Pod) -> Option<String> {
-    let status = pod.status.clone().unwrap_or_default();
+fn trouble(pod: &ReadPod) -> Option<String> {
+    let status = pod.status.clone();
     let containers = status.container_statuses.unwrap_or_default();
-    let state = containers.iter().find(|c| c.name == "netpold").and_then(|c| c.state.clone());
-    let state = state.unwrap_or_default();
+    let own = containers.into_iter().find(|container| container.name == CONTAINER);
+    let state = own.unwrap_or_default().state;
     if state.running.is_some() {
         return None;
     }

@@ -1,7 +1,6 @@
 //! Commands in the containers of workloads. They need the user's own right to `exec`; no agent takes part.
 
 use anyhow::Result;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::Api;
 use netpold_core::model::Key;
 use netpold_kube::cluster::Lister;
@@ -10,6 +9,7 @@ use netpold_kube::cluster::failure::Failure;
 use super::args::{ClusterArgs, SILENCE};
 use super::exec::ExecTarget;
 use super::node_error::NodeError;
+use super::read_pod::{ReadContainer, ReadPod};
 
 /// Most bytes of a command's output.
 const OUTPUT_MAX: usize = 1 << 16;
@@ -44,13 +44,13 @@ impl ContainerAccess {
     /// # Errors
     /// The pod cannot be read; the error is text.
     pub async fn running(&self, pod: &Key) -> Result<Vec<String>, String> {
-        let pods = Api::<Pod>::namespaced(self.lister.client(), &pod.namespace);
+        let pods = Api::<ReadPod>::namespaced(self.lister.client(), &pod.namespace);
         let read = pods.get(&pod.name).await;
         let read =
             read.map_err(|error| Failure::of(error).text("get the pod", self.lister.server()))?;
-        let status = read.status.unwrap_or_default();
+        let status = read.status;
         let all = status.container_statuses.into_iter().chain(status.ephemeral_container_statuses);
-        let runs = |it: &ContainerStatus| it.state.as_ref().is_some_and(|it| it.running.is_some());
+        let runs = |it: &ReadContainer| it.state.running.is_some();
         Ok(all.flatten().filter(runs).map(|container| container.name).collect())
     }
 
