@@ -16,7 +16,7 @@ use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, d
 use netpold_ebpf::names::name::{self, Points};
 use netpold_ebpf::names::segment::segment;
 use netpold_ebpf::names::steps::{self, Steps};
-use netpold_ebpf::names::tables::{Lookup, NameTable, NameTables};
+use netpold_ebpf::names::tables::{NameTable, NameTables};
 use netpold_ebpf::names::work::Work;
 use netpold_ebpf::names::{doubt, store, stream};
 use netpold_ebpf::packet::parsed::ParsedPacket;
@@ -288,13 +288,12 @@ impl<N: NameTables> Visitor for ByNames<'_, N> {
         }
         let Some(endpoint) = find_endpoint(self.tables, self.hook.ifindex) else { return verdict };
         let list = self.tables.names_of(rows.egress());
-        let (query_for, groups_of) = (
-            |allowed| choice::query::<F, D, _>(self.tables, endpoint, list, reading, allowed),
-            |query| match self.tables.work() {
-                Some(work) if query != 0 => choice::groups(self.tables, work, query),
-                _ => 0,
-            },
-        );
+        let query_for =
+            |allowed| choice::query::<F, D, _>(self.tables, endpoint, list, reading, allowed);
+        let groups_of = |query| match self.tables.work() {
+            Some(work) if query != 0 => choice::groups(self.tables, work, query),
+            _ => 0,
+        };
         let query = query_for(0);
         let groups = groups_of(query);
         let chosen = (0..NAME_GROUPS as u32).filter(|group| groups >> group & 1 != 0);

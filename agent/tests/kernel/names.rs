@@ -445,6 +445,11 @@ fn nanoseconds_per_packet_with_names() {
             once(&mut world, Direction::Egress, &Run::once(&syn))
         });
         println!("{case}, a new connection to the address: {} ns", took.min().unwrap_or_default());
+        let took = (20_000..22_000).map(|port| {
+            let first = packet(Direction::Egress, found, UDP, &udp(port, 443, &[0]));
+            once(&mut world, Direction::Egress, &Run::once(&first))
+        });
+        println!("{case}, a new UDP flow to the address: {} ns", took.min().unwrap_or_default());
         let took = fastest(&mut world, Direction::Egress, &question, None);
         println!("{case}, a question: {took} ns");
         for (records, said) in &answers {
