@@ -43,7 +43,7 @@ pub trait Tables: PolicyTables + Timeouts + Sized {
         true
     }
     /// Whether rules with domain names allow the opening of a connection that the pod's row denies. False where the caller
-    /// judges it again by the rows of these rules, see [`crate::names::choice`].
+    /// judges a denied packet again by the rows of these rules, see [`crate::names::choice`].
     #[inline(always)]
     fn opens_by_name(&self, _opening: &Opening) -> bool {
         false
