@@ -18,6 +18,7 @@ use crate::{
         ClassId, Ct4Key, ENDPOINT_PROBES, FragmentKey, FragmentPorts, Settings, doubt_time,
         endpoint_slot,
     },
+    names::choice::Opening,
     packet::family::{Family, V4, V6},
     tables::policy::{PolicyTables, class4, class6},
 };
@@ -40,6 +41,12 @@ pub trait Tables: PolicyTables + Timeouts + Sized {
     #[inline(always)]
     fn knows_courses(&self) -> bool {
         true
+    }
+    /// Whether rules with domain names allow the opening of a connection that the pod's row denies. False where the caller
+    /// judges a denied packet again by the rows of these rules, see [`crate::names::choice`].
+    #[inline(always)]
+    fn opens_by_name(&self, _opening: &Opening) -> bool {
+        false
     }
     /// Time of the last doubt about all connections of an endpoint to resolvers, by its number
     /// ([`crate::layout::doubt_time`]); 0: none. `None` for tables that read none.

@@ -16,7 +16,7 @@ use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, d
 use netpold_ebpf::names::name::{self, Points};
 use netpold_ebpf::names::segment::segment;
 use netpold_ebpf::names::steps::{self, Steps};
-use netpold_ebpf::names::tables::{Lookup, NameTable, NameTables};
+use netpold_ebpf::names::tables::{NameTable, NameTables};
 use netpold_ebpf::names::work::Work;
 use netpold_ebpf::names::{doubt, store, stream};
 use netpold_ebpf::packet::parsed::ParsedPacket;
@@ -99,6 +99,10 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NameTables for NodeTa
         name::hash_some(self, work, list)
     }
 
+    fn find(&self, work: Work, store: NameTable) -> u32 {
+        store::find(self, work, store)
+    }
+
     fn survey(&self, work: Work, store: NameTable) {
         store::survey(self, work, store);
     }
@@ -109,10 +113,6 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NameTables for NodeTa
 
     fn record_doubt(&self, asker: u64) {
         doubt::record_doubt(self, asker);
-    }
-
-    fn groups_in(&self, work: Work, lookup: Lookup, choice: u32) -> u32 {
-        choice::groups_in(self, work, lookup, choice)
     }
 }
 
@@ -187,8 +187,10 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
             for _ in 0..RECORDS {
                 match conversation::record(self, work) {
                     END => break,
-                    ADDRESS => (0..NAME_MATCHES as u32)
-                        .for_each(|index| conversation::learn(self, work, index)),
+                    ADDRESS => {
+                        let _ = (0..NAME_MATCHES as u32)
+                            .find(|index| !conversation::learn(self, work, *index));
+                    }
                     _ => {}
                 }
             }
@@ -235,8 +237,8 @@ impl<N: NameTables> Steps for HostSteps<'_, N> {
         conversation::record(self.tables, self.work)
     }
 
-    fn learn(&self, index: u32) {
-        conversation::learn(self.tables, self.work, index);
+    fn learn(&self, index: u32) -> bool {
+        conversation::learn(self.tables, self.work, index)
     }
 
     fn copy_some(&self, keeps: bool) -> bool {
@@ -286,9 +288,14 @@ impl<N: NameTables> Visitor for ByNames<'_, N> {
         }
         let Some(endpoint) = find_endpoint(self.tables, self.hook.ifindex) else { return verdict };
         let list = self.tables.names_of(rows.egress());
-        let groups_of =
-            |allowed| choice::groups::<F, D, _>(self.tables, endpoint, list, reading, allowed);
-        let groups = groups_of(0);
+        let query_for =
+            |allowed| choice::query::<F, D, _>(self.tables, endpoint, list, reading, allowed);
+        let groups_of = |query| match self.tables.work() {
+            Some(work) if query != 0 => choice::groups(self.tables, work, query),
+            _ => 0,
+        };
+        let query = query_for(0);
+        let groups = groups_of(query);
         let chosen = (0..NAME_GROUPS as u32).filter(|group| groups >> group & 1 != 0);
         let mut verdicts = chosen.filter_map(|group| {
             let rows = rows.with_egress(self.tables.row_of(rows.egress(), group));
@@ -302,8 +309,8 @@ impl<N: NameTables> Visitor for ByNames<'_, N> {
         if !D::EGRESS || !found.passes() {
             return found;
         }
-        if groups & choice::GOES_ON != 0 {
-            groups_of(1 << group);
+        if query & choice::GOES_ON != 0 {
+            groups_of(query_for(1 << group));
         }
         if found.reason() == Reason::Translated { Ok(Reason::Allowed).into() } else { found }
     }

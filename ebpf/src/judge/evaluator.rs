@@ -16,12 +16,13 @@ use crate::{
         track::{FlowTracker, flow_tuple},
     },
     layout::{ClassId, EP_CHECK_SOURCE},
+    names::{choice::Opening, conversation::mapped},
     packet::{
         bytes::Bytes,
         family::{Family, V4, V6},
         icmp::{self, begins},
         parse,
-        parse::Transport,
+        parse::{Transport, is_opening},
         parsed::{Packet, ParsedPacket},
         protocol::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, UDP},
         quoted::{Quote, Quoted},
@@ -328,6 +329,25 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         Ok(reason)
     }
 
+    /// Whether rules with domain names allow the opening of a connection that the pod's row denies.
+    #[inline(always)]
+    fn opens_by_name<F: TableFamily>(&self, packet: &Packet<'_, F>, class: ClassId) -> bool {
+        let EndpointContext { tables, id, policy, .. } = &self.context;
+        if !policy.rows().has_names() || !is_opening(&packet.transport) {
+            return false;
+        }
+        let Transport { protocol, destination: port, .. } = packet.transport;
+        let opening = Opening {
+            endpoint: *id,
+            row: policy.rows().egress(),
+            address: mapped::<F>(packet.network.destination),
+            class,
+            protocol,
+            port,
+        };
+        tables.opens_by_name(&opening)
+    }
+
     /// Judges a packet with ports: the stateless verdict first; a packet that it denies has to be a reply.
     #[inline(always)]
     fn whole<F: TableFamily>(
@@ -345,6 +365,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         } else {
             (policy.allows(class, &packet.transport), Reason::Allowed)
         };
+        let allowed = allowed || D::EGRESS && self.opens_by_name(packet, class);
         let allowed = opaque.flag(allowed);
         if opaque.flag(context.is_flooded(packet)) {
             return if allowed { Ok(reason) } else { Err(Reason::Flooded) };

@@ -229,11 +229,12 @@ pub fn record<T: NameTables>(tables: &T, work: Work) -> u32 {
     ADDRESS
 }
 
-/// Records the address in the working memory for a matching name, if there is one at the index.
+/// Records the address in the working memory for the matching name at an index, if there is one; returns whether more
+/// names match.
 #[inline(always)]
-pub fn learn<T: NameTables>(tables: &T, work: Work, index: u32) {
+pub fn learn<T: NameTables>(tables: &T, work: Work, index: u32) -> bool {
     if index >= work.matched() {
-        return;
+        return false;
     }
     let (entry, [first, second, third]) = (work.entry(), work.matching(index));
     let endpoint = entry.name[1] >> 32 << 32;
@@ -244,4 +245,5 @@ pub fn learn<T: NameTables>(tables: &T, work: Work, index: u32) {
             break;
         }
     }
+    index + 1 < work.matched()
 }

@@ -41,7 +41,7 @@ pub trait Steps {
     /// [`record`](crate::names::conversation::record)
     fn record(&self) -> u32;
     /// [`learn`](crate::names::conversation::learn)
-    fn learn(&self, index: u32);
+    fn learn(&self, index: u32) -> bool;
     /// [`copy_some`](crate::names::stream::copy_some)
     fn copy_some(&self, keeps: bool) -> bool;
     /// [`keeps`](crate::names::stream::keeps)
@@ -80,7 +80,9 @@ pub fn answers<S: Steps>(steps: &S) -> bool {
             is_answer = steps.question();
         } else if result == ADDRESS {
             for index in 0..NAME_MATCHES as u32 {
-                steps.learn(index);
+                if !steps.learn(index) {
+                    break;
+                }
             }
         }
     }

@@ -132,14 +132,17 @@ impl Way {
         }
     }
 
-    /// Difference of the key from an entry's; 0 if they are equal.
+    /// Whether the way is in use, with the key of the entry in the working memory. The words that differ most are compared
+    /// first.
     #[inline(always)]
-    fn difference<M: Memory>(self, memory: &M, entry: &NameEntry) -> u64 {
-        (self.word(memory, 0) ^ entry.address[0])
-            | (self.word(memory, 1) ^ entry.address[1])
-            | (self.word(memory, 2) ^ entry.name[0])
-            | (self.word(memory, 3) ^ entry.name[1])
-            | (self.word(memory, 4) ^ entry.asked)
+    fn is_of<M: Memory>(self, memory: &M, work: Work) -> bool {
+        for index in [1, 2, 3, 4, 0] {
+            if self.word(memory, index) != work.entry_word(index) {
+                return false;
+            }
+        }
+        let until = self.until(memory);
+        until != 0 && until != NAME_BUSY
     }
 }
 
@@ -149,16 +152,15 @@ pub fn take<T: NameTables>(tables: &T, work: Work, store: NameTable) -> u64 {
     if !find_buckets(tables, work, store) {
         return 0;
     }
-    tables.survey(work, store);
-    let (entry, Ways { equal, .. }) = (work.entry(), work.ways());
-    if equal == 0 {
+    let index = tables.find(work, store);
+    if index == ABSENT {
         return 0;
     }
-    let Some(way) = way(tables, work, store, lowest(equal)) else { return 0 };
+    let Some(way) = way(tables, work, store, index) else { return 0 };
     let until = way.until(tables);
     let is_taken = until != 0
         && until != NAME_BUSY
-        && way.difference(tables, &entry) == 0
+        && way.is_of(tables, work)
         && way.set_until(tables, until, 0);
     if is_taken { until } else { 0 }
 }
@@ -169,16 +171,17 @@ pub fn put<T: NameTables>(tables: &T, work: Work, store: NameTable) -> bool {
     if !find_buckets(tables, work, store) {
         return true;
     }
-    tables.survey(work, store);
-    let (entry, ways) = (work.entry(), work.ways());
-    if ways.equal != 0 {
-        let Some(way) = way(tables, work, store, lowest(ways.equal)) else { return true };
-        let until = way.until(tables);
+    let present = tables.find(work, store);
+    if present != ABSENT {
+        let Some(way) = way(tables, work, store, present) else { return true };
+        let (until, wanted) = (way.until(tables), work.entry_word(UNTIL));
         return until != 0
             && until != NAME_BUSY
-            && way.difference(tables, &entry) == 0
-            && (until >= entry.until || way.set_until(tables, until, entry.until));
+            && way.is_of(tables, work)
+            && (until >= wanted || way.set_until(tables, until, wanted));
     }
+    tables.survey(work, store);
+    let ways = work.ways();
     let free = roomier(ways) & ways.free;
     if free != 0 {
         work.set_victim(Victim { rank: 0, until: 0, index: lowest(free).into() });
@@ -193,7 +196,7 @@ pub fn put<T: NameTables>(tables: &T, work: Work, store: NameTable) -> bool {
     if victim.until == NAME_BUSY || !way.set_until(tables, victim.until, NAME_BUSY) {
         return false;
     }
-    way.write(tables, &entry);
+    way.write(tables, &work.entry());
     true
 }
 
@@ -211,37 +214,55 @@ const fn roomier(ways: Ways) -> u32 {
 
 /// Index of the lowest bit of a word that is not 0: without a table, which `trailing_zeros` needs in a program.
 #[inline(always)]
-pub(crate) const fn lowest(ways: u32) -> u32 {
+#[must_use]
+pub const fn lowest(ways: u32) -> u32 {
     (!ways & ways.wrapping_sub(1)).count_ones()
 }
 
-/// Finds the ways of the candidate buckets that have the key of the entry in the working memory, are free, or may be
-/// replaced since they are long past their time. Without a branch, which the verifier would follow on both sides.
+/// Index of the way of the candidate buckets that has the key of the entry in the working memory, or [`ABSENT`].
 #[inline(always)]
-pub fn survey<T: NameTables>(tables: &T, work: Work, store: NameTable) {
-    let mut found = Ways::default();
-    if let Some(settings) = tables.settings() {
-        let entry = work.entry();
-        let gone = tables.jiffies().wrapping_sub(quiet(settings, store));
-        for choice in 0..choices_of(store) {
-            let Some(bucket) = bucket(tables, work, store, choice) else { break };
-            for index in 0..NAME_WAYS as u32 {
-                // SAFETY: a whole bucket, and an index in it.
-                let way = unsafe { Way::new(bucket, index as usize) };
-                let until = way.until(tables);
-                let is_free = is_zero(tables, until);
-                let is_used = (is_free | is_zero(tables, !until)) ^ 1;
-                let is_equal = is_zero(tables, way.difference(tables, &entry)) & is_used;
-                // Below 0 if the time is before the other one.
-                let is_past = until.wrapping_sub(gone) >> 63 & is_used;
-                let index = choice * NAME_WAYS as u32 + index;
-                found.equal |= (is_equal as u32) << index;
-                found.free |= (is_free as u32) << index;
-                found.past |= (is_past as u32) << index;
+pub fn find<T: NameTables>(tables: &T, work: Work, store: NameTable) -> u32 {
+    for choice in 0..choices_of(store) {
+        let Some(bucket) = bucket(tables, work, store, choice) else { break };
+        for index in 0..NAME_WAYS {
+            // SAFETY: a whole bucket, and an index in it.
+            let way = unsafe { Way::new(bucket, index) };
+            if way.is_of(tables, work) {
+                return choice * NAME_WAYS as u32 + index as u32;
             }
         }
     }
+    ABSENT
+}
+
+/// Result of [`find`]: no way has the key.
+const ABSENT: u32 = u32::MAX;
+
+/// Finds the ways of the candidate buckets that are free, or may be replaced since they are long past their time. Without
+/// a branch, which the verifier would follow on both sides.
+#[inline(always)]
+pub fn survey<T: NameTables>(tables: &T, work: Work, store: NameTable) {
+    let mut found = Ways::default();
     work.set_ways(found);
+    if let Some(settings) = tables.settings() {
+        let gone = tables.jiffies().wrapping_sub(quiet(settings, store));
+        // The last way first, which needs no shift by its index.
+        for choice in (0..choices_of(store)).rev() {
+            let Some(bucket) = bucket(tables, work, store, choice) else { break };
+            for index in (0..NAME_WAYS).rev() {
+                // SAFETY: a whole bucket, and an index in it.
+                let until = unsafe { Way::new(bucket, index) }.until(tables);
+                let is_free = is_zero(tables, until);
+                let is_used = (is_free | is_zero(tables, !until)) ^ 1;
+                // Below 0 if the time is before the other one.
+                let is_past = until.wrapping_sub(gone) >> 63 & is_used;
+                found.free = found.free << 1 | is_free as u32;
+                found.past = found.past << 1 | is_past as u32;
+                // Written for each way: otherwise the compiler reads all of them first, to the stack.
+                work.set_ways(found);
+            }
+        }
+    }
 }
 
 /// Jiffies after which an expired entry may be replaced.

@@ -6,17 +6,6 @@ use crate::{
     tables::Tables,
 };
 
-/// A lookup of the names of a packet's remote address.
-#[derive(Clone, Copy, Debug)]
-pub struct Lookup {
-    /// [`RowNames::list`](crate::layout::RowNames::list)
-    pub list: u32,
-    /// Whether the packet belongs to an open flow of the pod: then an address past its time applies.
-    pub goes_on: bool,
-    /// Group that has allowed the packet, as a bit, or 0 before the judgement: an open flow's address is prolonged for it.
-    pub allowed: u32,
-}
-
 /// A table of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameTable {
@@ -56,12 +45,12 @@ pub trait NameTables: Tables {
     fn read_some(&self, work: Work) -> u32;
     /// [`hash_some`](crate::names::name::hash_some)
     fn hash_some(&self, work: Work, list: u32) -> bool;
+    /// [`find`](crate::names::store::find)
+    fn find(&self, work: Work, store: NameTable) -> u32;
     /// [`survey`](crate::names::store::survey)
     fn survey(&self, work: Work, store: NameTable);
     /// [`rank_way`](crate::names::store::rank_way)
     fn rank_way(&self, work: Work, store: NameTable, index: u32);
     /// [`record_doubt`](crate::names::doubt::record_doubt)
     fn record_doubt(&self, asker: u64);
-    /// [`groups_in`](crate::names::choice::groups_in)
-    fn groups_in(&self, work: Work, lookup: Lookup, choice: u32) -> u32;
 }

@@ -1,6 +1,6 @@
 //! Working memory for one DNS message: it does not fit on a program's stack, and the steps are functions of their own.
 
-use crate::layout::{NAME_MATCHES, NameEntry, NameKey, STREAM_BYTES_WORDS};
+use crate::layout::{NAME_MATCHES, NAME_WORDS, NameEntry, NameKey, STREAM_BYTES_WORDS};
 
 /// Longest DNS message that is read, in bytes.
 pub const MESSAGE: usize = 4096;
@@ -75,7 +75,7 @@ impl NameWork {
         length: 0,
         name_length: 0,
         buckets: [0; 2],
-        ways: Ways { equal: 0, free: 0, past: 0 },
+        ways: Ways { free: 0, past: 0 },
         victim: Victim { rank: 0, until: 0, index: 0 },
         sums: NameSums([0; 3]),
         unhashed: 0,
@@ -162,8 +162,6 @@ pub(crate) struct NameCursor {
 /// Ways of an entry's candidate buckets, a bit for each; those of the second bucket follow those of the first.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ways {
-    /// With the key of the entry.
-    pub(crate) equal: u32,
     /// Free.
     pub(crate) free: u32,
     /// So long past their time that they may be replaced.
@@ -279,6 +277,30 @@ impl Work {
         unsafe {
             let buckets = (&raw const (*self.0).buckets).cast::<u32>();
             buckets.add(choice as usize & 1).read_volatile()
+        }
+    }
+
+    /// Writes the list of the next lookups.
+    #[inline(always)]
+    pub(crate) fn set_list(self, list: u32) {
+        // SAFETY: writable, by `new`.
+        unsafe { (&raw mut (*self.0).key.list).write_volatile(list) };
+    }
+
+    /// List of the last lookup.
+    #[inline(always)]
+    pub(crate) fn list(self) -> u32 {
+        // SAFETY: readable, by `new`.
+        unsafe { (&raw const (*self.0).key.list).read_volatile() }
+    }
+
+    /// A word of the entry, by its index.
+    #[inline(always)]
+    pub(crate) fn entry_word(self, index: usize) -> u64 {
+        // SAFETY: the index is below the number of words.
+        unsafe {
+            let entry = (&raw const (*self.0).entry).cast::<u64>();
+            entry.add(index % NAME_WORDS).read_volatile()
         }
     }
 

@@ -9,6 +9,7 @@ use netpold_core::model::{
 use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::judge::post_nat;
 use netpold_ebpf::judge::proof::{Exit, Origin};
+use netpold_ebpf::layout::MAY_BE_BEHIND;
 use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
@@ -368,14 +369,18 @@ const fn came(direction: Direction) -> u32 {
 fn fastest(world: &mut World, direction: Direction, frame: &[u8], before: Option<&[u8]>) -> u32 {
     let rounds = if before.is_some() { 20_000 } else { 20 };
     let repeat = if before.is_some() { 1 } else { 1_000_000 };
-    let mut took = (0..rounds).map(|_| {
+    // The runs share the packet's mark: with the proof of the first one, the pod's hook would refuse all others.
+    world.set_watch(if before.is_some() { 0 } else { MAY_BE_BEHIND });
+    let took = (0..rounds).map(|_| {
         if let Some(before) = before {
             let asks = program(&mut world.bpf, "netpold_egress").fd().expect("netpold_egress");
             run(asks.as_fd(), &Run::once(before)).expect("netpold_egress");
         }
         once(world, direction, &Run { repeat, ..Run::once(frame) })
     });
-    took.by_ref().min().unwrap_or_default()
+    let least = took.min().unwrap_or_default();
+    world.set_watch(0);
+    least
 }
 
 /// Shortest times of a SYN, its SYN-ACK, the acknowledgement, a question and an answer over TCP, of connections from
@@ -440,6 +445,11 @@ fn nanoseconds_per_packet_with_names() {
             once(&mut world, Direction::Egress, &Run::once(&syn))
         });
         println!("{case}, a new connection to the address: {} ns", took.min().unwrap_or_default());
+        let took = (20_000..22_000).map(|port| {
+            let first = packet(Direction::Egress, found, UDP, &udp(port, 443, &[0]));
+            once(&mut world, Direction::Egress, &Run::once(&first))
+        });
+        println!("{case}, a new UDP flow to the address: {} ns", took.min().unwrap_or_default());
         let took = fastest(&mut world, Direction::Egress, &question, None);
         println!("{case}, a question: {took} ns");
         for (records, said) in &answers {

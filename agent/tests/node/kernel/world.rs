@@ -145,6 +145,12 @@ impl World {
         self.write_endpoint();
     }
 
+    /// Sets the flags of programs that run before or behind these.
+    pub(crate) fn set_watch(&mut self, watch: u32) {
+        self.host.flows.settings.watch = watch;
+        self.write_endpoint();
+    }
+
     /// Turns the pod into another pod, without the old pod's flows.
     pub(crate) fn next_pod(&mut self) {
         self.host.endpoint_mut(IFINDEX).id += 1;

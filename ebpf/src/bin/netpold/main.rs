@@ -62,6 +62,7 @@ use crate::{
         Maps,
         flows::{PENDING, netpold_record},
     },
+    trace::TRACED,
 };
 
 /// TCX_NEXT, and TC_ACT_UNSPEC of a clsact filter: other programs on the hook still run.
@@ -79,8 +80,8 @@ fn netpold_ingress(context: TcContext) -> i32 {
         link: netpold_ingress_link,
         judge4: netpold_ingress4,
         judge6: netpold_ingress6,
-        groups4: names::netpold_ingress_groups4,
-        groups6: names::netpold_ingress_groups6,
+        query4: names::netpold_ingress_query4,
+        query6: names::netpold_ingress_query6,
     };
     let skb = context.as_ptr().cast();
     if stands_aside() || reject::is_answer(skb) {
@@ -113,8 +114,8 @@ fn netpold_egress(context: TcContext) -> i32 {
         link: netpold_egress_link,
         judge4: netpold_egress4,
         judge6: netpold_egress6,
-        groups4: names::netpold_egress_groups4,
-        groups6: names::netpold_egress_groups6,
+        query4: names::netpold_egress_query4,
+        query6: names::netpold_egress_query6,
     };
     let skb = context.as_ptr().cast();
     if stands_aside() {
@@ -172,8 +173,8 @@ struct SlowPath {
     link: Global,
     judge4: Global,
     judge6: Global,
-    groups4: Global,
-    groups6: Global,
+    query4: Global,
+    query6: Global,
 }
 
 /// Results of [`SlowPath::read`], besides the numbers of [`Reason`].
@@ -187,10 +188,15 @@ const READ_LINK: u32 = 0x206;
 /// Runs the fast path, then the slow path if needed; returns the number of the reason.
 #[inline(always)]
 fn judge<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
-    let maps = Maps::new();
     // SAFETY: the program's context.
     let bytes = unsafe { LinearBytes::<true>::new(skb) };
-    let mut reason = decide::<D, _, _>(&bytes, &maps, hook(skb)).number();
+    // The traced entry has no stack left for the names.
+    let verdict = if TRACED {
+        decide::<D, _, _>(&bytes, &Maps::new(), hook(skb))
+    } else {
+        decide::<D, _, _>(&bytes, &Maps::opening(), hook(skb))
+    };
+    let mut reason = verdict.number();
     if reason == Reason::Deferred as u32 && may_be_ipv6(skb) {
         reason = recorded(skb, slow_path.quick6);
     }
@@ -299,13 +305,19 @@ fn hook(skb: *mut __sk_buff) -> PacketHook {
 #[inline(never)]
 extern "C" fn netpold_leave_hook(skb: *mut __sk_buff) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    leave_hook(skb, scratch);
+    0
+}
+
+/// Leaves the packet's ingress interface in this CPU's scratch, and no rows to judge by.
+#[inline(always)]
+fn leave_hook(skb: *mut __sk_buff, scratch: *mut Scratch) {
     // SAFETY: this CPU's own scratch.
     unsafe {
         (&raw mut (*scratch).ingress_ifindex).write(hook(skb).ingress_ifindex.into());
         (&raw mut (*scratch).rows).write(0);
         (&raw mut (*scratch).names_group).write(0);
     }
-    0
 }
 
 /// Hook with the ingress interface that [`netpold_leave_hook`] left.

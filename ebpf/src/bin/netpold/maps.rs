@@ -159,8 +159,10 @@ pub(crate) struct Scratch {
     pub(crate) revision: u64,
     /// The endpoint's egress row, from which the rows of its groups of names are found.
     pub(crate) names_row: u64,
-    /// Bit of the group that has allowed the packet, see [`netpold_ebpf::names::choice::groups`].
+    /// Bit of the group whose row was chosen, see [`netpold_ebpf::names::choice::query`].
     pub(crate) names_group: u64,
+    /// Bits of the groups whose rows were not chosen yet.
+    pub(crate) names_left: u64,
     /// Parsed IPv4 packet, between the functions that parse and judge it.
     pub(crate) reading4: ParsedPacket<V4>,
     /// Parsed IPv6 packet, between the functions that parse and judge it.

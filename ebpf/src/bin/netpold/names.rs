@@ -14,25 +14,28 @@ use netpold_ebpf::{
         DOUBT_BLOCKS, DOUBT_WORDS, DoubtPlace, NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames,
     },
     names::{
-        choice,
+        choice::{self, Opening, read_plain},
         conversation::{self, Datagram, RECORDS},
-        doubt, name, store,
-        tables::{Lookup, NameTable, NameTables},
+        doubt, name,
+        store::{self, lowest},
+        tables::{NameTable, NameTables},
         work::{MESSAGE, Work},
     },
     packet::{
         family::{V4, V6},
+        parse,
         parsed::ParsedPacket,
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     },
     reason::Reason,
     tables::{TableFamily, find_endpoint},
 };
 
 use crate::{
-    Global, READ_IPV4, READ_IPV6, READ_LINK, READ_OPTIONS, SlowPath,
+    Global, READ_IPV4, READ_IPV6, READ_LINK, READ_OPTIONS, SlowPath, leave_hook,
     maps::{self, Scratch},
-    netpold_leave_hook, netpold_options,
-    packet::Copied,
+    netpold_options,
+    packet::{Copied, LinearBytes},
     recorded, streams,
     tables::Maps,
     trace::TRACED,
@@ -51,36 +54,105 @@ pub(crate) fn named(skb: *mut __sk_buff) -> Option<u32> {
 /// the number of the reason.
 #[inline(always)]
 pub(crate) fn judge<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
-    netpold_leave_hook(skb);
-    let kind = (slow_path.read)(skb);
-    if kind == READ_OPTIONS {
-        netpold_options(skb);
+    let mut kind = netpold_read_plain(skb);
+    if kind == 0 {
+        kind = (slow_path.read)(skb);
+        if kind == READ_OPTIONS {
+            netpold_options(skb);
+        }
     }
     match kind {
-        READ_IPV4 | READ_OPTIONS => by_groups::<D>(skb, slow_path.groups4, slow_path.judge4),
-        READ_IPV6 | READ_LINK => by_groups::<D>(skb, slow_path.groups6, slow_path.judge6),
+        READ_IPV4 | READ_OPTIONS => by_groups::<D>(skb, slow_path.query4, slow_path.judge4),
+        READ_IPV6 | READ_LINK => by_groups::<D>(skb, slow_path.query6, slow_path.judge6),
         _ => Reason::Policy as u32,
     }
 }
 
+/// Leaves the hook of the packet in the scratch and, if it can be read in place, the parsed packet; then the result is
+/// that of [`SlowPath::read`], else 0. The packet's source was checked by the judgement before.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_read_plain(skb: *mut __sk_buff) -> u32 {
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    leave_hook(skb, scratch);
+    // SAFETY: the program's context.
+    let bytes = unsafe { LinearBytes::<true>::new(skb) };
+    match parse::link(&bytes) {
+        Ok((ETHERTYPE_IPV4, offset)) => read_plain::<V4, _>(&bytes, offset).map_or(0, |reading| {
+            // SAFETY: this CPU's own scratch.
+            unsafe { (&raw mut (*scratch).reading4).write(reading) };
+            READ_IPV4
+        }),
+        Ok((ETHERTYPE_IPV6, offset)) => read_plain::<V6, _>(&bytes, offset).map_or(0, |reading| {
+            // SAFETY: likewise.
+            unsafe { (&raw mut (*scratch).reading6).write(reading) };
+            READ_IPV6
+        }),
+        _ => 0,
+    }
+}
+
+/// Whether the row of a group allows the opening of a connection over IPv4. So most connections to resolved addresses
+/// begin with one judgement.
+#[inline(always)]
+pub(crate) fn opens4(opening: &Opening) -> bool {
+    let Opening { endpoint, row, address, class, protocol, port } = *opening;
+    let transport = u32::from(port) | u32::from(protocol) << 16;
+    netpold_opens4((address[1] >> 32) as u32, endpoint, row, class.into(), transport) != 0
+}
+
+/// [`opens4`], 1 or 0; `transport`: the port, above it the protocol.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_opens4(
+    address: u32,
+    endpoint: u32,
+    row: u32,
+    class: u32,
+    transport: u32,
+) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    let address = [0, 0xffff_0000 | u64::from(address) << 32];
+    let (protocol, port) = ((transport >> 16) as u8, transport as u16);
+    let opening = Opening { endpoint, row, address, class, protocol, port };
+    if !opening.look_up(&maps) {
+        return 0;
+    }
+    // SAFETY: this CPU's own scratch.
+    unsafe { (&raw mut (*scratch).names_row).write(row.into()) };
+    let mut row = netpold_name_groups(choice::ASKS);
+    let mut left = NAME_GROUPS as u32;
+    while row != 0 && left != 0 {
+        if opening.is_allowed(&maps, row) {
+            return 1;
+        }
+        left = unknown(left - 1);
+        row = netpold_next_row();
+    }
+    0
+}
+
 /// Judges the parsed packet in the scratch by the row of each group, until one allows it.
 #[inline(always)]
-fn by_groups<D: PodDirection>(skb: *mut __sk_buff, groups_of: Global, judge: Global) -> u32 {
-    let groups = groups_of(skb);
-    for group in 0..NAME_GROUPS as u32 {
-        if groups >> group & 1 == 0 || netpold_choose_row(group) == 0 {
-            continue;
-        }
+fn by_groups<D: PodDirection>(skb: *mut __sk_buff, query_of: Global, judge: Global) -> u32 {
+    let query = query_of(skb);
+    let mut is_chosen = if query == 0 { 0 } else { netpold_name_groups(query) };
+    let mut left = NAME_GROUPS as u32;
+    while is_chosen != 0 && left != 0 {
+        // The compiler would unroll the loop, at the cost of stack.
+        left = unknown(left - 1);
         let reason = recorded(skb, judge);
         if reason == Reason::Policy as u32 {
+            is_chosen = netpold_next_row();
             continue;
         }
         if !D::EGRESS || reason >= Reason::FIRST_DROP as u32 {
             return reason;
         }
-        if groups & choice::GOES_ON != 0 {
+        if query & choice::GOES_ON != 0 {
             // Prolongs the address.
-            groups_of(skb);
+            netpold_name_groups(query_of(skb));
         }
         // No exit judges a translation: the node translates no packets to this address.
         return if reason == Reason::Translated as u32 { Reason::Allowed as u32 } else { reason };
@@ -88,9 +160,9 @@ fn by_groups<D: PodDirection>(skb: *mut __sk_buff, groups_of: Global, judge: Glo
     Reason::Policy as u32
 }
 
-/// Groups of rules whose names matter to the parsed packet in the scratch. Leaves the rows in force there.
+/// [`choice::query`] for the parsed packet in the scratch. Leaves the rows in force there.
 #[inline(always)]
-fn groups<D: PodDirection, F: TableFamily>(
+fn query<D: PodDirection, F: TableFamily>(
     skb: *mut __sk_buff,
     reading: impl FnOnce(*mut Scratch) -> *const ParsedPacket<F>,
 ) -> u32 {
@@ -111,38 +183,48 @@ fn groups<D: PodDirection, F: TableFamily>(
     }
     // SAFETY: this CPU's own scratch, written before.
     let (packet, allowed) = unsafe { (&*reading(scratch), (*scratch).names_group as u32) };
-    choice::groups::<F, D, _>(&maps, endpoint, list, packet, allowed)
+    choice::query::<F, D, _>(&maps, endpoint, list, packet, allowed)
 }
 
-macro_rules! groups {
+macro_rules! query {
     ($name:ident, $direction:ty, $family:ty, $reading:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) extern "C" fn $name(skb: *mut __sk_buff) -> u32 {
             // SAFETY: a field of the scratch.
-            groups::<$direction, $family>(skb, |it| unsafe { &raw const (*it).$reading })
+            query::<$direction, $family>(skb, |it| unsafe { &raw const (*it).$reading })
         }
     };
 }
 
-groups!(netpold_ingress_groups4, Ingress, V4, reading4);
-groups!(netpold_ingress_groups6, Ingress, V6, reading6);
-groups!(netpold_egress_groups4, Egress, V4, reading4);
-groups!(netpold_egress_groups6, Egress, V6, reading6);
+query!(netpold_ingress_query4, Ingress, V4, reading4);
+query!(netpold_ingress_query6, Ingress, V6, reading6);
+query!(netpold_egress_query4, Egress, V4, reading4);
+query!(netpold_egress_query6, Egress, V6, reading6);
 
-/// Chooses the row of a group for the next judgement, in place of the egress row in the scratch; 0: there is none.
+/// Chooses the row of the next group for the next judgement; 0 if there is none.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_choose_row(group: u32) -> u32 {
-    let maps = Maps::new();
+extern "C" fn netpold_next_row() -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: this CPU's own scratch.
+    let groups = unsafe { (*scratch).names_left as u32 };
+    choose_row(&Maps::new(), scratch, groups)
+}
+
+/// Chooses the row of the first of some groups for the next judgement, in place of the egress row in this CPU's scratch,
+/// and leaves the other groups there; 0 if there is none.
+#[inline(always)]
+fn choose_row(maps: &Maps, scratch: *mut Scratch, groups: u32) -> u32 {
+    // SAFETY: this CPU's own scratch.
     let (rows, base) = unsafe { (Rows((*scratch).rows), (*scratch).names_row as u32) };
-    let row = maps.row_of(base, group);
+    let row = maps.row_of(base, lowest(groups));
+    let others = groups & groups.wrapping_sub(1);
     // SAFETY: this CPU's own scratch.
     unsafe {
         (&raw mut (*scratch).rows).write(rows.with_egress(row).0);
-        (&raw mut (*scratch).names_group).write(1 << (group & 31));
+        (&raw mut (*scratch).names_group).write((groups ^ others).into());
+        (&raw mut (*scratch).names_left).write(others.into());
     }
     row
 }
@@ -152,7 +234,7 @@ extern "C" fn netpold_choose_row(group: u32) -> u32 {
 #[inline(always)]
 pub(crate) fn listen<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> bool {
     // The traced entry has no stack left for this check; its functions make it.
-    if !TRACED && (named(skb).is_none() || streams::is_of_others::<D>(skb, reason)) {
+    if !TRACED && named(skb).is_none_or(|id| streams::is_of_others::<D>(skb, id, reason)) {
         return true;
     }
     let passes = if D::EGRESS {
@@ -184,7 +266,9 @@ pub(crate) fn read_answer(skb: *mut __sk_buff) {
         }
         if result == conversation::ADDRESS {
             for index in 0..NAME_MATCHES as u32 {
-                netpold_name_learn(index);
+                if netpold_name_learn(index) == 0 {
+                    break;
+                }
             }
         }
     }
@@ -305,10 +389,15 @@ extern "C" fn netpold_name_hash_some(list: u32) -> u32 {
 #[inline(never)]
 pub(crate) extern "C" fn netpold_name_learn(index: u32) -> u32 {
     let maps = Maps::new();
-    if let Some(work) = maps.work() {
-        conversation::learn(&maps, work, index);
-    }
-    0
+    maps.work().is_some_and(|work| conversation::learn(&maps, work, index)).into()
+}
+
+/// [`store::find`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_name_find(learned: u32) -> u32 {
+    let maps = Maps::new();
+    maps.work().map_or(u32::MAX, |work| store::find(&maps, work, store_of(learned)))
 }
 
 /// [`store::survey`]
@@ -341,13 +430,13 @@ extern "C" fn netpold_record_doubt(endpoint: u32, port: u32) -> u32 {
     0
 }
 
-/// [`choice::groups_in`]
+/// [`choice::groups`] of the last query; chooses the row of the first group, see [`choose_row`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_name_groups(choice: u32, list: u32, goes_on: u32, allowed: u32) -> u32 {
+extern "C" fn netpold_name_groups(query: u32) -> u32 {
     let maps = Maps::new();
-    let lookup = Lookup { list, goes_on: goes_on != 0, allowed };
-    maps.work().map_or(0, |work| choice::groups_in(&maps, work, lookup, choice))
+    let (Some(work), Some(scratch)) = (maps.work(), maps::SCRATCH.get_ptr_mut(0)) else { return 0 };
+    choose_row(&maps, scratch, choice::groups(&maps, work, query))
 }
 
 #[inline(always)]
@@ -444,6 +533,12 @@ impl NameTables for Maps {
     }
 
     #[inline(always)]
+    fn find(&self, _work: Work, store: NameTable) -> u32 {
+        // Opaque: the compiler knows the function's results, the verifier does not, and needs their bounds checked.
+        unknown(netpold_name_find((store == NameTable::Learned).into()))
+    }
+
+    #[inline(always)]
     fn survey(&self, _work: Work, store: NameTable) {
         netpold_name_survey((store == NameTable::Learned).into());
     }
@@ -456,11 +551,5 @@ impl NameTables for Maps {
     #[inline(always)]
     fn record_doubt(&self, asker: u64) {
         netpold_record_doubt((asker >> 32) as u32, asker as u32);
-    }
-
-    #[inline(always)]
-    fn groups_in(&self, _work: Work, lookup: Lookup, choice: u32) -> u32 {
-        let Lookup { list, goes_on, allowed } = lookup;
-        netpold_name_groups(choice, list, goes_on.into(), allowed)
     }
 }

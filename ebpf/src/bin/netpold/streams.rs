@@ -84,15 +84,34 @@ pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32)
     1
 }
 
-/// Whether a packet is neither of a conversation with a resolver nor of one with an address that may lead to one. In the
-/// program's entry: nearly all packets end here, without a call.
+/// Whether a packet of a pod with names is of no conversation with a resolver. One to an address that may lead to a
+/// resolver casts doubt on its port. In the program's entry: nearly all packets end here, without a call.
 #[inline(always)]
-pub(crate) fn is_of_others<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> bool {
+pub(crate) fn is_of_others<D: PodDirection>(
+    skb: *mut __sk_buff,
+    endpoint: u32,
+    reason: u32,
+) -> bool {
     match look::<D>(skb) {
         HeaderKind::Other => true,
-        HeaderKind::Elsewhere(_) => !D::EGRESS || !may_be_translated(reason),
+        HeaderKind::Elsewhere(port) => {
+            if D::EGRESS && may_be_translated(reason) {
+                netpold_doubt(endpoint, port.into());
+            }
+            true
+        }
         HeaderKind::Segment | HeaderKind::Datagram | HeaderKind::Unknown => false,
     }
+}
+
+/// Casts doubt on a port of a pod, if streams are read here.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_doubt(endpoint: u32, port: u32) -> u32 {
+    if !is_read_behind() && are_read() {
+        doubt_port(&Maps::new(), u64::from(endpoint) << 32 | u64::from(port as u16));
+    }
+    0
 }
 
 /// Whether answers over TCP count: otherwise their segments pass unread.
@@ -225,8 +244,8 @@ impl Steps for Called {
     }
 
     #[inline(always)]
-    fn learn(&self, index: u32) {
-        netpold_name_learn(index);
+    fn learn(&self, index: u32) -> bool {
+        netpold_name_learn(index) != 0
     }
 
     #[inline(always)]

@@ -29,8 +29,13 @@ use crate::{maps, trace};
 
 /// Maps of this program. All array lookups share one place on the stack for the index: a place for each would fill the
 /// 512 bytes of a program's stack. With `CLAIMS`, a flow takes a vacant way of its first bucket at once. With
-/// `DEFERS`, other flows are left for [`flows::netpold_record`] to insert.
-pub(crate) struct Maps<const DEFERS: bool = false, const CLAIMS: bool = true> {
+/// `DEFERS`, other flows are left for [`flows::netpold_record`] to insert. With `OPENS`, rules with domain names allow the
+/// opening of a connection at once.
+pub(crate) struct Maps<
+    const DEFERS: bool = false,
+    const CLAIMS: bool = true,
+    const OPENS: bool = false,
+> {
     index: UnsafeCell<u32>,
     /// Whether a flow was left.
     deferred: Cell<bool>,
@@ -43,7 +48,15 @@ impl Maps {
     }
 }
 
-impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
+impl Maps<false, true, true> {
+    /// Tables for the judgement of a pod's packet in the program's entry, with domain names.
+    #[inline(always)]
+    pub(crate) const fn opening() -> Self {
+        Self { index: UnsafeCell::new(0), deferred: Cell::new(false) }
+    }
+}
+
+impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Maps<DEFERS, CLAIMS, OPENS> {
     /// An element of an array map.
     #[inline(always)]
     pub(crate) fn element<T>(&self, map: &'static Array<T>, index: u32) -> Option<*mut T> {
@@ -110,7 +123,7 @@ macro_rules! word {
     };
 }
 
-impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
+impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Maps<DEFERS, CLAIMS, OPENS> {
     /// Class of an IPv6 address with [`ipv6_hosts::FOUND`]; 0 if it is not in the table.
     #[inline(always)]
     fn find_host6(&self, address: [u64; 2]) -> u64 {
@@ -135,7 +148,9 @@ impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
     }
 }
 
-impl<const DEFERS: bool, const CLAIMS: bool> PolicyTables for Maps<DEFERS, CLAIMS> {
+impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> PolicyTables
+    for Maps<DEFERS, CLAIMS, OPENS>
+{
     #[inline(always)]
     fn trie_root(&self, index: u16) -> u32 {
         // SAFETY: the index is below the table's length.
@@ -188,7 +203,9 @@ impl<const DEFERS: bool, const CLAIMS: bool> PolicyTables for Maps<DEFERS, CLAIM
     const TRACED: bool = trace::TRACED;
 }
 
-impl<const DEFERS: bool, const CLAIMS: bool> Timeouts for Maps<DEFERS, CLAIMS> {
+impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Timeouts
+    for Maps<DEFERS, CLAIMS, OPENS>
+{
     #[inline(always)]
     fn is_expired(&self, control: Control, protocol: u8, settings: &Settings, now: u32) -> bool {
         // Nearly all packets find a younger entry, and need no call.
@@ -220,7 +237,9 @@ extern "C" fn netpold_rank(control: u64, protocol: u32, now: u32) -> u64 {
     maps.settings().map_or(PROTECTED, rank)
 }
 
-impl<const DEFERS: bool, const CLAIMS: bool> Memory for Maps<DEFERS, CLAIMS> {
+impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Memory
+    for Maps<DEFERS, CLAIMS, OPENS>
+{
     #[inline(always)]
     unsafe fn load(&self, word: *const u64) -> u64 {
         // SAFETY: as the caller promises.
@@ -301,7 +320,9 @@ pub(crate) fn hide(index: usize, noise: u64) -> usize {
     hidden
 }
 
-impl<const DEFERS: bool, const CLAIMS: bool> LocalEndpoints for Maps<DEFERS, CLAIMS> {
+impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> LocalEndpoints
+    for Maps<DEFERS, CLAIMS, OPENS>
+{
     #[inline(always)]
     fn local4(&self, address: u32) -> Option<u32> {
         // SAFETY: the value is a word, read once.

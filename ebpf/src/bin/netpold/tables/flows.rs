@@ -16,6 +16,7 @@ use netpold_ebpf::{
     layout::{
         ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, ROW_NOT_ISOLATED, Settings,
     },
+    names::choice::Opening,
     packet::family::{V4, V6},
     reason::{self, Reason},
     tables::{
@@ -30,6 +31,7 @@ use super::{Maps, netpold_cidr6};
 use crate::{
     connection,
     maps::{self, Pending},
+    names,
 };
 
 impl Maps<false, false> {
@@ -54,7 +56,7 @@ impl<const CLAIMS: bool> Maps<true, CLAIMS> {
     }
 }
 
-impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
+impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Maps<DEFERS, CLAIMS, OPENS> {
     /// Leaves a flow for [`netpold_record`].
     #[inline(always)]
     fn defer(&self, key: [u64; 4], hash: u64, what: u64) -> Result<(), Full> {
@@ -68,7 +70,9 @@ impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
     }
 }
 
-impl<const DEFERS: bool, const CLAIMS: bool> Tables for Maps<DEFERS, CLAIMS> {
+impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Tables
+    for Maps<DEFERS, CLAIMS, OPENS>
+{
     #[inline(always)]
     fn settings(&self) -> Option<&Settings> {
         // SAFETY: map memory; the fields that the agent changes are words, each read on its own.
@@ -108,6 +112,11 @@ impl<const DEFERS: bool, const CLAIMS: bool> Tables for Maps<DEFERS, CLAIMS> {
     fn revision(&self) -> u32 {
         // SAFETY: map memory; the agent changes this field while the program runs.
         unsafe { (&raw const (*maps::SETTINGS.get()).revision).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn opens_by_name(&self, opening: &Opening) -> bool {
+        OPENS && names::opens4(opening)
     }
 
     #[inline(always)]
@@ -211,7 +220,8 @@ pub(crate) extern "C" fn netpold_record(skb: *mut __sk_buff) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: this CPU's own scratch.
     let (what, hash) = unsafe { ((*scratch).pending.what, (*scratch).pending.hash) };
-    if insert_pending(&maps, what, hash) {
+    // Most flows find a vacant way, and need no call.
+    if insert_pending(&Maps::new(), what, hash) {
         return 0;
     }
     // SAFETY: the program's context.
@@ -223,7 +233,7 @@ pub(crate) extern "C" fn netpold_record(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn insert_pending(maps: &Maps<false, false>, what: u64, hash: u64) -> bool {
+fn insert_pending<const CLAIMS: bool>(maps: &Maps<false, CLAIMS>, what: u64, hash: u64) -> bool {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return false };
     // SAFETY: this CPU's own scratch.
     unsafe {
