@@ -17,6 +17,7 @@ use super::class_numbers::ClassNumbers;
 use super::ends::{Class, PartyEnd, PartyEnds};
 use super::peers::PeerIndex;
 use super::ports::{PROTOCOLS, PortRanges};
+use crate::parallel::both;
 
 /// Numbers of distinct sets of ports.
 #[derive(Default)]
@@ -279,11 +280,12 @@ impl<'a, 'c> OneWays<'a, 'c> {
         peers: &'a [MatchedPeers<'a, 'c>; 2],
         port_sets: &'a PortSets,
     ) -> Self {
-        let by_side = [0, 1].map(|side| {
+        let of_side = |side: usize| {
             [Direction::Egress, Direction::Ingress]
                 .map(|it| OneWay::new(clusters[side], it, &peers[side], port_sets))
-        });
-        Self { port_sets, by_side }
+        };
+        let (before, after) = both(|| of_side(0), || of_side(1));
+        Self { port_sets, by_side: [before, after] }
     }
 
     /// Returns the lost and the gained ports from one class to another; `None` if there are none. `sides`: a member of
