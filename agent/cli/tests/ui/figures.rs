@@ -88,7 +88,9 @@ fn figures_of_large_clusters() {
         browser.wait("window.frames?.median !== undefined");
         let (after, frames) = (browser.processor_times(), browser.value("window.frames"));
         let [ran, waited] = [0, 1].map(|i| after[i].saturating_sub(before[i]));
-        eprintln!("all unfolded, {kind}: {frames}; the page's thread ran {ran:?} and waited {waited:?} for a processor");
+        eprintln!(
+            "all unfolded, {kind}: {frames}; the page's thread ran {ran:?} and waited {waited:?} for a processor"
+        );
     }
 
     figures_of_changes("20,000 pods", &generated(1000, 20, 20));
