@@ -41,7 +41,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::Change;
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
-pub use baseline::{Baseline, ClusterPair};
+pub use baseline::{ClusterPair, ComparisonBaseline};
 pub use compare::compare;
 use compare::compare_until;
 pub use difference::{ConnectivityChange, Difference};

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use netpold_client::live::{self, ClusterArgs};
 use netpold_client::offline::{self, Recursive, Reviewed};
 use netpold_core::cluster::Cluster;
-use netpold_review::diff::{self, Baseline, NamedPairs, named_pairs};
+use netpold_review::diff::{self, ComparisonBaseline, NamedPairs, named_pairs};
 use netpold_review::doctor;
 use netpold_review::judge::Judge;
 
@@ -38,7 +38,7 @@ pub(super) struct ObjectSnapshot {
     pub(super) judge: Judge,
     pub(super) named: NamedPairs,
     /// The objects before changes, from the first question about one on.
-    baseline: OnceLock<Baseline>,
+    baseline: OnceLock<ComparisonBaseline>,
 }
 
 impl ObjectSource {
@@ -80,7 +80,7 @@ impl ObjectSnapshot {
     }
 
     /// Returns the objects before changes.
-    pub(super) fn baseline(&self, pod_cidrs: &[IpNet]) -> &Baseline {
-        self.baseline.get_or_init(|| Baseline::new(&self.objects, pod_cidrs))
+    pub(super) fn baseline(&self, pod_cidrs: &[IpNet]) -> &ComparisonBaseline {
+        self.baseline.get_or_init(|| ComparisonBaseline::new(&self.objects, pod_cidrs))
     }
 }

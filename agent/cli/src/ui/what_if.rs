@@ -90,7 +90,7 @@ pub(super) fn answer(
 
 #[cfg(test)]
 mod tests {
-    use netpold_review::diff::Baseline;
+    use netpold_review::diff::ComparisonBaseline;
 
     use super::*;
 
@@ -99,7 +99,7 @@ mod tests {
         let text = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: shop}, spec: {containers: []}, \
                     status: {phase: Running, podIP: 10.0.0.1}}";
         let objects = review_text(NAME, text.as_bytes(), "shop");
-        let baseline = Baseline::new(&objects, &[]);
+        let baseline = ComparisonBaseline::new(&objects, &[]);
         let compare =
             |ended| baseline.compare(&objects, (&[], false), |_| Ok(()), &AtomicBool::new(ended));
         assert!(compare(false).is_ok());

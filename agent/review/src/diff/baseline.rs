@@ -21,7 +21,7 @@ use crate::judge::are_possible;
 pub type ClusterPair = [Arc<Cluster>; 2];
 
 /// Objects before a change.
-pub struct Baseline {
+pub struct ComparisonBaseline {
     cluster: Arc<Cluster>,
     workloads: Vec<Arc<ComparedWorkload>>,
     pod_cidrs: Vec<IpNet>,
@@ -29,7 +29,7 @@ pub struct Baseline {
     may_depend: bool,
 }
 
-impl Baseline {
+impl ComparisonBaseline {
     /// Prepares objects. `pod_cidrs`: see [`ranges`].
     #[must_use]
     pub fn new(before: &Reviewed, pod_cidrs: &[IpNet]) -> Self {
@@ -139,7 +139,7 @@ mod tests {
             let has_others = choices.chance(20);
             named.retain(|object| (has_others || is_policy(object)) && choices.chance(60));
             let ended = AtomicBool::new(false);
-            let baseline = Baseline::new(&before, &[]);
+            let baseline = ComparisonBaseline::new(&before, &[]);
             let ([_, after], prepared) =
                 baseline.compare(&before, (&named, delete), |_| Ok(()), &ended).unwrap();
             let sources = Sources::of_change(before.clone(), &named, delete);
