@@ -240,8 +240,14 @@ impl<'c> Comparison<'_, 'c> {
         if let Some(one_way) = &self.one_way
             && !self.ends.may_translate(from, to)
         {
-            if let Some(sides) = members_that_meet(from, to).next() {
-                pair.add(one_way.change(of, sides, known));
+            // Pods of two workloads are two pods, before and after.
+            let are_apart = from.party != to.party
+                && from.kind == ClassKind::Pods
+                && to.kind == ClassKind::Pods;
+            if are_apart {
+                pair.add(one_way.change(of, [&from.members[0], &to.members[0]], known));
+            } else if let Some([a, b]) = members_that_meet(from, to).next() {
+                pair.add(one_way.change(of, [&a, &b], known));
             }
             return Ok(());
         }

@@ -114,8 +114,9 @@ impl<'a, 'c> OneWay<'a, 'c> {
         }
     }
 
-    /// Returns the number of the ports that are allowed from one class to another; `ends` are a member of each.
-    pub(super) fn ports(&self, [from, to]: [usize; 2], ends: [PartyEnd<'c>; 2]) -> u32 {
+    /// Returns the number of the ports that are allowed from one class to another; `sides` are a member of each, before
+    /// and after.
+    pub(super) fn ports(&self, [from, to]: [usize; 2], sides: [&[PartyEnd<'c>; 2]; 2]) -> u32 {
         let (own, remote) = match self.direction {
             Direction::Egress => (from, to),
             Direction::Ingress => (to, from),
@@ -126,7 +127,8 @@ impl<'a, 'c> OneWay<'a, 'c> {
         let answers = subject.answers.get_or_init(|| self.answers(subject));
         let set = answers.sets.get(remote);
         let [from, to] = [from, to].map(|class| &self.ends.classes[class]);
-        *answers.ports[set as usize].get_or_init(|| self.judge(from, to, ends))
+        *answers.ports[set as usize]
+            .get_or_init(|| self.judge(from, to, sides.map(|end| end[self.peers.side])))
     }
 
     /// Finds the set of rules that match each class.
@@ -293,13 +295,11 @@ impl<'a, 'c> OneWays<'a, 'c> {
     pub(super) fn change(
         &self,
         of: [usize; 2],
-        sides: [[PartyEnd<'c>; 2]; 2],
+        sides: [&[PartyEnd<'c>; 2]; 2],
         known: &mut KnownChanges,
     ) -> Option<Arc<[PortRanges; 2]>> {
-        let numbers = [0, 1].map(|side| {
-            let ends = sides.map(|end| end[side]);
-            self.by_side[side].each_ref().map(|one_way| one_way.ports(of, ends))
-        });
+        let numbers =
+            self.by_side.each_ref().map(|of_side| of_side.each_ref().map(|it| it.ports(of, sides)));
         if numbers[0] == numbers[1] {
             return None;
         }
