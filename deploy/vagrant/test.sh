@@ -29,14 +29,14 @@ kubectl -n netpold-system get pods -o wide
 # Our own tests, on each kernel: built here, run there. Static, since the machines' libraries differ.
 target=x86_64-unknown-linux-gnu
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-Ctarget-feature=+crt-static
-(cd "$root" && cargo test --package netpold --test traffic --target $target --no-run --message-format json) \
-    | sed -n 's/.*"executable":"\([^"]*\/traffic-[^"]*\)".*/\1/p' > "$work/traffic"
+(cd "$root" && cargo test --package netpold --test node --target $target --no-run --message-format json) \
+    | sed -n 's/.*"executable":"\([^"]*\/node-[^"]*\)".*/\1/p' > "$work/tests"
 binary=$root/target/$target/debug/netpold
 for node in "${nodes[@]}"; do
     uname=$(vagrant ssh "$node" -c 'uname -r' 2> /dev/null | tr -d '\r')
     echo "==> $node, Linux $uname"
-    vagrant upload "$(cat "$work/traffic")" /tmp/traffic "$node"
+    vagrant upload "$(cat "$work/tests")" /tmp/tests "$node"
     vagrant upload "$binary" /tmp/netpold "$node"
     # The tests look for netpold where it was built.
-    vagrant ssh "$node" -c "sudo install -D /tmp/netpold '$binary' && chmod +x /tmp/traffic && sudo /tmp/traffic"
+    vagrant ssh "$node" -c "sudo install -D /tmp/netpold '$binary' && chmod +x /tmp/tests && sudo /tmp/tests traffic::"
 done

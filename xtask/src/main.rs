@@ -11,6 +11,7 @@ mod fuzz;
 mod image;
 mod setup;
 mod step;
+mod suites;
 mod vm;
 
 use std::path::{Path, PathBuf};
@@ -38,6 +39,8 @@ enum Task {
         #[arg(long, conflicts_with = "filter")]
         quick: bool,
     },
+    /// Write the table of test suites in CONTRIBUTING.md, from the last run of all tests
+    Suites,
     /// Show enforcement of policies between pods in network namespaces (needs root)
     Demo {
         /// Use this netpold instead of building one
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
             .and_then(|()| setup::for_sources()),
         Task::Test { quick: true, .. } => checks::quick(),
         Task::Test { filter, .. } => checks::run(filter.as_deref()),
+        Task::Suites => suites::run(),
         Task::Demo { binary } => demo::run(binary),
         Task::Image(options) => image::run(&options),
         Task::Bench { arguments } => bench::run(&arguments),

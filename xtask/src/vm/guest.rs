@@ -17,18 +17,18 @@ use crate::arch::Arch;
 use crate::setup::{self, Toolchain};
 use crate::{cargo, root, step};
 
-/// Tests with real traffic, by prefix of the module in `agent/tests/traffic`. Tests without a prefix here concern the
+/// Tests with real traffic, by module of `agent/tests/node`. Tests without a prefix here concern the
 /// agent rather than the kernel, and are slow when emulated.
 const TRAFFIC: [&str; 9] = [
-    "reach::",
-    "established::",
-    "errors::",
-    "fragments::",
-    "spoof::",
-    "kernel::",
-    "netkit::",
-    "trace::filters",
-    "uninstall::",
+    "traffic::reach::",
+    "traffic::established::",
+    "traffic::errors::",
+    "traffic::fragments::",
+    "traffic::spoof::",
+    "traffic::kernel::",
+    "traffic::netkit::",
+    "traffic::trace::filters",
+    "traffic::uninstall::",
 ];
 
 /// The first step; the others make no sense without it.
@@ -45,8 +45,7 @@ pub(super) struct GuestStep {
 /// The binaries under test.
 pub(super) struct TestBinaries {
     netpold: PathBuf,
-    kernel: PathBuf,
-    traffic: PathBuf,
+    tests: PathBuf,
 }
 
 impl TestBinaries {
@@ -56,7 +55,7 @@ impl TestBinaries {
     /// When a binary does not compile.
     pub(super) fn build(toolchain: &Toolchain, arch: Arch) -> Result<Self> {
         let build = || -> Result<Command> {
-            let tests = ["test", "--workspace", "--test", "kernel", "--test", "traffic"];
+            let tests = ["test", "--workspace", "--test", "node"];
             let mut command = cargo(&tests);
             command.arg("--no-run");
             if !arch.is_own() {
@@ -75,11 +74,7 @@ impl TestBinaries {
             let found = all.find(|a| a.executable.is_some() && a.target.kind == [kind]);
             found.and_then(|a| a.executable.clone()).with_context(|| format!("no binary {name}"))
         };
-        Ok(Self {
-            netpold: find("netpold", "bin")?,
-            kernel: find("kernel", "test")?,
-            traffic: find("traffic", "test")?,
-        })
+        Ok(Self { netpold: find("netpold", "bin")?, tests: find("node", "test")? })
     }
 }
 
@@ -131,7 +126,7 @@ impl Guest {
         for name in ["bin", "sbin", "lib", "lib64"] {
             archive.link(&format!("/{name}"), &format!("usr/{name}"));
         }
-        let built = [&*binaries.netpold, &binaries.kernel, &binaries.traffic];
+        let built = [&*binaries.netpold, &binaries.tests];
         for (to, from) in userland.files(&built)? {
             archive.copy(&from, &to)?;
         }
@@ -155,8 +150,7 @@ impl Guest {
 }
 
 fn steps(kernel: &UnpackedKernel, binaries: &TestBinaries, only: &[String]) -> Vec<GuestStep> {
-    let (netpold, tests) = (binaries.netpold.display(), binaries.kernel.display());
-    let traffic = binaries.traffic.display();
+    let (netpold, tests) = (binaries.netpold.display(), binaries.tests.display());
     if kernel.too_old {
         let run = format!(
             "mkdir /tmp/m; {netpold} run --manifests /tmp/m --node-name n1 --bpffs /tmp/b 2>&1 | tee \
@@ -168,7 +162,7 @@ fn steps(kernel: &UnpackedKernel, binaries: &TestBinaries, only: &[String]) -> V
     let with_traffic = GuestStep {
         name: "traffic",
         limit: 5400,
-        command: format!("{SLOWNESS}=6 {traffic} --test-threads=2 {filters}"),
+        command: format!("{SLOWNESS}=6 {tests} --test-threads=2 {filters}"),
     };
     if !only.is_empty() {
         return vec![with_traffic];
@@ -176,7 +170,11 @@ fn steps(kernel: &UnpackedKernel, binaries: &TestBinaries, only: &[String]) -> V
     let load = "programs_pass_the_verifier --nocapture";
     vec![
         GuestStep { name: LOAD, limit: 1200, command: format!("{tests} {load}") },
-        GuestStep { name: "kernel", limit: 2400, command: format!("{tests} --test-threads=2") },
+        GuestStep {
+            name: "kernel",
+            limit: 2400,
+            command: format!("{tests} --test-threads=2 kernel:: --skip traffic::"),
+        },
         with_traffic,
     ]
 }

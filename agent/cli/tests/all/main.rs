@@ -1,0 +1,15 @@
+//! Tests of the commands, each run as a program.
+
+mod changes;
+mod command;
+mod findings;
+mod incomplete;
+mod learned;
+mod names;
+mod objects;
+mod presets;
+mod recursive;
+mod second;
+mod statements;
+mod ui;
+mod written;

@@ -1,0 +1,6 @@
+//! Tests of peer slices.
+
+mod form;
+mod packing;
+mod verdicts;
+mod view;
