@@ -1,6 +1,7 @@
 //! `netpold diff`: which connections a change of manifests cuts or opens.
 
 mod args;
+mod baseline;
 mod class_numbers;
 mod clients;
 mod compare;
@@ -40,6 +41,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::Change;
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
+pub use baseline::{ClusterPair, ComparisonBaseline};
 pub use compare::compare;
 use compare::compare_until;
 pub use difference::{ConnectivityChange, Difference};
@@ -97,18 +99,14 @@ pub fn compare_objects(
     let judges = (!services.is_empty())
         .then(|| services::judges(objects.clone(), details.clone(), pod_cidrs, is_partial));
     let may_depend = objects.iter().any(|objects| are_possible(objects));
-    let copied = if may_depend { Some(objects.clone()) } else { None };
     let [before, after] = objects.map(|objects| objects.into_iter().collect());
-    let ranges = ranges(pod_cidrs, &[&before, &after]);
+    let clusters = [&before, &after];
+    let ranges = ranges(pod_cidrs, &clusters);
     let mut difference = compare_until(&before, &after, &ranges, ended)?;
     difference.isolation.unknown.splice(0..0, gaps);
-    let unmatched = unmatched::unmatched([&before, &after]);
-    match unmatched.is_partial {
-        true => difference.isolation.unknown.extend(unmatched.parts),
-        false => difference.notes.extend(unmatched.note()),
-    }
-    if let Some(objects) = copied {
-        let depending = worlds::depending([&before, &after], objects, &ranges, ended)?;
+    add_unmatched(&mut difference, clusters);
+    if may_depend {
+        let depending = worlds::depending(clusters, &ranges, ended)?;
         difference.isolation.unknown.extend(depending);
     }
     if let Some([before, after]) = &judges {
@@ -119,6 +117,15 @@ pub fn compare_objects(
     difference.notes.extend(notes);
     difference.notes.extend(clients::notes(&details[1], &after, &ranges, &difference));
     Ok(([before, after], difference))
+}
+
+/// Adds the parts of changed policies without pods.
+fn add_unmatched(difference: &mut Difference, clusters: [&Cluster; 2]) {
+    let unmatched = unmatched::unmatched(clusters);
+    match unmatched.is_partial {
+        true => difference.isolation.unknown.extend(unmatched.parts),
+        false => difference.notes.extend(unmatched.note()),
+    }
 }
 
 /// Finds the open connections that the change cuts, on this node or in the cluster.

@@ -15,4 +15,5 @@ pub mod diff;
 pub mod doctor;
 pub mod explain;
 pub mod judge;
+mod parallel;
 mod unenforced;

@@ -62,7 +62,7 @@ pub struct Browser {
     driver: Child,
     port: u16,
     session: String,
-    _profile: TempDir,
+    profile: TempDir,
 }
 
 impl Browser {
@@ -81,7 +81,7 @@ impl Browser {
         let mut flags: Vec<String> = FLAGS.map(str::to_owned).to_vec();
         flags.push(format!("--user-data-dir={}", profile.path().display()));
         flags.extend(is_dark.then(|| "--blink-settings=preferredColorScheme=0".to_owned()));
-        let mut this = Self { driver, port, session: String::new(), _profile: profile };
+        let mut this = Self { driver, port, session: String::new(), profile };
         let options = json!({ "args": flags, "binary": path_of(program) });
         let logs = json!({ "browser": "ALL", "performance": "ALL" });
         let wanted = json!({ "capabilities": { "alwaysMatch": {
@@ -162,6 +162,26 @@ impl Browser {
     #[must_use]
     pub fn picture(&self) -> String {
         self.call("GET", "/screenshot", &Value::Null).as_str().unwrap().to_owned()
+    }
+
+    /// Returns the time for which the threads of the session's pages ran, and for which they waited for a processor.
+    #[must_use]
+    pub fn processor_times(&self) -> [Duration; 2] {
+        let profile = self.profile.path().display().to_string();
+        let mut times = [Duration::ZERO; 2];
+        for process in std::fs::read_dir("/proc").unwrap().flatten() {
+            let read = |name: &str| std::fs::read_to_string(process.path().join(name));
+            let (Ok(command), Ok(scheduled)) = (read("cmdline"), read("schedstat")) else {
+                continue;
+            };
+            if !command.contains("--type=renderer") || !command.contains(&profile) {
+                continue;
+            }
+            for (time, text) in times.iter_mut().zip(scheduled.split_whitespace()) {
+                *time += Duration::from_nanos(text.parse().unwrap_or_default());
+            }
+        }
+        times
     }
 
     /// Returns the messages of the browser's console: violations of the content security policy and errors.

@@ -1,13 +1,14 @@
 //! Objects behind the page: read once, and again when the page asks for it.
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use anyhow::Result;
 use ipnet::IpNet;
 use netpold_client::live::{self, ClusterArgs};
 use netpold_client::offline::{self, Recursive, Reviewed};
 use netpold_core::cluster::Cluster;
-use netpold_review::diff::{self, NamedPairs, named_pairs};
+use netpold_review::diff::{self, ComparisonBaseline, NamedPairs, named_pairs};
 use netpold_review::doctor;
 use netpold_review::judge::Judge;
 
@@ -36,6 +37,8 @@ pub(super) struct ObjectSnapshot {
     pub(super) objects: Reviewed,
     pub(super) judge: Judge,
     pub(super) named: NamedPairs,
+    /// The objects before changes, from the first question about one on.
+    baseline: OnceLock<ComparisonBaseline>,
 }
 
 impl ObjectSource {
@@ -65,7 +68,8 @@ impl ObjectSource {
         let judge = Judge::new(all, details, &self.pod_cidrs, manifests.is_some());
         let judge = judge.without(objects.undecoded.clone(), objects.unread.clone());
         let named = named_pairs(judge.cluster(), judge.ranges(), PAIRS);
-        Ok(ObjectSnapshot { revision, title, namespace, objects, judge, named })
+        let baseline = OnceLock::new();
+        Ok(ObjectSnapshot { revision, title, namespace, objects, judge, named, baseline })
     }
 }
 
@@ -73,5 +77,10 @@ impl ObjectSnapshot {
     /// Returns the cluster of the objects, with the pods of all pod templates.
     pub(super) fn cluster(&self) -> &Cluster {
         self.judge.cluster()
+    }
+
+    /// Returns the objects before changes.
+    pub(super) fn baseline(&self, pod_cidrs: &[IpNet]) -> &ComparisonBaseline {
+        self.baseline.get_or_init(|| ComparisonBaseline::new(&self.objects, pod_cidrs))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Result, anyhow};
 use netpold_api::flows::{FlowFilter, merge};
 use netpold_client::offline::{self, Reviewed, review_text};
-use netpold_review::diff::{self, Sources, compare_objects, live as cuts};
+use netpold_review::diff::{self, Sources, live as cuts};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -50,15 +50,19 @@ pub(super) fn answer(
     let undecoded = undecoded.iter().map(|it| it.problem.to_string());
     let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
     let objects = named.len();
-    let mut sources = Sources::of_change(world.objects.clone(), &named, change.delete);
-    sources.gaps.splice(0..0, offline::unread(&unread).chain(undecoded));
-    sources.is_partial = !source.is_live();
-    let known = world.judge.details().clone();
-    sources.set_details(known, &named, change.delete, |details| {
-        details.add_text(NAME, change.yaml.as_bytes());
-        Ok(())
-    })?;
-    let ([before, after], mut difference) = compare_objects(sources, &source.pod_cidrs, ended)?;
+    let complete = |sources: &mut Sources| {
+        sources.gaps.splice(0..0, offline::unread(&unread).chain(undecoded));
+        sources.is_partial = !source.is_live();
+        let known = world.judge.details().clone();
+        sources.set_details(known, &named, change.delete, |details| {
+            details.add_text(NAME, change.yaml.as_bytes());
+            Ok(())
+        })
+    };
+    let change_of = (&named[..], change.delete);
+    let baseline = world.baseline(&source.pod_cidrs);
+    let ([before, after], mut difference) =
+        baseline.compare(&world.objects, change_of, complete, ended)?;
     let (cut, opened) = diff::counts(&difference);
     let lines = diff::line_documents(&difference, CHANGES);
     let left_out = difference.changes.len().saturating_sub(CHANGES);
@@ -86,6 +90,8 @@ pub(super) fn answer(
 
 #[cfg(test)]
 mod tests {
+    use netpold_review::diff::ComparisonBaseline;
+
     use super::*;
 
     #[test]
@@ -93,10 +99,9 @@ mod tests {
         let text = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: shop}, spec: {containers: []}, \
                     status: {phase: Running, podIP: 10.0.0.1}}";
         let objects = review_text(NAME, text.as_bytes(), "shop");
-        let compare = |ended| {
-            let sources = Sources::of_change(objects.clone(), &[], false);
-            compare_objects(sources, &[], &AtomicBool::new(ended))
-        };
+        let baseline = ComparisonBaseline::new(&objects, &[]);
+        let compare =
+            |ended| baseline.compare(&objects, (&[], false), |_| Ok(()), &AtomicBool::new(ended));
         assert!(compare(false).is_ok());
         assert!(compare(true).unwrap_err().to_string().contains("nobody waits"));
     }

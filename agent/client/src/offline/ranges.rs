@@ -18,9 +18,9 @@ pub fn ranges(given: &[IpNet], clusters: &[&Cluster]) -> Vec<IpNet> {
     }
     let (mut v4, mut v6) = (false, false);
     for cluster in clusters {
-        let pods = cluster.pods().values().flat_map(|pod| pod.addresses.clone());
-        let nodes = cluster.nodes().values().flat_map(|node| node.addresses.clone());
-        let services = cluster.services().values().flat_map(|service| service.addresses.clone());
+        let pods = cluster.pods().values().flat_map(|pod| &pod.addresses);
+        let nodes = cluster.nodes().values().flat_map(|node| &node.addresses);
+        let services = cluster.services().values().flat_map(|service| &service.addresses);
         for address in pods.chain(nodes).chain(services) {
             v4 |= address.is_ipv4();
             v6 |= address.is_ipv6();

@@ -12,7 +12,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use crate::model::Pod;
 
 /// Pods by the addresses that they claim.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct AddressClaims {
     /// One claim per claimed address.
     first: HashTable<Claim>,
@@ -22,7 +22,7 @@ pub(super) struct AddressClaims {
 }
 
 /// A claim of a pod on an address.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Claim {
     pod: Arc<Pod>,
     /// Index into the pod's addresses.

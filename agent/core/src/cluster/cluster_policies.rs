@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::model::{ClusterPolicy, Tier};
 
 /// Every ClusterNetworkPolicy.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterPolicies {
     by_name: BTreeMap<String, Arc<ClusterPolicy>>,
     /// By tier, priority and name.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::model::{Interface, InterfaceOwner};
 
 /// All interfaces.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Interfaces {
     by_index: BTreeMap<u32, Interface>,
     /// Interface indexes by address behind the interface.

@@ -12,7 +12,7 @@ use crate::cluster::small_vec::SmallVec;
 use crate::model::{Labels, Pod};
 
 /// Pods of one namespace with equal labels.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LabelGroup(SmallVec<Arc<Pod>>);
 
 impl LabelGroup {
@@ -28,7 +28,7 @@ impl LabelGroup {
 }
 
 /// All pods that policy can select or match as peers.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PodsByLabels {
     /// By namespace; none is empty.
     namespaces: BTreeMap<String, HashTable<LabelGroup>>,

@@ -7,7 +7,7 @@ use crate::labels::NAMESPACE_NAME;
 use crate::model::{Denial, Key, Labels, Namespace};
 
 /// Every namespace.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Namespaces(BTreeMap<String, Namespace>);
 
 impl Namespaces {

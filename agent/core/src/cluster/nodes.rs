@@ -11,7 +11,7 @@ use crate::model::{Node, Selector};
 type AddressCounts = BTreeMap<IpAddr, u32>;
 
 /// Every node.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Nodes {
     /// Name of this node.
     name: String,

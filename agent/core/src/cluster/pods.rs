@@ -12,7 +12,7 @@ use crate::cluster::strings::Strings;
 use crate::model::{Key, Pod};
 
 /// Every pod.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Pods {
     by_name: PodsByName,
     /// Pods that policy does not ignore.

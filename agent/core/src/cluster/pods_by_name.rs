@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::model::{Key, Pod};
 
 /// Pods by key.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PodsByName {
     /// Pods by namespace; no set is empty.
     namespaces: BTreeMap<String, BTreeSet<ByName>>,
@@ -16,7 +16,7 @@ pub struct PodsByName {
 }
 
 /// A pod, compared by name within its namespace.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct ByName(Arc<Pod>);
 
 impl Borrow<str> for ByName {

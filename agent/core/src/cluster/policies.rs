@@ -8,7 +8,7 @@ use crate::cluster::namespaces::in_namespace;
 use crate::model::{Key, Policy};
 
 /// Every NetworkPolicy.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Policies {
     by_key: BTreeMap<Key, Arc<Policy>>,
     weights: BTreeMap<Key, Weight>,

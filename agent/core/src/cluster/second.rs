@@ -38,7 +38,7 @@ impl fmt::Display for ClaimRefusal {
 }
 
 /// Pods by claimed address on a secondary network.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct SecondClaims(BTreeMap<IpAddr, Vec<Arc<Pod>>>);
 
 impl SecondClaims {

@@ -10,7 +10,7 @@ use crate::cluster::dirty::Dirty;
 use crate::model::{EndpointSlice, Key, Pod, Protocol, Service, ServicePort};
 
 /// Service frontends and their backends.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Services {
     /// Services by key, without those of another proxy.
     services: BTreeMap<Key, Arc<Service>>,

@@ -1,7 +1,7 @@
 //! List of one or more items that allocates only from the second item on.
 
 /// List of at least one item, without order.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SmallVec<T> {
     first: T,
     others: Vec<T>,

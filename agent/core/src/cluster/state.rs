@@ -22,8 +22,8 @@ use crate::model::{
     Namespace, Node, Pod, Policy, Service,
 };
 
-/// All objects of the cluster, as seen from one node.
-#[derive(Debug, Default)]
+/// All objects of the cluster, as seen from one node. Clones share the objects.
+#[derive(Clone, Debug, Default)]
 pub struct Cluster {
     pub(super) namespaces: Namespaces,
     pub(crate) pods: Pods,

@@ -5,7 +5,7 @@ use hashbrown::HashSet;
 use crate::model::SharedStr;
 
 /// Strings shared by pods.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Strings {
     known: HashSet<SharedStr>,
     /// Size at which unused strings are dropped.

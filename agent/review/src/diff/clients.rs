@@ -1,6 +1,6 @@
 //! Addresses that the objects do not assign: a pod's own node, and clients behind a masquerade.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, PRIVATE_RANGES, is_unaddressed};
@@ -56,10 +56,10 @@ fn single_addresses(
 fn sides<'d>(
     difference: &'d Difference,
     change: &ConnectivityChange,
-) -> Vec<(&'d ComparedWorkload, &'d DiffParty)> {
+) -> impl Iterator<Item = (&'d ComparedWorkload, &'d DiffParty)> {
     let (from, to) = (&difference.parties[change.from], &difference.parties[change.to]);
     let of = |one: &'d DiffParty, other: &'d DiffParty| as_workload(one).map(|it| (it, other));
-    [of(from, to), of(to, from)].into_iter().flatten().collect()
+    [of(from, to), of(to, from)].into_iter().flatten()
 }
 
 fn pods<'c>(cluster: &'c Cluster, workload: &ComparedWorkload) -> Vec<&'c Pod> {
@@ -104,10 +104,7 @@ fn overlap(one: &IpNet, other: &IpNet) -> bool {
 /// makes a difference.
 fn masqueraded(details: &Details, cluster: &Cluster, difference: &Difference) -> Option<String> {
     let mut services = BTreeSet::new();
-    for workload in difference.parties.iter().filter_map(as_workload) {
-        if !depends_on_client(workload, difference) {
-            continue;
-        }
+    for workload in depending_on_client(difference) {
         let pods = pods(cluster, workload);
         let found = details.services.iter().filter(|(key, service)| {
             service.is_external
@@ -134,16 +131,21 @@ fn as_workload(party: &DiffParty) -> Option<&ComparedWorkload> {
     if let DiffParty::Workload(workload) = party { Some(workload) } else { None }
 }
 
-/// Whether connections to the workload change for some client addresses only.
-fn depends_on_client(workload: &ComparedWorkload, difference: &Difference) -> bool {
+/// Returns the workloads to which connections change for some client addresses only.
+fn depending_on_client(difference: &Difference) -> Vec<&ComparedWorkload> {
     let is_client =
         |party: &DiffParty| matches!(party, DiffParty::Outside { .. } | DiffParty::Nodes { .. });
-    let to_workload = difference.changes.iter().filter(|change| {
-        as_workload(&difference.parties[change.to]).is_some_and(|it| it.name == workload.name)
-            && is_client(&difference.parties[change.from])
-    });
-    let kinds: Vec<(&PortRanges, &PortRanges, bool)> =
-        to_workload.map(|it| (&it.loses, &it.gains, it.some)).collect();
-    let clients = difference.parties.iter().filter(|party| is_client(party)).count();
-    !kinds.is_empty() && (kinds.len() < clients || kinds.iter().any(|kind| *kind != kinds[0]))
+    let clients: Vec<bool> = difference.parties.iter().map(is_client).collect();
+    let mut from_clients: BTreeMap<usize, Vec<(&PortRanges, &PortRanges, bool)>> = BTreeMap::new();
+    for change in difference.changes.iter().filter(|change| clients[change.from]) {
+        let kind = (change.loses(), change.gains(), change.some);
+        from_clients.entry(change.to).or_default().push(kind);
+    }
+    let clients = clients.into_iter().filter(|is_client| *is_client).count();
+    let depends = |(to, kinds): (usize, Vec<(&PortRanges, &PortRanges, bool)>)| {
+        let workload = as_workload(&difference.parties[to])?;
+        let some = kinds.len() < clients || kinds.iter().any(|kind| *kind != kinds[0]);
+        some.then_some(workload)
+    };
+    from_clients.into_iter().filter_map(depends).collect()
 }

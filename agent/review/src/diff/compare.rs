@@ -16,13 +16,15 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{DomainName, Pod, Protocol};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use super::difference::{ConnectivityChange, Difference};
-use super::ends::{Class, ClassKind, PartyEnd, PartyEnds, ends};
+use super::difference::{ConnectivityChange, Difference, LostGained};
+use super::ends::{Class, ClassKind, PartyEnd, PartyEnds, ends_of};
 use super::isolation::Isolation;
 use super::one_way::{KnownChanges, MatchedPeers, OneWays, PortSets};
 use super::party::few;
 use super::ports::{PROTOCOLS, PortRanges};
 use super::rules::RangeStarts;
+use super::workloads::{ComparedWorkload, workloads};
+use crate::parallel;
 
 /// Compares two clusters. Pods without an address are judged at sample addresses of these ranges; without ranges they
 /// are not judged.
@@ -43,18 +45,34 @@ pub(crate) fn compare_until(
     ranges: &[IpNet],
     ended: &AtomicBool,
 ) -> Result<Difference> {
-    let ends = ends([before, after], ranges);
+    let workloads = workloads([before, after]);
+    compare_workloads([before, after], workloads, ranges, ended)
+}
+
+/// Compares two clusters, like [`compare_until`], of which these are the workloads.
+pub(super) fn compare_workloads(
+    clusters: [&Cluster; 2],
+    workloads: Vec<Arc<ComparedWorkload>>,
+    ranges: &[IpNet],
+    ended: &AtomicBool,
+) -> Result<Difference> {
+    let [before, after] = clusters;
+    let ends = ends_of(clusters, workloads, ranges);
     let port_sets = PortSets::default();
-    let peers = [(before, 0), (after, 1)].map(|(it, side)| MatchedPeers::new(it, &ends, side));
+    let (first, second) = parallel::both(
+        || MatchedPeers::new(before, &ends, 0),
+        || MatchedPeers::new(after, &ends, 1),
+    );
+    let peers = [first, second];
     let asking = Comparison {
         ends: &ends,
         explainers: [Explainer::new(before), Explainer::new(after)],
-        one_way: Some(OneWays::new([before, after], &peers, &port_sets)),
+        one_way: Some(OneWays::new(clusters, &peers, &port_sets)),
     };
     let changes = asking.changes(ended)?;
     let compared = ends.classes.iter().filter(|class| class.kind == ClassKind::Pods);
     let compared: BTreeSet<usize> = compared.map(|class| class.party).collect();
-    let mut isolation = Isolation::new([before, after], &ends.parties, &compared, ends.left_out);
+    let mut isolation = Isolation::new(clusters, &ends.parties, &compared, ends.left_out);
     isolation.unknown.extend(ends.not_compared);
     let recounted: Vec<String> = ends.recounted.into_iter().collect();
     let notes = match few(&recounted) {
@@ -68,8 +86,6 @@ pub(crate) fn compare_until(
 
 /// A member of a sender and one of a receiver, each before and after.
 type EndPair<'c> = [[PartyEnd<'c>; 2]; 2];
-/// Lost and gained ports.
-pub(super) type LostGained = [PortRanges; 2];
 /// Results by pair of parties.
 type ChangesByPair = BTreeMap<(usize, usize), PairChanges>;
 
@@ -78,30 +94,38 @@ type ChangesByPair = BTreeMap<(usize, usize), PairChanges>;
 pub(super) struct PairChanges {
     /// Whether some pair of members is unchanged.
     same: bool,
-    /// Distinct changes of pairs of members.
-    changes: Vec<Arc<LostGained>>,
+    /// A change of a pair of members.
+    first: Option<Arc<LostGained>>,
+    /// Further distinct changes.
+    more: Vec<Arc<LostGained>>,
 }
 
 impl PairChanges {
     /// Adds the change of a pair of members; `None` if it is unchanged.
     pub(super) fn add(&mut self, change: Option<Arc<LostGained>>) {
-        match change {
-            Some(change) if self.changes.contains(&change) => {}
-            Some(change) => self.changes.push(change),
-            None => self.same = true,
+        let Some(change) = change else {
+            self.same = true;
+            return;
+        };
+        match &self.first {
+            None => self.first = Some(change),
+            Some(first) if *first == change || self.more.contains(&change) => {}
+            Some(_) => self.more.push(change),
         }
     }
 
     pub(super) fn change(self, (from, to): (usize, usize)) -> Option<ConnectivityChange> {
-        let (first, more) = self.changes.split_first()?;
-        let some = self.same || !more.is_empty();
-        let [mut loses, mut gains] = (**first).clone();
-        for change in more {
-            let [lost, gained] = &**change;
+        let first = self.first?;
+        if self.more.is_empty() {
+            return Some(ConnectivityChange { from, to, ports: first, some: self.same });
+        }
+        let [mut loses, mut gains] = (*first).clone();
+        for change in self.more {
+            let [lost, gained] = &*change;
             loses.add(lost);
             gains.add(gained);
         }
-        Some(ConnectivityChange { from, to, loses, gains, some })
+        Some(ConnectivityChange { from, to, ports: Arc::new([loses, gains]), some: true })
     }
 }
 
@@ -216,8 +240,14 @@ impl<'c> Comparison<'_, 'c> {
         if let Some(one_way) = &self.one_way
             && !self.ends.may_translate(from, to)
         {
-            if let Some(sides) = members_that_meet(from, to).next() {
-                pair.add(one_way.change(of, sides, known));
+            // Pods of two workloads are two pods, before and after.
+            let are_apart = from.party != to.party
+                && from.kind == ClassKind::Pods
+                && to.kind == ClassKind::Pods;
+            if are_apart {
+                pair.add(one_way.change(of, [&from.members[0], &to.members[0]], known));
+            } else if let Some([a, b]) = members_that_meet(from, to).next() {
+                pair.add(one_way.change(of, [&a, &b], known));
             }
             return Ok(());
         }

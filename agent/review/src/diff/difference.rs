@@ -1,5 +1,7 @@
 //! Result of a comparison.
 
+use std::sync::Arc;
+
 use super::args::DiffKind;
 use super::isolation::{Isolation, UnmatchedWorkload};
 use super::party::DiffParty;
@@ -21,8 +23,8 @@ pub struct Difference {
 impl Difference {
     /// Returns whether there is a change of the given kind.
     pub(super) fn has(&self, kind: DiffKind) -> bool {
-        let cut = || self.changes.iter().any(|change| !change.loses.is_empty());
-        let opened = || self.changes.iter().any(|change| !change.gains.is_empty());
+        let cut = || self.changes.iter().any(|change| !change.loses().is_empty());
+        let opened = || self.changes.iter().any(|change| !change.gains().is_empty());
         let Isolation { open, isolated, .. } = &self.isolation;
         match kind {
             DiffKind::Cut => cut() || !isolated.is_empty(),
@@ -43,6 +45,9 @@ impl Difference {
     }
 }
 
+/// Lost and gained ports.
+pub(super) type LostGained = [PortRanges; 2];
+
 /// Change of the connections from one party to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectivityChange {
@@ -50,10 +55,22 @@ pub struct ConnectivityChange {
     pub from: usize,
     /// Index of the receiver among the parties.
     pub to: usize,
-    /// Ports allowed before and denied after.
-    pub loses: PortRanges,
-    /// Ports denied before and allowed after.
-    pub gains: PortRanges,
+    /// Ports allowed before and denied after, and ports denied before and allowed after; changes share equal ones.
+    pub(super) ports: Arc<LostGained>,
     /// Whether some pairs of pods or addresses of the two parties change otherwise, or not at all.
     pub some: bool,
+}
+
+impl ConnectivityChange {
+    /// Returns the ports that were allowed before and are denied after.
+    #[must_use]
+    pub fn loses(&self) -> &PortRanges {
+        &self.ports[0]
+    }
+
+    /// Returns the ports that were denied before and are allowed after.
+    #[must_use]
+    pub fn gains(&self) -> &PortRanges {
+        &self.ports[1]
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, is_subject, is_unaddressed};
@@ -15,6 +16,7 @@ use super::party::DiffParty;
 use super::rules::{ApplicableRules, PolicyCriteria, RangeStarts};
 use super::second::{SecondPair, recounted};
 use super::workloads::{ComparedWorkload, workloads};
+use crate::parallel::in_parts;
 
 /// Most sample addresses per pod without an address.
 const PLACES: usize = 64;
@@ -150,12 +152,32 @@ pub(super) struct PartyEndsBuilder<'c> {
     places: Vec<IpAddr>,
     pub(super) parties: Vec<DiffParty>,
     pub(super) classes: Vec<Class<'c>>,
-    not_compared: Vec<String>,
+}
+
+/// Traits of a member that its class depends on: IPv6, whether its node changes, whether it counts for no pod, and its
+/// traits before and, where they differ, after.
+type MemberTraits<'c> = (bool, bool, [bool; 2], EndTraits<'c>, Option<EndTraits<'c>>);
+
+/// Classes of a workload.
+struct WorkloadClasses<'c> {
+    classes: Vec<Class<'c>>,
+    /// Reasons why some of its pods are compared in part or not at all.
+    gaps: BTreeSet<String>,
+    /// Addresses on secondary networks that begin or cease to count.
     recounted: BTreeSet<String>,
 }
 
 /// Groups the ends of two clusters; pods without an address may get any address of these ranges.
 pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> PartyEnds<'c> {
+    ends_of(clusters, workloads(clusters), ranges)
+}
+
+/// Groups the ends of two clusters, like [`ends`], of which these are the workloads.
+pub(super) fn ends_of<'c>(
+    clusters: [&'c Cluster; 2],
+    workloads: Vec<Arc<ComparedWorkload>>,
+    ranges: &[IpNet],
+) -> PartyEnds<'c> {
     let mut named = PolicyCriteria::default();
     clusters.iter().for_each(|cluster| named.add(cluster));
     let blocks = Blocks::new(std::mem::take(&mut named.blocks));
@@ -194,11 +216,15 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> PartyEnd
         places,
         parties,
         classes,
-        not_compared: Vec::new(),
-        recounted: BTreeSet::new(),
     };
-    for workload in workloads(clusters) {
-        builder.workload(workload);
+    let (mut not_compared, mut recounted) = (Vec::new(), BTreeSet::new());
+    let found = in_parts(workloads.len(), |party| builder.workload(party, &workloads[party]));
+    for (workload, found) in workloads.into_iter().zip(found) {
+        builder.classes.extend(found.classes);
+        let gaps = found.gaps.into_iter().map(|gap| format!("{}: {gap}", workload.name));
+        not_compared.extend(gaps);
+        recounted.extend(found.recounted);
+        builder.parties.push(DiffParty::Workload(workload));
     }
     let own_node = builder.parties.len();
     builder.parties.push(DiffParty::OwnNode);
@@ -208,7 +234,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> PartyEnd
     let names: BTreeMap<DomainName, usize> =
         names.into_iter().zip(builder.parties.len()..).collect();
     builder.parties.extend(names.keys().cloned().map(DiffParty::Name));
-    let PartyEndsBuilder { parties, classes, not_compared, recounted, .. } = builder;
+    let PartyEndsBuilder { parties, classes, .. } = builder;
     PartyEnds {
         parties,
         classes,
@@ -284,9 +310,9 @@ impl<'c> PartyEndsBuilder<'c> {
         pod.addresses.iter().filter(owns).map(end).collect()
     }
 
-    /// Returns the addresses of a pod before and after. If the pod has an address on one side only, that address serves
+    /// Returns the addresses of a pod before and after, of which these are its own. If the pod has an address on one side only, that address serves
     /// for both sides; if on neither side, the sample addresses do.
-    fn of_pods(&self, pods: [&'c Pod; 2]) -> [Vec<PartyEnd<'c>>; 2] {
+    fn of_pods(&self, pods: [&'c Pod; 2], ends: [Vec<PartyEnd<'c>>; 2]) -> [Vec<PartyEnd<'c>>; 2] {
         let end = |i: usize| {
             move |address: &IpAddr| PartyEnd {
                 pod: Some(pods[i]),
@@ -294,7 +320,6 @@ impl<'c> PartyEndsBuilder<'c> {
                 address: *address,
             }
         };
-        let ends = [0, 1].map(|i| self.of_pod(i, pods[i]));
         let at = |i: usize, other: &[PartyEnd<'c>]| -> Vec<PartyEnd<'c>> {
             other.iter().map(|of| end(i)(&of.address)).collect()
         };
@@ -319,11 +344,12 @@ impl<'c> PartyEndsBuilder<'c> {
         is_other || self.of_nodes[cluster].contains(&end.address)
     }
 
-    fn workload(&mut self, workload: ComparedWorkload) {
-        let party = self.parties.len();
-        let mut known: HashMap<(bool, bool, [bool; 2], [EndTraits<'c>; 2]), usize> = HashMap::new();
+    /// Groups the pods of a workload, which is the party with this index.
+    fn workload(&self, party: usize, workload: &ComparedWorkload) -> WorkloadClasses<'c> {
+        let mut classes: Vec<Class<'c>> = Vec::new();
+        let mut known: HashMap<MemberTraits<'c>, usize> = HashMap::new();
         let mut own = HashSet::new();
-        let mut gaps: BTreeSet<String> = BTreeSet::new();
+        let (mut gaps, mut counts) = (BTreeSet::new(), BTreeSet::new());
         for (before, after) in workload.counterparts() {
             let keys = [before, after];
             let [Some(before), Some(after)] =
@@ -331,13 +357,14 @@ impl<'c> PartyEndsBuilder<'c> {
             else {
                 continue;
             };
-            gaps.extend(gap([before, after]).map(str::to_owned));
-            let lacks =
-                |i: usize, pod| is_subject(pod) && self.of_pod(i, pod).len() < pod.addresses.len();
-            let lacks_address = lacks(0, before) || lacks(1, after);
-            let (second, on_second) = self.of_second([before, after]);
+            let pods = [before, after];
+            gaps.extend(gap(pods).map(str::to_owned));
+            let ends = [0, 1].map(|i| self.of_pod(i, pods[i]));
+            let lacks_address =
+                (0..2).any(|i| is_subject(pods[i]) && ends[i].len() < pods[i].addresses.len());
+            let (second, on_second) = self.of_second(pods);
             gaps.extend(on_second);
-            let [before, after] = self.of_pods([before, after]);
+            let [before, after] = self.of_pods(pods, ends);
             let mut pairs: Vec<(SecondPair<'c>, bool)> = Vec::new();
             for v6 in [false, true] {
                 let [before, after] = [&before, &after]
@@ -349,44 +376,62 @@ impl<'c> PartyEndsBuilder<'c> {
             pairs.extend(second.into_iter().map(|pair| (pair, true)));
             for ((pair, refused), is_second) in pairs {
                 let v6 = pair[0].address.is_ipv6();
-                let traits = pair.map(|end| self.traits(end));
                 let moved = pair[0].node != pair[1].node;
-                let class = *known.entry((v6, moved, refused, traits)).or_insert_with(|| {
+                let (before, after) = self.pair_traits(pair);
+                let traits = (v6, moved, refused, before, after);
+                let class = *known.entry(traits).or_insert_with(|| {
                     let mut class = self.pods(party, pair);
                     let counts_as_before = refused[0] == refused[1];
                     class.sends_as_before &= counts_as_before;
                     class.receives_as_before &= counts_as_before;
-                    self.classes.push(class);
-                    self.classes.len() - 1
+                    classes.push(class);
+                    classes.len() - 1
                 });
-                self.classes[class].members.push(pair);
                 let is_contested = lacks_address
                     || refused.contains(&true)
                     || self.is_taken(0, pair[0])
                     || self.is_taken(1, pair[1]);
-                self.classes[class].is_contested |= is_contested;
-                self.classes[class].lacks_address |= lacks_address;
+                let number = class;
+                let class = &mut classes[number];
+                class.members.push(pair);
+                class.is_contested |= is_contested;
+                class.lacks_address |= lacks_address;
                 if is_second {
                     if refused[0] != refused[1] {
-                        self.recounted.extend(recounted(pair));
+                        counts.extend(recounted(pair));
                     }
                     continue;
                 }
                 for node in self.own_node(pair) {
-                    let traits = node.node.map(|end| self.traits(end));
+                    let (before, after) = self.pair_traits(node.node);
                     // Rules of tiers may name nodes by their labels.
                     let labels = [0, 1].map(|side| {
                         self.labels_of_node(self.clusters[side].nodes().get(pair[side].node))
                     });
-                    if own.insert((class, node.is_as_before, traits, labels)) {
-                        self.classes[class].own_nodes.push(node);
+                    if own.insert((number, node.is_as_before, before, after, labels)) {
+                        class.own_nodes.push(node);
                     }
                 }
             }
         }
-        let gaps = gaps.into_iter().map(|gap| format!("{}: {gap}", workload.name));
-        self.not_compared.extend(gaps);
-        self.parties.push(DiffParty::Workload(workload));
+        WorkloadClasses { classes, gaps, recounted: counts }
+    }
+
+    /// Returns the traits of a member before and, where they differ, after.
+    fn pair_traits(&self, pair: [PartyEnd<'c>; 2]) -> (EndTraits<'c>, Option<EndTraits<'c>>) {
+        let [before, after] = pair;
+        let is_same = |(one, other): (Option<&Pod>, Option<&Pod>)| match (one, other) {
+            (Some(one), Some(other)) => std::ptr::eq(one, other),
+            (None, None) => before.node == after.node,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        let traits = self.traits(before);
+        if before.address == after.address && is_same((before.pod, after.pod)) {
+            return (traits, None);
+        }
+        let after = self.traits(after);
+        let after = (after != traits).then_some(after);
+        (traits, after)
     }
 
     pub(super) fn traits(&self, end: PartyEnd<'c>) -> EndTraits<'c> {

@@ -1,10 +1,10 @@
 //! Workloads that policies isolate in one of two clusters only, and gaps of the comparison.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{Direction, Enforcement, Key, Pod};
+use netpold_core::model::{Direction, Enforcement, Key, Labels, Pod};
 
 use super::party::DiffParty;
 use super::workloads::ComparedWorkload;
@@ -69,33 +69,67 @@ pub struct UnmatchedWorkload {
     pub policies: Vec<Key>,
 }
 
-/// Cache of the policies that isolate each pod of a cluster.
-struct IsolatingPolicies<'c> {
-    cluster: &'c Cluster,
-    known: BTreeMap<(&'c Key, Direction), BTreeSet<&'c Key>>,
+/// Returns the policies that isolate a pod, by name; none for a pod on the host's network.
+fn isolating<'c>(cluster: &'c Cluster, pod: &Pod, direction: Direction) -> Vec<&'c Key> {
+    if pod.host_network {
+        return Vec::new();
+    }
+    let isolating = cluster.policies_in(&pod.key.namespace).filter(|policy| {
+        policy.enforcement == Enforcement::Enforce
+            && policy.rules(direction).is_some()
+            && policy.pod_selector.matches(&pod.labels)
+    });
+    isolating.map(|policy| &policy.key).collect()
 }
 
-impl<'c> IsolatingPolicies<'c> {
-    fn pod(&self, key: &Key) -> Option<&'c Pod> {
-        self.cluster.pods().get(key).map(|pod| &**pod)
+/// Pods of a workload before and after that policies isolate alike.
+struct AlikePods<'c> {
+    /// A pod before and one after; the others have the same labels and the same kind of network.
+    pods: [Option<&'c Pod>; 2],
+    count: usize,
+}
+
+/// Property by which policies isolate pods of one namespace: the labels, and whether the pod is on the host's network.
+type IsolationTraits<'c> = Option<(&'c Labels, bool)>;
+
+impl<'c> AlikePods<'c> {
+    /// Groups the pods of a workload before and their counterparts after.
+    fn of(workload: &ComparedWorkload, clusters: [&'c Cluster; 2]) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        let mut known: HashMap<[IsolationTraits<'c>; 2], usize> = HashMap::new();
+        for (before, after) in workload.counterparts() {
+            let pods = [(0, before), (1, after)].map(|(side, key)| pod(clusters[side], key));
+            let traits = pods.map(|pod| pod.map(|pod| (&pod.labels, pod.host_network)));
+            let alike = *known.entry(traits).or_insert_with(|| {
+                all.push(Self { pods, count: 0 });
+                all.len() - 1
+            });
+            all[alike].count += 1;
+        }
+        all
     }
 
-    /// Returns the policies that isolate a pod; none for a pod on the host's network.
-    fn isolating(&mut self, key: &Key, direction: Direction) -> BTreeSet<&'c Key> {
-        let Some(pod) = self.pod(key).filter(|pod| !pod.host_network) else {
-            return BTreeSet::new();
-        };
-        let policies = self.cluster.policies_in(&pod.key.namespace);
-        let isolate = || {
-            let isolating = policies.filter(|policy| {
-                policy.enforcement == Enforcement::Enforce
-                    && policy.rules(direction).is_some()
-                    && policy.pod_selector.matches(&pod.labels)
-            });
-            isolating.map(|policy| &policy.key).collect()
-        };
-        self.known.entry((&pod.key, direction)).or_insert_with(isolate).clone()
+    /// Returns the policies that isolate the pods before and after.
+    fn isolating(&self, clusters: [&'c Cluster; 2], direction: Direction) -> [Vec<&'c Key>; 2] {
+        [0, 1].map(|side| {
+            self.pods[side].map_or_else(Vec::new, |pod| isolating(clusters[side], pod, direction))
+        })
     }
+
+    /// Returns whether the pods after use the host's network, if only those of one side do.
+    fn moves(&self) -> Option<bool> {
+        let [before, after] = self.pods.map(|pod| pod.map(|pod| pod.host_network));
+        (before? != after?).then_some(after?)
+    }
+
+    /// Returns whether the pods are the node on one side at least.
+    fn is_on_host(&self) -> bool {
+        self.pods.into_iter().flatten().any(|pod| pod.host_network)
+    }
+}
+
+fn pod<'c>(cluster: &'c Cluster, key: &Key) -> Option<&'c Pod> {
+    cluster.pods().get(key).map(|pod| &**pod)
 }
 
 /// Returns the reason for which a pod before and after are not compared, or not at all of their addresses.
@@ -122,13 +156,6 @@ pub(super) fn gap([before, after]: [&Pod; 2]) -> Option<&'static str> {
     }
 }
 
-/// Returns whether the second of two corresponding pods uses the host's network, if only one of them does.
-fn moves(sides: &[IsolatingPolicies<'_>; 2], (before, after): &(&Key, &Key)) -> Option<bool> {
-    let is_on_host = |side: &IsolatingPolicies<'_>, key| side.pod(key).map(|pod| pod.host_network);
-    let (before, after) = (is_on_host(&sides[0], before)?, is_on_host(&sides[1], after)?);
-    (before != after).then_some(after)
-}
-
 impl Isolation {
     /// Compares the isolation of two clusters' workloads. `compared` holds indexes of compared workloads; `left_out`
     /// counts blocks at which pods without an address were not judged.
@@ -139,19 +166,17 @@ impl Isolation {
         left_out: usize,
     ) -> Self {
         let mut this = Self { compared: compared.len(), ..Self::default() };
-        let mut sides =
-            clusters.map(|cluster| IsolatingPolicies { cluster, known: BTreeMap::new() });
         let mut templates = BTreeSet::new();
         for (index, party) in parties.iter().enumerate() {
             let DiffParty::Workload(workload) = party else { continue };
-            for (side, keys) in sides.iter().zip(&workload.pods) {
-                let pods = keys.iter().filter_map(|key| side.pod(key));
+            for (cluster, keys) in clusters.iter().zip(&workload.pods) {
+                let pods = keys.iter().filter_map(|key| pod(cluster, key));
                 templates.extend(pods.filter(|pod| pod.template().is_some()).map(Pod::title));
             }
             match workload.pods.each_ref().map(Vec::is_empty) {
-                [false, false] => this.both(workload, &mut sides, compared.contains(&index)),
-                [false, true] => this.alone(workload, false, &mut sides[0]),
-                [true, false] => this.alone(workload, true, &mut sides[1]),
+                [false, false] => this.both(workload, clusters, compared.contains(&index)),
+                [false, true] => this.alone(workload, false, clusters[0]),
+                [true, false] => this.alone(workload, true, clusters[1]),
                 [true, true] => {}
             }
         }
@@ -165,36 +190,62 @@ impl Isolation {
         this
     }
 
-    fn both(
+    fn both(&mut self, workload: &ComparedWorkload, clusters: [&Cluster; 2], is_compared: bool) {
+        let all = AlikePods::of(workload, clusters);
+        let count = |is_meant: &dyn Fn(&AlikePods<'_>) -> bool| -> usize {
+            all.iter().filter(|it| is_meant(it)).map(|it| it.count).sum()
+        };
+        let pairs = count(&|_| true);
+        for is_on_host in [true, false] {
+            let moved = count(&|it| it.moves() == Some(is_on_host));
+            if moved > 0 {
+                let (workload, some) = (workload.name.clone(), moved < pairs);
+                self.moved.push(HostNetworkChange { workload, is_on_host, some });
+            }
+        }
+        self.turns(workload, clusters, &all);
+        if is_compared {
+            return;
+        }
+        if pairs > 0 && all.iter().all(AlikePods::is_on_host) {
+            self.on_host += 1;
+        } else {
+            let why = match pairs {
+                0 => "no pod before the change corresponds to one after it",
+                _ => "its pods have no unshared addresses of one family",
+            };
+            self.unknown.push(format!("{}: {why}", workload.name));
+        }
+    }
+
+    /// Notes that isolation of a workload's pods ends or begins.
+    fn turns(
         &mut self,
         workload: &ComparedWorkload,
-        sides: &mut [IsolatingPolicies<'_>; 2],
-        is_compared: bool,
+        clusters: [&Cluster; 2],
+        all: &[AlikePods<'_>],
     ) {
-        let pairs = workload.counterparts();
-        self.moves(workload, &pairs, sides);
+        let pairs: usize = all.iter().map(|it| it.count).sum();
+        let states = Direction::BOTH.map(|direction| {
+            let states = all.iter().map(|it| (it, it.isolating(clusters, direction)));
+            (direction, states.collect::<Vec<_>>())
+        });
         for opens in [true, false] {
             let (mut directions, mut policies) = (Vec::new(), BTreeSet::new());
             let (mut some, mut by_network) = (false, true);
-            for direction in Direction::BOTH {
-                let turned = pairs.iter().filter(|pair| {
-                    let (before, after) = pair;
-                    let [before, after] = [
-                        sides[0].isolating(before, direction),
-                        sides[1].isolating(after, direction),
-                    ];
+            for (direction, states) in &states {
+                let mut count = 0;
+                for (alike, [before, after]) in states {
                     let (from, to) = if opens { (before, after) } else { (after, before) };
-                    let turns = !from.is_empty() && to.is_empty();
-                    if turns {
-                        policies.extend(from.into_iter().cloned());
-                        by_network &= moves(sides, pair).is_some();
+                    if !from.is_empty() && to.is_empty() {
+                        policies.extend(from.iter().map(|key| (*key).clone()));
+                        by_network &= alike.moves().is_some();
+                        count += alike.count;
                     }
-                    turns
-                });
-                let count = turned.count();
+                }
                 if count > 0 {
-                    directions.push(direction);
-                    some |= count < pairs.len();
+                    directions.push(*direction);
+                    some |= count < pairs;
                 }
             }
             if !directions.is_empty() {
@@ -204,50 +255,15 @@ impl Isolation {
                 list.push(IsolationChange { workload, directions, policies, some, by_network });
             }
         }
-        let is_host = |side: &IsolatingPolicies<'_>, key: &Key| {
-            side.pod(key).is_some_and(|pod| pod.host_network)
-        };
-        // A pod on the host's network is the node on one side at least.
-        let is_host = |(b, a): &(&Key, &Key)| is_host(&sides[0], b) || is_host(&sides[1], a);
-        let are_hosts = !pairs.is_empty() && pairs.iter().all(is_host);
-        if are_hosts && !is_compared {
-            self.on_host += 1;
-        } else if !is_compared {
-            let why = match pairs.is_empty() {
-                true => "no pod before the change corresponds to one after it",
-                false => "its pods have no unshared addresses of one family",
-            };
-            self.unknown.push(format!("{}: {why}", workload.name));
-        }
     }
 
-    /// Notes that pods of a workload begin or cease to use the host's network.
-    fn moves(
-        &mut self,
-        workload: &ComparedWorkload,
-        pairs: &[(&Key, &Key)],
-        sides: &[IsolatingPolicies<'_>; 2],
-    ) {
-        for is_on_host in [true, false] {
-            let count = pairs.iter().filter(|pair| moves(sides, pair) == Some(is_on_host)).count();
-            if count > 0 {
-                let (workload, some) = (workload.name.clone(), count < pairs.len());
-                self.moved.push(HostNetworkChange { workload, is_on_host, some });
-            }
-        }
-    }
-
-    fn alone(
-        &mut self,
-        workload: &ComparedWorkload,
-        is_new: bool,
-        side: &mut IsolatingPolicies<'_>,
-    ) {
+    fn alone(&mut self, workload: &ComparedWorkload, is_new: bool, cluster: &Cluster) {
         let keys = &workload.pods[usize::from(is_new)];
+        let pods: Vec<Option<&Pod>> = keys.iter().map(|key| pod(cluster, key)).collect();
         let mut policies = BTreeSet::new();
         let directions = Direction::BOTH.into_iter().filter(|direction| {
-            keys.iter().all(|key| {
-                let isolating = side.isolating(key, *direction);
+            pods.iter().all(|pod| {
+                let isolating = pod.map_or_else(Vec::new, |it| isolating(cluster, it, *direction));
                 policies.extend(isolating.iter().map(|key| (*key).clone()));
                 !isolating.is_empty()
             })

@@ -17,6 +17,7 @@ use super::class_numbers::ClassNumbers;
 use super::ends::{Class, PartyEnd, PartyEnds};
 use super::peers::PeerIndex;
 use super::ports::{PROTOCOLS, PortRanges};
+use crate::parallel::both;
 
 /// Numbers of distinct sets of ports.
 #[derive(Default)]
@@ -113,8 +114,9 @@ impl<'a, 'c> OneWay<'a, 'c> {
         }
     }
 
-    /// Returns the number of the ports that are allowed from one class to another; `ends` are a member of each.
-    pub(super) fn ports(&self, [from, to]: [usize; 2], ends: [PartyEnd<'c>; 2]) -> u32 {
+    /// Returns the number of the ports that are allowed from one class to another; `sides` are a member of each, before
+    /// and after.
+    pub(super) fn ports(&self, [from, to]: [usize; 2], sides: [&[PartyEnd<'c>; 2]; 2]) -> u32 {
         let (own, remote) = match self.direction {
             Direction::Egress => (from, to),
             Direction::Ingress => (to, from),
@@ -125,7 +127,8 @@ impl<'a, 'c> OneWay<'a, 'c> {
         let answers = subject.answers.get_or_init(|| self.answers(subject));
         let set = answers.sets.get(remote);
         let [from, to] = [from, to].map(|class| &self.ends.classes[class]);
-        *answers.ports[set as usize].get_or_init(|| self.judge(from, to, ends))
+        *answers.ports[set as usize]
+            .get_or_init(|| self.judge(from, to, sides.map(|end| end[self.peers.side])))
     }
 
     /// Finds the set of rules that match each class.
@@ -279,11 +282,12 @@ impl<'a, 'c> OneWays<'a, 'c> {
         peers: &'a [MatchedPeers<'a, 'c>; 2],
         port_sets: &'a PortSets,
     ) -> Self {
-        let by_side = [0, 1].map(|side| {
+        let of_side = |side: usize| {
             [Direction::Egress, Direction::Ingress]
                 .map(|it| OneWay::new(clusters[side], it, &peers[side], port_sets))
-        });
-        Self { port_sets, by_side }
+        };
+        let (before, after) = both(|| of_side(0), || of_side(1));
+        Self { port_sets, by_side: [before, after] }
     }
 
     /// Returns the lost and the gained ports from one class to another; `None` if there are none. `sides`: a member of
@@ -291,13 +295,11 @@ impl<'a, 'c> OneWays<'a, 'c> {
     pub(super) fn change(
         &self,
         of: [usize; 2],
-        sides: [[PartyEnd<'c>; 2]; 2],
+        sides: [&[PartyEnd<'c>; 2]; 2],
         known: &mut KnownChanges,
     ) -> Option<Arc<[PortRanges; 2]>> {
-        let numbers = [0, 1].map(|side| {
-            let ends = sides.map(|end| end[side]);
-            self.by_side[side].each_ref().map(|one_way| one_way.ports(of, ends))
-        });
+        let numbers =
+            self.by_side.each_ref().map(|of_side| of_side.each_ref().map(|it| it.ports(of, sides)));
         if numbers[0] == numbers[1] {
             return None;
         }

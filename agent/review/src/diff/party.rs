@@ -1,6 +1,7 @@
 //! Senders and receivers of compared connections.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use netpold_core::model::{DomainName, Key};
@@ -14,7 +15,7 @@ pub(super) const SHOWN: usize = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiffParty {
     /// Pods of a workload.
-    Workload(ComparedWorkload),
+    Workload(Arc<ComparedWorkload>),
     /// Node of the pod on the other side.
     OwnNode,
     /// Nodes that no policy distinguishes.

@@ -1,7 +1,8 @@
 //! Output of a [`Difference`]: text, JSON, Markdown and Mermaid.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use anyhow::Result;
 use netpold_client::printable_document::printable_json;
@@ -11,12 +12,13 @@ use owo_colors::{OwoColorize, Style};
 use serde_json::{Value, json};
 
 use super::args::DiffOutput;
-use super::difference::{ConnectivityChange, Difference};
+use super::difference::{ConnectivityChange, Difference, LostGained};
 use super::isolation::{HostNetworkChange, Isolation, IsolationChange, UnmatchedWorkload};
 use super::live::Cuts;
 use super::party::{DiffParty, SHOWN, few};
 use super::ports::PortRanges;
 use super::render_live;
+use crate::parallel::both;
 
 /// Renders the difference; text for people is coloured.
 pub(super) fn render(
@@ -49,30 +51,65 @@ struct ChangeLine<'d> {
 
 /// Lost and gained ports, and whether only some members are concerned.
 type PortChange<'d> = (&'d PortRanges, &'d PortRanges, bool);
+/// Number of lost and gained ports, and whether only some members are concerned.
+type ChangeNumber = (usize, bool);
+
+/// Numbers of equal lost and gained ports. Most changes share their ports, so few are compared.
+#[derive(Default)]
+struct PortNumbers<'d> {
+    by_place: HashMap<*const LostGained, usize>,
+    by_content: BTreeMap<&'d LostGained, usize>,
+}
+
+impl<'d> PortNumbers<'d> {
+    fn number(&mut self, ports: &'d Arc<LostGained>) -> usize {
+        let Self { by_place, by_content } = self;
+        *by_place.entry(Arc::as_ptr(ports)).or_insert_with(|| {
+            let next = by_content.len();
+            *by_content.entry(&**ports).or_insert(next)
+        })
+    }
+
+    /// Returns the ports by their numbers.
+    fn into_ports(self) -> Vec<&'d LostGained> {
+        let mut all: Vec<(usize, &LostGained)> =
+            self.by_content.into_iter().map(|(ports, number)| (number, ports)).collect();
+        all.sort_unstable_by_key(|(number, _)| *number);
+        all.into_iter().map(|(_, ports)| ports).collect()
+    }
+}
 
 /// Groups the changes in few lines: by senders first or by receivers first, the shorter of both.
 fn lines(difference: &Difference) -> Vec<ChangeLine<'_>> {
-    let by = |ends: fn(&ConnectivityChange) -> (usize, usize)| {
-        let mut others: BTreeMap<(usize, PortChange<'_>), Vec<usize>> = BTreeMap::new();
-        for change in &difference.changes {
-            let (one, other) = ends(change);
-            let what = (&change.loses, &change.gains, change.some);
-            others.entry((one, what)).or_default().push(other);
+    let mut numbers = PortNumbers::default();
+    let changes = difference.changes.iter();
+    let changes = changes.map(|it| (it.from, it.to, (numbers.number(&it.ports), it.some)));
+    let changes: Vec<(usize, usize, ChangeNumber)> = changes.collect();
+    let ports = numbers.into_ports();
+    let by = |ends: fn((usize, usize)) -> (usize, usize)| {
+        let mut others: Vec<BTreeMap<ChangeNumber, Vec<usize>>> =
+            vec![BTreeMap::new(); difference.parties.len()];
+        for (from, to, change) in &changes {
+            let (one, other) = ends((*from, *to));
+            others[one].entry(*change).or_default().push(other);
         }
-        let mut ones: BTreeMap<(Vec<usize>, PortChange<'_>), Vec<usize>> = BTreeMap::new();
-        for ((one, what), others) in others {
-            ones.entry((others, what)).or_default().push(one);
+        let mut ones: BTreeMap<(Vec<usize>, ChangeNumber), Vec<usize>> = BTreeMap::new();
+        for (one, others) in others.into_iter().enumerate() {
+            for (change, others) in others {
+                ones.entry((others, change)).or_default().push(one);
+            }
         }
         ones
     };
-    let (senders, receivers) = (by(|c| (c.from, c.to)), by(|c| (c.to, c.from)));
-    let mut lines: Vec<ChangeLine<'_>> = if senders.len() <= receivers.len() {
-        let lines = senders.into_iter();
-        lines.map(|((to, change), from)| ChangeLine { from, to, change }).collect()
-    } else {
-        let lines = receivers.into_iter();
-        lines.map(|((from, change), to)| ChangeLine { from, to, change }).collect()
+    let (senders, receivers) = both(|| by(|(from, to)| (from, to)), || by(|(from, to)| (to, from)));
+    let is_by_sender = senders.len() <= receivers.len();
+    let shorter = if is_by_sender { senders } else { receivers };
+    let line = |((others, (number, some)), ones): ((Vec<usize>, ChangeNumber), Vec<usize>)| {
+        let (from, to) = if is_by_sender { (ones, others) } else { (others, ones) };
+        let [loses, gains] = ports[number];
+        ChangeLine { from, to, change: (loses, gains, some) }
     };
+    let mut lines: Vec<ChangeLine<'_>> = shorter.into_iter().map(line).collect();
     lines.sort_by(|a, b| (&a.from, &a.to).cmp(&(&b.from, &b.to)));
     lines
 }
@@ -163,7 +200,7 @@ pub fn counts(difference: &Difference) -> (usize, usize) {
     let count = |ports: fn(&ConnectivityChange) -> &PortRanges| {
         difference.changes.iter().filter(|change| !ports(change).is_empty()).count()
     };
-    (count(|change| &change.loses), count(|change| &change.gains))
+    (count(ConnectivityChange::loses), count(ConnectivityChange::gains))
 }
 
 fn summary(difference: &Difference) -> String {
@@ -269,7 +306,9 @@ pub fn document(difference: &Difference) -> Value {
     let changes: Vec<Value> = difference
         .changes
         .iter()
-        .map(|ConnectivityChange { from, to, loses, gains, some }| {
+        .map(|change| {
+            let (loses, gains) = (change.loses(), change.gains());
+            let ConnectivityChange { from, to, some, .. } = change;
             let [from, to] = [from, to].map(|index| party(&difference.parties[*index]));
             json!({ "from": from, "to": to, "loses": loses, "gains": gains, "some": some })
         })
@@ -361,7 +400,9 @@ fn mermaid(difference: &Difference) -> String {
     for index in named {
         let _ = writeln!(text, "  n{index}[\"{}\"]", label(&difference.parties[index].to_string()));
     }
-    for ConnectivityChange { from, to, loses, gains, some } in &difference.changes {
+    for change in &difference.changes {
+        let (loses, gains) = (change.loses(), change.gains());
+        let ConnectivityChange { from, to, some, .. } = change;
         let some = if *some { " (some)" } else { "" };
         for (arrow, word, ports) in [("-.->", "loses", loses), ("-->", "gains", gains)] {
             if !ports.is_empty() {

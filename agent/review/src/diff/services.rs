@@ -79,6 +79,13 @@ pub(super) fn differing(objects: &[Vec<Change>; 2], details: &[Details; 2]) -> V
     sides(objects, details).into_iter().filter_map(differ).collect()
 }
 
+/// Returns whether details about Services are the same on both sides.
+pub(super) fn are_same([before, after]: &[Details; 2]) -> bool {
+    before.services == after.services
+        && before.external_names == after.external_names
+        && before.endpoints == after.endpoints
+}
+
 /// Returns the judges of Services before and after the change. Endpoints of before the change that no longer follow from
 /// the Service and its pods are replaced by those that controllers make.
 pub(super) fn judges(

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use netpold_client::live;
 use netpold_client::offline::{self, Recursive, Reviewed, apply, pods_of};
-use netpold_core::cluster::ObjectKey;
+use netpold_core::cluster::{Cluster, ObjectKey};
 use netpold_core::model::{Change, Enforcement, Key};
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 use netpold_kube::document::{DocumentNode, Documents, Value};
@@ -104,11 +104,8 @@ impl Sources {
     /// Returns the objects before and after these ones are applied, or deleted.
     #[must_use]
     pub fn of_change(before: Reviewed, named: &[Change], delete: bool) -> Self {
-        let Reviewed { objects: before, mut undecoded, unread, .. } = before;
-        offline::replace(&mut undecoded, named);
-        let undecoded = undecoded.iter().map(|it| it.problem.to_string());
-        let gaps = offline::unread(&unread).chain(undecoded).collect();
-        let mut sources = Self { gaps, are_unread: !unread.is_empty(), ..Self::default() };
+        let mut sources = Self::without_objects(&before, named);
+        let before = before.objects;
         let after = match delete {
             true => apply(&before, &sources.deleted(&before, named)),
             false => apply(&before, named),
@@ -118,6 +115,44 @@ impl Sources {
         }
         sources.objects = [before, after];
         sources.complete_namespaces();
+        sources
+    }
+
+    /// Returns the sources of a change without the objects, with the gaps of the objects before.
+    fn without_objects(before: &Reviewed, named: &[Change]) -> Self {
+        let mut undecoded = before.undecoded.clone();
+        offline::replace(&mut undecoded, named);
+        let undecoded = undecoded.iter().map(|it| it.problem.to_string());
+        let gaps = offline::unread(&before.unread).chain(undecoded).collect();
+        Self { gaps, are_unread: !before.unread.is_empty(), ..Self::default() }
+    }
+
+    /// Returns the sources of a change of policies alone, without the objects; `cluster` has those before the change.
+    pub(super) fn of_policies(
+        before: &Reviewed,
+        cluster: &Cluster,
+        named: &[Change],
+        delete: bool,
+    ) -> Self {
+        let mut sources = Self::without_objects(before, named);
+        if !delete {
+            let exists = |namespace: &str| {
+                cluster.namespaces().contains_key(namespace)
+                    || cluster.pods_in(namespace).next().is_some()
+            };
+            sources.notes.extend(policy_notes(named.iter(), exists));
+            return sources;
+        }
+        for object in named {
+            let is_present = if let Change::Policy(policy) = object {
+                cluster.policies().contains_key(&policy.key)
+            } else if let Change::ClusterPolicy(policy) = object {
+                cluster.cluster_policy(&policy.name).is_some()
+            } else {
+                false
+            };
+            sources.gaps.extend((!is_present).then(|| not_deleted(object)));
+        }
         sources
     }
 
@@ -198,8 +233,7 @@ impl Sources {
                 gone.extend(inside.map(Change::gone));
             }
             if gone.len() == before && !present.contains(&ObjectKey::of(object)) {
-                let name = name(object);
-                self.gaps.push(format!("{name}: it is not among the objects, so not deleted"));
+                self.gaps.push(not_deleted(object));
             }
         }
         gone
@@ -219,29 +253,41 @@ impl Sources {
                 }
             })
             .collect();
-        let (mut on_trial, mut lost) = (Vec::new(), Vec::new());
-        for object in changed {
-            let enforcement = if let Change::Policy(policy) = object {
-                policy.enforcement
-            } else if let Change::ClusterPolicy(policy) = object {
-                policy.enforcement
-            } else {
-                continue;
-            };
-            let place = namespace_of(object);
-            if place.is_some_and(|namespace| !known.contains(namespace.as_str())) {
-                lost.push(name(object));
-            } else if enforcement == Enforcement::Audit {
-                on_trial.push(name(object));
-            }
-        }
-        let notes = [
-            ("on trial, so without effect on connections", on_trial),
-            ("in a namespace without an object and without pods, so without effect", lost),
-        ];
-        let notes = notes.into_iter().filter(|(_, names)| !names.is_empty());
-        self.notes.extend(notes.map(|(text, names)| format!("{text}: {}", few(&names))));
+        self.notes.extend(policy_notes(changed, |namespace| known.contains(namespace)));
     }
+}
+
+/// Returns notes on policies that are applied: on trial, or in a namespace that does not exist.
+fn policy_notes<'c>(
+    changed: impl Iterator<Item = &'c Change>,
+    exists: impl Fn(&str) -> bool,
+) -> Vec<String> {
+    let (mut on_trial, mut lost) = (Vec::new(), Vec::new());
+    for object in changed {
+        let enforcement = if let Change::Policy(policy) = object {
+            policy.enforcement
+        } else if let Change::ClusterPolicy(policy) = object {
+            policy.enforcement
+        } else {
+            continue;
+        };
+        if namespace_of(object).is_some_and(|namespace| !exists(namespace)) {
+            lost.push(name(object));
+        } else if enforcement == Enforcement::Audit {
+            on_trial.push(name(object));
+        }
+    }
+    let notes = [
+        ("on trial, so without effect on connections", on_trial),
+        ("in a namespace without an object and without pods, so without effect", lost),
+    ];
+    let notes = notes.into_iter().filter(|(_, names)| !names.is_empty());
+    notes.map(|(text, names)| format!("{text}: {}", few(&names))).collect()
+}
+
+/// Returns the gap of an object to delete that does not exist.
+fn not_deleted(object: &Change) -> String {
+    format!("{}: it is not among the objects, so not deleted", name(object))
 }
 
 /// Returns the namespace of a namespaced object.

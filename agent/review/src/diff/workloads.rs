@@ -5,6 +5,7 @@
 //! matched with one of the other cluster by labels that releases do not change, and by name.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use netpold_client::offline::{is_generated, is_run, owner};
 use netpold_core::cluster::Cluster;
@@ -138,8 +139,9 @@ fn pairs([before, after]: &WorkloadPods<'_>) -> Vec<(usize, usize)> {
 }
 
 /// Returns the workloads of two clusters, by name. A pod with changed labels belongs to its workload after the change.
-pub(super) fn workloads(clusters: [&Cluster; 2]) -> Vec<ComparedWorkload> {
-    workloads_of(clusters.map(|cluster| cluster.pods().values().map(|pod| &**pod).collect()))
+pub(super) fn workloads(clusters: [&Cluster; 2]) -> Vec<Arc<ComparedWorkload>> {
+    let pods = clusters.map(|cluster| cluster.pods().values().map(|pod| &**pod).collect());
+    workloads_of(pods).into_iter().map(Arc::new).collect()
 }
 
 /// Returns the workloads of the pods before and after a change, like [`workloads`].
@@ -204,7 +206,7 @@ mod tests {
         all.into_iter()
             .map(|w| {
                 let pairs = w.counterparts().len();
-                (w.name, pairs)
+                (w.name.clone(), pairs)
             })
             .collect()
     }

@@ -7,7 +7,6 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
-use netpold_core::model::Change;
 
 use super::compare::compare_until;
 use super::difference::{ConnectivityChange, Difference};
@@ -27,13 +26,12 @@ struct ComparisonOutcome {
 }
 
 /// Compares the objects once for each combination of labels that one Namespace or one pod may have. Returns a text for
-/// each on which the difference depends. `clusters` are built from `objects`, before and after the change.
+/// each on which the difference depends. `clusters`: before and after the change.
 ///
 /// # Errors
 /// As [`compare_until`].
 pub(super) fn depending(
     clusters: [&Cluster; 2],
-    objects: [Vec<Change>; 2],
     ranges: &[IpNet],
     ended: &AtomicBool,
 ) -> Result<Vec<String>> {
@@ -42,7 +40,7 @@ pub(super) fn depending(
     if all.is_empty() {
         return Ok(depending);
     }
-    let [mut before, mut after] = objects.map(|objects| objects.into_iter().collect::<Cluster>());
+    let [mut before, mut after] = clusters.map(Clone::clone);
     let (mut left, mut untried) = (COMPARISONS, 0);
     for one in &all {
         let Some(rest) = left.checked_sub(one.count()) else {
@@ -74,8 +72,8 @@ impl ComparisonOutcome {
     fn new(difference: &Difference) -> Self {
         let name = |party: usize| difference.parties[party].to_string();
         let change = |change: &ConnectivityChange| {
-            let ConnectivityChange { from, to, loses, gains, .. } = change;
-            (name(*from), name(*to), loses.clone(), gains.clone())
+            let (loses, gains) = (change.loses().clone(), change.gains().clone());
+            (name(change.from), name(change.to), loses, gains)
         };
         let isolation = &difference.isolation;
         let turned = [&isolation.open, &isolation.isolated].map(|turned| {

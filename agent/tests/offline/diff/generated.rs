@@ -223,7 +223,7 @@ impl World {
     /// Returns the change that the difference reports for a pair, and whether it applies to some members only.
     fn said(&self, from: usize, to: usize) -> (PortRanges, PortRanges, bool) {
         let found = self.difference.changes.iter().find(|c| (c.from, c.to) == (from, to));
-        found.map_or_else(Default::default, |c| (c.loses.clone(), c.gains.clone(), c.some))
+        found.map_or_else(Default::default, |c| (c.loses().clone(), c.gains().clone(), c.some))
     }
 
     /// Returns every pair of members, with the parties that represent them.
@@ -309,7 +309,7 @@ impl World {
         let mut seen = 0;
         for change in &self.difference.changes {
             for (ports, verdicts) in
-                [(&change.loses, [true, false]), (&change.gains, [false, true])]
+                [(change.loses(), [true, false]), (change.gains(), [false, true])]
             {
                 let ranges = PROTOCOLS.iter().flat_map(|protocol| {
                     let ends = ports.of(*protocol).iter().flat_map(|(first, last)| [*first, *last]);

@@ -6,9 +6,16 @@ const VERDICTS = ["allow", "audit", "mixed", "deny"];
 const WORDS = { allow: "allowed", audit: "on trial", mixed: "denied in part", deny: "denied" };
 const DASHES = { allow: [], audit: [3, 4], mixed: [10, 3, 2, 3], deny: [8, 5] };
 const COLOURS = { allow: "allow", audit: "audit", mixed: "deny", deny: "deny" };
-// Above this number of curves, moving shows the last picture until it rests.
+// Above this number of curves, the map shows its last picture until a new one is complete.
 const HEAVY = 200;
 const REST = 90;
+// Time for which the pointer rests before a map of many curves shows the curves under it, in milliseconds.
+const HOVER = 50;
+// Curves in one path: the time of a path grows faster than the number of its curves.
+const BATCH = 16;
+// Time for a part of a picture, in milliseconds: the rest of a frame, and if there is nothing to show yet.
+const PART = 8;
+const FIRST_PART = 40;
 const NEAR = 6;
 const FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif";
 
@@ -17,7 +24,11 @@ export class MapCanvas {
   constructor(canvas, tip, pick) {
     Object.assign(this, { canvas, tip, pick, scale: 1, x: 0, y: 0, selected: null, hover: null, frame: 0 });
     this.context = canvas.getContext("2d");
+    // The last picture, and the next one while it is painted.
     this.back = document.createElement("canvas");
+    this.next = document.createElement("canvas");
+    this.probe = document.createElement("canvas").getContext("2d");
+    this.picture = null;
     this.colors = {};
     new ResizeObserver(() => this.resize()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.theme());
@@ -25,7 +36,10 @@ export class MapCanvas {
     canvas.addEventListener("pointerdown", (event) => this.press(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
     canvas.addEventListener("pointerup", (event) => this.release(event));
-    canvas.addEventListener("pointerleave", () => this.point(null));
+    canvas.addEventListener("pointerleave", () => {
+      this.where = null;
+      this.point(null);
+    });
     canvas.addEventListener("keydown", (event) => this.key(event));
     canvas.addEventListener("dblclick", (event) => this.open(event));
     this.theme();
@@ -34,10 +48,15 @@ export class MapCanvas {
   /** Shows nodes and edges: `{ from, to, verdict, weight, label }`. */
   show(nodes, edges, folded, { keep = false } = {}) {
     this.nodes = nodes;
+    const former = this.layout;
     this.layout = place(nodes, folded, new Set(edges.flatMap((edge) => [edge.from, edge.to])));
     this.all = edges;
     this.edges = this.merge(edges);
     this.hover = null;
+    // The last picture stays until the next one is complete, unless its boxes are elsewhere.
+    const isSame = ["width", "height"].every((it) => former?.[it] === this.layout[it]) && former.groups.length === this.layout.groups.length;
+    if (!keep || !isSame) this.picture = null;
+    for (const picture of [this.picture, this.target]) if (picture) picture.isStale = true;
     if (keep) this.draw();
     else this.fit();
   }
@@ -62,10 +81,12 @@ export class MapCanvas {
       if (known) known.members.push(edge);
       else {
         const [a, b] = [cells[edge.from], cells[edge.to]];
-        merged.set(key, { ends, verdict: edge.verdict, members: [edge], a, b, line: edge.from === edge.to ? loop(a) : curve(a, b) });
+        const line = edge.from === edge.to ? loop(a) : curve(a, b);
+        merged.set(key, { ends, verdict: edge.verdict, members: [edge], a, b, line, box: around(line) });
       }
     }
-    return [...merged.values()];
+    // By verdict, so that a batch has few colours and denied pairs are above allowed ones.
+    return VERDICTS.flatMap((word) => [...merged.values()].filter((edge) => edge.verdict === word));
   }
 
   theme() {
@@ -73,6 +94,8 @@ export class MapCanvas {
     for (const name of ["surface", "raised", "ink", "quiet", "line", "accent", "allow", "deny", "audit", "group"]) {
       this.colors[name] = style.getPropertyValue(`--${name}`).trim();
     }
+    this.picture = null;
+    this.stop();
     this.draw();
   }
 
@@ -82,6 +105,8 @@ export class MapCanvas {
     const first = !this.width;
     [this.width, this.height, this.ratio] = [clientWidth, clientHeight, devicePixelRatio || 1];
     [this.canvas.width, this.canvas.height] = [this.width * this.ratio, this.height * this.ratio];
+    this.picture = null;
+    this.stop();
     if (first) this.fit();
     else this.draw();
   }
@@ -130,7 +155,11 @@ export class MapCanvas {
 
   move(event) {
     if (!this.drag) {
-      this.point([event.offsetX, event.offsetY]);
+      this.where = [event.offsetX, event.offsetY];
+      this.pointFrame ||= requestAnimationFrame(() => {
+        this.pointFrame = 0;
+        this.point(this.where);
+      });
       return;
     }
     const [dx, dy] = [event.offsetX - this.drag.x, event.offsetY - this.drag.y];
@@ -174,7 +203,9 @@ export class MapCanvas {
     if (key !== this.hoverKey) {
       this.hoverKey = key;
       this.hover = found;
-      this.draw();
+      clearTimeout(this.lighting);
+      if (this.isHeavy()) this.lighting = setTimeout(() => this.draw(), HOVER);
+      else this.draw();
     }
     this.canvas.style.cursor = found ? "pointer" : "grab";
     this.tip.hidden = !found;
@@ -210,10 +241,8 @@ export class MapCanvas {
     if (node !== undefined) return { node };
     let [best, edge] = [NEAR / this.scale, null];
     for (const candidate of this.edges) {
-      if (!this.isVisible(candidate)) continue;
-      const { start, middle, end } = candidate.line;
-      const near = (i, value) => value > Math.min(start[i], middle[i], end[i]) - best && value < Math.max(start[i], middle[i], end[i]) + best;
-      if (!near(0, x) || !near(1, y)) continue;
+      const { left, top, right, bottom } = candidate.box;
+      if (x < left - best || x > right + best || y < top - best || y > bottom + best || !this.isVisible(candidate)) continue;
       for (let t = 0; t <= 1; t += 0.04) {
         const [ex, ey] = at(candidate.line, t);
         const distance = Math.hypot(ex - x, ey - y);
@@ -261,24 +290,23 @@ export class MapCanvas {
   }
 
   moving() {
-    if (this.edges?.length > HEAVY && this.picture) {
+    if (this.isHeavy() && this.picture) {
+      this.stop();
       clearTimeout(this.rest);
       this.rest = setTimeout(() => this.draw(), REST);
-      if (!this.frame) this.frame = requestAnimationFrame(() => this.shift());
+      if (!this.frame) {
+        this.frame = requestAnimationFrame(() => {
+          this.frame = 0;
+          this.compose();
+        });
+      }
       return;
     }
     this.draw();
   }
 
-  /** Shows the last picture at the new place. */
-  shift() {
-    this.frame = 0;
-    const { context: c, ratio, picture } = this;
-    const factor = this.scale / picture.scale;
-    c.setTransform(1, 0, 0, 1, 0, 0);
-    c.clearRect(0, 0, this.canvas.width, this.canvas.height);
-    c.setTransform(factor, 0, 0, factor, (this.x - picture.x * factor) * ratio, (this.y - picture.y * factor) * ratio);
-    c.drawImage(this.back, 0, 0);
+  isHeavy() {
+    return this.edges?.length > HEAVY;
   }
 
   draw() {
@@ -291,30 +319,177 @@ export class MapCanvas {
   }
 
   paint() {
-    const { context: c, ratio, scale, colors } = this;
+    this.canvas.style.background = this.colors.surface;
+    if (!this.isHeavy()) {
+      this.stop();
+      this.picture = null;
+      this.paintAll(this.selected ?? this.hover);
+      this.painted?.();
+      return;
+    }
+    this.compose();
+    if (this.isPlaced(this.picture)) {
+      this.stop();
+      this.painted?.();
+    } else if (!this.isPlaced(this.target)) this.begin();
+  }
+
+  /** Whether a picture is of the present edges and place. */
+  isPlaced(picture) {
+    return picture && !picture.isStale && picture.scale === this.scale && picture.x === this.x && picture.y === this.y;
+  }
+
+  /** Ends the painting of the next picture. */
+  stop() {
+    cancelAnimationFrame(this.partFrame);
+    [this.parts, this.target] = [null, null];
+    delete this.canvas.dataset.painting;
+  }
+
+  /** Paints the next picture, a part in each frame. */
+  begin() {
+    this.stop();
+    const { scale, x, y } = this;
+    const target = { scale, x, y, isStale: false };
+    this.target = target;
+    const limit = this.picture ? PART : FIRST_PART;
+    [this.next.width, this.next.height] = [this.canvas.width, this.canvas.height];
+    this.parts = this.paintParts(this.next.getContext("2d"));
+    this.canvas.dataset.painting = "true";
+    let count = 16;
+    const step = () => {
+      const begun = performance.now();
+      let done = false;
+      for (let i = 0; i < count && !done; i += 1) done = this.parts.next().done;
+      // Browsers paint a canvas when it is read; otherwise all parts would be painted at once.
+      this.probe.drawImage(this.next, 0, 0, 1, 1, 0, 0, 1, 1);
+      const time = performance.now() - begun;
+      if (time > limit) count = Math.max(count >> 1, 1);
+      else if (time < limit / 2) count *= 2;
+      if (!done) {
+        this.partFrame = requestAnimationFrame(step);
+        return;
+      }
+      this.stop();
+      [this.back, this.next] = [this.next, this.back];
+      this.picture = target;
+      this.compose();
+      this.painted?.();
+    };
+    step();
+  }
+
+  /** Paints groups, edges and cells; returns after each batch of edges, and after the cells of each group. */
+  * paintParts(target) {
+    this.withContext(target, () => {
+      this.clear();
+      this.paintGroups();
+    });
+    const edges = this.inView(this.edges);
+    // Where batches overlap, their colours add up.
+    const alpha = Math.min(0.75, Math.max(0.03, 6 / Math.sqrt(this.edges.length + 1)));
+    for (const part of batches(edges)) {
+      this.withContext(target, () => this.paintEdges(part, alpha, edges.length < 2500));
+      yield;
+    }
+    for (const group of this.layout.groups) {
+      this.withContext(target, () => this.paintCellsOf(group, null));
+      yield;
+    }
+  }
+
+  withContext(target, paint) {
+    const { context } = this;
+    this.context = target;
+    paint();
+    this.context = context;
+  }
+
+  /** Shows the last picture at the present place; what is selected, or under the pointer, is above it. */
+  compose() {
+    const { context: c, ratio, picture } = this;
+    const active = this.selected ?? this.hover;
+    if (!picture) {
+      this.clear();
+      this.paintGroups();
+      this.paintCells(null);
+      return;
+    }
+    const factor = this.scale / picture.scale;
+    this.clear();
+    // Where a small picture has nothing.
+    if (factor < 0.7) this.paintGroups();
+    c.setTransform(factor, 0, 0, factor, (this.x - picture.x * factor) * ratio, (this.y - picture.y * factor) * ratio);
+    c.globalAlpha = active ? 0.3 : 1;
+    c.drawImage(this.back, 0, 0);
+    c.globalAlpha = 1;
+    if (!active) return;
+    this.transform();
+    const lit = this.litEdges(active);
+    for (const part of batches(this.inView(lit))) this.paintEdges(part, 1, true, true);
+    this.paintCells(this.near(lit, active), true);
+  }
+
+  /** Paints a map of few edges. */
+  paintAll(active) {
+    this.clear();
+    this.paintGroups();
+    const lit = active ? this.litEdges(active) : [];
+    this.paintEdges(this.edges, lit.length ? 0.1 : Math.min(0.75, Math.max(0.16, 10 / Math.sqrt(this.edges.length + 1))), true);
+    this.paintEdges(lit, 1, true, true);
+    this.paintCells(lit.length ? this.near(lit, active) : null);
+  }
+
+  /** Sets the transformation of the map. */
+  transform() {
+    const { context: c, ratio, scale } = this;
+    c.setTransform(ratio * scale, 0, 0, ratio * scale, ratio * this.x, ratio * this.y);
+  }
+
+  clear() {
+    const { context: c, ratio } = this;
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.direction = "ltr";
     c.clearRect(0, 0, this.width, this.height);
-    c.setTransform(ratio * scale, 0, 0, ratio * scale, ratio * this.x, ratio * this.y);
+    this.transform();
+  }
+
+  litEdges(active) {
+    return this.edges.filter((edge) => this.touches(edge, active));
+  }
+
+  /** Returns the cells of lit edges, and the active one. */
+  near(lit, active) {
+    const near = new Set(lit.flatMap((edge) => [edge.a, edge.b]));
+    if (active.node !== undefined && this.layout.cells[active.node]) near.add(this.layout.cells[active.node]);
+    return near;
+  }
+
+  /** Returns the edges that may cross the visible part of the map. */
+  inView(edges) {
+    const [left, top] = [-this.x / this.scale, -this.y / this.scale];
+    const [right, bottom] = [left + this.width / this.scale, top + this.height / this.scale];
+    return edges.filter(({ box }) => box.right >= left && box.left <= right && box.bottom >= top && box.top <= bottom);
+  }
+
+  paintGroups() {
     for (const group of this.layout.groups) if (!group.folded) this.paintGroup(group);
-    const active = this.selected ?? this.hover;
-    const lit = active ? this.edges.filter((edge) => this.touches(edge, active)) : [];
-    this.paintEdges(this.edges, lit.length ? 0.1 : Math.min(0.75, Math.max(0.16, 40 / Math.sqrt(this.edges.length + 1) / 4)));
-    this.paintEdges(lit, 1, true);
-    const near = lit.length ? new Set(lit.flatMap((edge) => [edge.a, edge.b])) : null;
-    if (near && active.node !== undefined && this.layout.cells[active.node]) near.add(this.layout.cells[active.node]);
-    for (const group of this.layout.groups) {
-      if (group.folded) this.paintFolded(group, near);
-      else if (scale > 0.09) for (const index of group.members) this.paintCell(index, near);
+  }
+
+  /** Paints the cells; `near` are the lit ones, and `only` omits the others. */
+  paintCells(near, only = false) {
+    for (const group of this.layout.groups) this.paintCellsOf(group, near, only);
+  }
+
+  paintCellsOf(group, near, only = false) {
+    if (group.folded) {
+      if (!only || [...near].some((cell) => cell.group === group)) this.paintFolded(group, near);
+    } else {
+      const members = this.scale > 0.09 ? group.members : [];
+      for (const index of members) if (!only || near.has(this.layout.cells[index])) this.paintCell(index, near);
+      if (!only) this.paintName(group);
     }
-    c.globalAlpha = 1;
-    if (this.edges.length > HEAVY) {
-      [this.back.width, this.back.height] = [this.canvas.width, this.canvas.height];
-      this.back.getContext("2d").drawImage(this.canvas, 0, 0);
-      this.picture = { scale, x: this.x, y: this.y };
-    } else this.picture = null;
-    this.canvas.style.background = colors.surface;
-    this.painted?.();
+    this.context.globalAlpha = 1;
   }
 
   box({ x, y, width, height }, radius) {
@@ -324,10 +499,14 @@ export class MapCanvas {
   }
 
   paintGroup(group) {
-    const { context: c, colors, scale } = this;
+    const { context: c, colors } = this;
     this.box(group, 10);
     c.fillStyle = colors.group;
     c.fill();
+  }
+
+  paintName(group) {
+    const { context: c, colors, scale } = this;
     const size = Math.min(Math.max(13, 11 / scale), 60);
     c.fillStyle = colors.quiet;
     c.font = `600 ${size}px ${FONT}`;
@@ -410,10 +589,9 @@ export class MapCanvas {
     if (state === "some" || state === "trial") c.fillRect(x, y + 3.5, 7, 3.5);
   }
 
-  paintEdges(edges, alpha, lit = false) {
+  paintEdges(edges, alpha, arrows, lit = false) {
     const { context: c, colors, scale } = this;
     c.globalAlpha = alpha;
-    const arrows = lit || edges.length < 2500;
     for (const verdict of VERDICTS) {
       const [lines, heads] = [new Path2D(), new Path2D()];
       let any = false;
@@ -435,6 +613,16 @@ export class MapCanvas {
     }
     c.globalAlpha = 1;
   }
+}
+
+/** The box around a curve: the control point is inside, too. */
+function around({ start, middle, end }) {
+  const [xs, ys] = [0, 1].map((i) => [start[i], middle[i], end[i]]);
+  return { left: Math.min(...xs), top: Math.min(...ys), right: Math.max(...xs), bottom: Math.max(...ys) };
+}
+
+function* batches(edges) {
+  for (let i = 0; i < edges.length; i += BATCH) yield edges.slice(i, i + BATCH);
 }
 
 function head(path, from, [x, y], size) {

@@ -82,8 +82,16 @@ fn figures_of_large_clusters() {
         &Value::Null,
     );
     std::thread::sleep(std::time::Duration::from_secs(2));
-    let frames = browser.run(include_str!("frames.js"), &Value::Null);
-    eprintln!("all unfolded: {frames}");
+    for kind in ["still", "zoom", "move", "whole map", "pointer"] {
+        let before = browser.processor_times();
+        browser.run(include_str!("frames.js"), &json!(kind));
+        browser.wait("window.frames?.median !== undefined");
+        let (after, frames) = (browser.processor_times(), browser.value("window.frames"));
+        let [ran, waited] = [0, 1].map(|i| after[i].saturating_sub(before[i]));
+        eprintln!(
+            "all unfolded, {kind}: {frames}; the page's thread ran {ran:?} and waited {waited:?} for a processor"
+        );
+    }
 
     figures_of_changes("20,000 pods", &generated(1000, 20, 20));
     let items = generated_with_services(1000, 20, 20);

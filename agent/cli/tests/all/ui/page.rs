@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::ui::client::Ui;
-use crate::ui::clusters::{admits, directory, namespace, pod, shop};
+use crate::ui::clusters::{admits, directory, generated, namespace, pod, shop};
 
 const READY: &str =
     "document.documentElement.dataset.ready && document.documentElement.dataset.drawn";
@@ -380,4 +380,46 @@ fn for_each_view(test: &str, check: impl Fn(&Browser, &str)) {
             check(&browser, &format!("{tab}, dark {is_dark}"));
         }
     }
+}
+
+/// Frames go on while a map with 4,000 curves is painted: a single picture of all curves took seconds.
+#[test]
+fn a_large_map_is_painted_in_parts() {
+    let name = "a_large_map_is_painted_in_parts";
+    let Some(browser) = Browser::start(name, false) else { return };
+    let manifests = directory(&generated(400, 1, 10));
+    let ui = Ui::start(manifests.path());
+    browser.open(&ui.address);
+    browser.wait(READY);
+    browser.run(
+        "const buttons = [...document.querySelectorAll('#map button')];
+         buttons.find((it) => it.textContent === 'Unfold all').click()",
+        &Value::Null,
+    );
+    let is_rested = "!document.querySelector('canvas').dataset.painting";
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    browser.wait(is_rested);
+    // Counts the frames between a move and the complete picture, and the frames in which the picture is not blank.
+    browser.run(
+        "const canvas = document.querySelector('canvas');
+         window.parts = null;
+         let [parts, shown, began] = [0, 0, false];
+         const colours = () => new Set(canvas.getContext('2d').getImageData(300, 200, 400, 1).data).size;
+         const step = () => {
+           const painting = Boolean(canvas.dataset.painting);
+           began ||= painting;
+           if (painting) parts += 1;
+           if (painting && parts === 2) shown = colours();
+           if (began && !painting) window.parts = { parts, shown };
+           else requestAnimationFrame(step);
+         };
+         canvas.dispatchEvent(new KeyboardEvent('keydown', { key: '0', bubbles: true }));
+         canvas.dispatchEvent(new KeyboardEvent('keydown', { key: '+', bubbles: true }));
+         requestAnimationFrame(step)",
+        &Value::Null,
+    );
+    browser.wait("window.parts");
+    let found = browser.value("window.parts");
+    assert!(found["parts"].as_u64() > Some(3), "one frame has the whole picture: {found}");
+    assert!(found["shown"].as_u64() > Some(4), "the map is blank while it is painted: {found}");
 }

@@ -11,7 +11,7 @@ const CLUSTERS: u64 = 400;
 /// Returns the changes as compared by direction and as compared pair by pair, and the number of pairs of classes that
 /// were compared by direction.
 fn both(clusters: [&Cluster; 2], ranges: &[IpNet]) -> ([Vec<ConnectivityChange>; 2], usize) {
-    let ends = ends(clusters, ranges);
+    let ends = ends_of(clusters, workloads(clusters), ranges);
     let port_sets = PortSets::default();
     let peers = [0, 1].map(|side| MatchedPeers::new(clusters[side], &ends, side));
     let explainers = clusters.map(Explainer::new);
