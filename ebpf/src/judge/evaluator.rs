@@ -232,7 +232,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         bytes: &B,
         offset: u32,
     ) -> Result<ParsedPacket<F>, Result<Reason, Reason>> {
-        let mut network = match F::network(bytes, offset, false) {
+        let mut network = match F::network(bytes, hidden(bytes, offset), false) {
             Ok(network) => network,
             Err(reason) => return Err(self.unread(reason)),
         };
@@ -303,7 +303,10 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         if plain && !(TCP..=UDP).contains(&transport.protocol) {
             return Err(Reason::Deferred);
         }
-        self.datagram(Packet::<F> { network, transport, quoted })
+        let from_node = self.context.is_from_node(&network.fragment);
+        let known = plain || D::EGRESS;
+        let from_node = if known { from_node } else { self.context.opaque().flag(from_node) };
+        self.datagram(Packet::<F> { network, transport, quoted, from_node })
     }
 
     /// Judges a datagram: later fragments get the ports of their first one, whole packets are judged directly.
@@ -321,8 +324,10 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         if packet.network.fragment.is_later() {
             packet.transport = fragment::transport_of_first(context, &packet, class)?;
         }
+        let is_recorded = packet.network.fragment.is_first() && context.policy.is_isolated();
+        let is_recorded = !packet.is_plain() && context.opaque().flag(is_recorded);
         let reason = self.whole(&packet, class, hint)?;
-        if packet.network.fragment.is_first() && context.policy.is_isolated() {
+        if is_recorded {
             fragment::remember_first(context, &packet);
         }
         Ok(reason)
@@ -340,19 +345,21 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         let opaque = context.opaque();
         let (allowed, reason) = if !policy.is_isolated() {
             (true, Reason::NotIsolated)
-        } else if context.is_from_node(&packet.network.fragment) {
+        } else if packet.from_node {
             (!icmp::is_icmp(packet.transport.protocol) || begins(&packet.transport), Reason::Node)
         } else {
             (policy.allows(class, &packet.transport), Reason::Allowed)
         };
-        let allowed = opaque.flag(allowed);
+        let (allowed, reason) = (opaque.flag(allowed), opaque.reason(reason));
+        let context = &context.hidden();
+        let policy = &context.policy;
         if opaque.flag(context.is_flooded(packet)) {
             return if allowed { Ok(reason) } else { Err(Reason::Flooded) };
         }
-        match flow_tuple(policy, packet, allowed)? {
+        match flow_tuple(context, packet, allowed)? {
             Some(mut flow) => {
                 let mut packet = *packet;
-                if packet.quoted.quote != Quote::Unread {
+                if !packet.is_plain() {
                     flow = opaque.flow(&flow);
                     packet.transport = opaque.transport(packet.transport, false);
                 }
@@ -366,4 +373,11 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
             None => context.unanswered(packet),
         }
     }
+}
+
+/// The offset behind the link header, hidden from the verifier, which otherwise follows the judgement once for each
+/// number of tags. Packets that are read in place have no tags there, and need a known offset.
+#[inline(always)]
+fn hidden<B: Bytes>(bytes: &B, offset: u32) -> u32 {
+    if B::PLAIN { offset } else { bytes.opaque(offset) }
 }

@@ -414,9 +414,16 @@ extern "C" fn netpold_may_claim(skb: *mut __sk_buff, link: u32) -> u32 {
 /// Whether IPv4 options between two offsets name a route, 1 or 0. The offsets are unknown to the verifier.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_goes_on(skb: *mut __sk_buff, at: u32, end: u32) -> u32 {
+pub(crate) extern "C" fn netpold_goes_on(skb: *mut __sk_buff, at: u32, end: u32) -> u32 {
+    parse::has_route_by(at, end, |at| netpold_ipv4_option(skb, at)).into()
+}
+
+/// [`parse::ipv4_option`] as a function of its own, which the verifier checks once and not for each option.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_ipv4_option(skb: *mut __sk_buff, at: u32) -> u32 {
     // SAFETY: the program's context.
-    parse::has_route(&unsafe { Copied::new(skb) }, at, end).into()
+    parse::ipv4_option(&unsafe { Copied::new(skb) }, at)
 }
 
 /// TC ingress of bridges with pods: packets that they hand to the node, which pass no exit if they are for the node
