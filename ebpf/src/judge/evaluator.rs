@@ -232,7 +232,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         bytes: &B,
         offset: u32,
     ) -> Result<ParsedPacket<F>, Result<Reason, Reason>> {
-        let mut network = match F::network(bytes, hidden(bytes, offset), false) {
+        let mut network = match F::network(bytes, offset, false) {
             Ok(network) => network,
             Err(reason) => return Err(self.unread(reason)),
         };
@@ -373,11 +373,4 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
             None => context.unanswered(packet),
         }
     }
-}
-
-/// The offset behind the link header, hidden from the verifier, which otherwise follows the judgement once for each
-/// number of tags. Packets that are read in place have no tags there, and need a known offset.
-#[inline(always)]
-fn hidden<B: Bytes>(bytes: &B, offset: u32) -> u32 {
-    if B::PLAIN { offset } else { bytes.opaque(offset) }
 }

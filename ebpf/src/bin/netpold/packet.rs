@@ -145,11 +145,6 @@ impl Bytes for Copied {
     fn opaque(&self, number: u32) -> u32 {
         hide(number as usize, u64::from(self.length())) as u32
     }
-
-    #[inline(always)]
-    fn follow(&self, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
-        follow(self.skb, network)
-    }
 }
 
 /// A packet copied to the scratch, by functions that have no stack for a buffer.
@@ -189,6 +184,41 @@ impl Bytes for CopiedTo {
     #[inline(always)]
     fn opaque(&self, number: u32) -> u32 {
         hide(number as usize, u64::from(self.length())) as u32
+    }
+}
+
+/// Bytes whose IPv6 extension headers [`netpold_follow`] follows, for functions with stack for two more frames.
+pub(crate) struct Following<B> {
+    skb: *mut __sk_buff,
+    bytes: B,
+}
+
+impl<B> Following<B> {
+    /// # Safety
+    /// `skb` is the program's context, and the bytes are its own.
+    #[inline(always)]
+    pub(crate) const unsafe fn new(skb: *mut __sk_buff, bytes: B) -> Self {
+        Self { skb, bytes }
+    }
+}
+
+impl<B: Bytes> Bytes for Following<B> {
+    const PLAIN: bool = B::PLAIN;
+    type Window = B::Window;
+
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        self.bytes.length()
+    }
+
+    #[inline(always)]
+    fn window<const N: usize>(&self, offset: u32) -> Option<B::Window> {
+        self.bytes.window::<N>(offset)
+    }
+
+    #[inline(always)]
+    fn opaque(&self, number: u32) -> u32 {
+        self.bytes.opaque(number)
     }
 
     #[inline(always)]
