@@ -43,7 +43,7 @@ pub unsafe fn class<M: Memory>(
             return word;
         }
         // Selects without a branch, which the verifier would follow at each node; hidden, or the compiler adds one.
-        let lower = memory.opaque((word / BLOCKS6_LOWER & 1) as usize, half) as u64;
+        let lower = memory.opaque(((word / BLOCKS6_LOWER) & 1) as usize, half) as u64;
         half ^= (half ^ halves[1]) & lower.wrapping_neg();
         let Some(node) = node(word & (BLOCKS6_NODES - 1)) else { return 0 };
         // SAFETY: as the caller promises.
