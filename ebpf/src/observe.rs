@@ -20,6 +20,7 @@ use crate::{
     judge::{
         hook::{Arrival, PacketHook},
         lookup,
+        opaque::Opaque,
         reject::take,
         transition::{answering, closing, confirming, may_begin},
     },
@@ -151,6 +152,8 @@ fn look_at<F: RecordFamily, D: PodDirection, B: Bytes, T: Records>(
     let counts = !network.fragment.is_later()
         && !is_flooded::<F, D>(&network, endpoint)
         && (!icmp::is_icmp(transport.protocol) || icmp::echo(&transport) != Echo::None);
+    // The verifier follows the search once, and not for each protocol.
+    let transport = Opaque::new(tables, endpoint.id().into()).transport(transport, B::PLAIN);
     Ok(if counts { record::<F, D, T>(tables, endpoint, &network, &transport) } else { None })
 }
 
@@ -177,7 +180,9 @@ fn record<F: RecordFamily, D: PodDirection, T: Records>(
 ) -> Option<Unrecorded<F::Key>> {
     let settings = tables.settings()?;
     let remote = if D::EGRESS { network.destination } else { network.source };
-    let key = lookup::key::<F>(endpoint.id(), &FlowTuple::new(remote, transport, D::EGRESS));
+    let flow = FlowTuple::new(remote, transport, D::EGRESS);
+    let flow = Opaque::new(tables, endpoint.id().into()).flow(&flow);
+    let key = lookup::key::<F>(endpoint.id(), &flow);
     let hash = key::hash(settings, &key);
     let hit = find::<F, F::Key, T>(tables, &key, hash)?;
     let (control, now) = (hit.control, tables.now());

@@ -55,6 +55,13 @@ impl<'a, D: PodDirection, T: Tables> EndpointContext<'a, D, T> {
         Opaque::new(self.tables, self.id as u64)
     }
 
+    /// The same context with rows that are hidden from the verifier.
+    #[inline(always)]
+    pub(crate) fn hidden(&self) -> Self {
+        let rows = self.opaque().rows(self.policy.rows());
+        Self { policy: EndpointPolicy::new(self.tables, rows), ..*self }
+    }
+
     /// Whether the node itself generated the packet, see [`crate::judge::proof`].
     #[inline(always)]
     pub(crate) fn is_from_node(&self, fragment: &Fragment) -> bool {

@@ -304,7 +304,10 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         if plain && !(TCP..=UDP).contains(&transport.protocol) {
             return Err(Reason::Deferred);
         }
-        self.datagram(Packet::<F> { network, transport, quoted })
+        let from_node = self.context.is_from_node(&network.fragment);
+        let known = plain || D::EGRESS;
+        let from_node = if known { from_node } else { self.context.opaque().flag(from_node) };
+        self.datagram(Packet::<F> { network, transport, quoted, from_node })
     }
 
     /// Judges a datagram: later fragments get the ports of their first one, whole packets are judged directly.
@@ -322,8 +325,10 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         if packet.network.fragment.is_later() {
             packet.transport = fragment::transport_of_first(context, &packet, class)?;
         }
+        let is_recorded = packet.network.fragment.is_first() && context.policy.is_isolated();
+        let is_recorded = !packet.is_plain() && context.opaque().flag(is_recorded);
         let reason = self.whole(&packet, class, hint)?;
-        if packet.network.fragment.is_first() && context.policy.is_isolated() {
+        if is_recorded {
             fragment::remember_first(context, &packet);
         }
         Ok(reason)
@@ -360,20 +365,22 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         let opaque = context.opaque();
         let (allowed, reason) = if !policy.is_isolated() {
             (true, Reason::NotIsolated)
-        } else if context.is_from_node(&packet.network.fragment) {
+        } else if packet.from_node {
             (!icmp::is_icmp(packet.transport.protocol) || begins(&packet.transport), Reason::Node)
         } else {
             (policy.allows(class, &packet.transport), Reason::Allowed)
         };
         let allowed = allowed || D::EGRESS && self.opens_by_name(packet, class);
-        let allowed = opaque.flag(allowed);
+        let (allowed, reason) = (opaque.flag(allowed), opaque.reason(reason));
+        let context = &context.hidden();
+        let policy = &context.policy;
         if opaque.flag(context.is_flooded(packet)) {
             return if allowed { Ok(reason) } else { Err(Reason::Flooded) };
         }
-        match flow_tuple(policy, packet, allowed)? {
+        match flow_tuple(context, packet, allowed)? {
             Some(mut flow) => {
                 let mut packet = *packet;
-                if packet.quoted.quote != Quote::Unread {
+                if !packet.is_plain() {
                     flow = opaque.flow(&flow);
                     packet.transport = opaque.transport(packet.transport, false);
                 }

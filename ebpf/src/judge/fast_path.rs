@@ -39,7 +39,7 @@ pub(crate) fn cached_verdict<F: TableFamily, D: PodDirection, T: Tables>(
 ) -> Result<Reason, LookupHint> {
     let (tables, opaque) = (context.tables, context.opaque());
     let nothing = LookupHint::none(&opaque);
-    if !is_usual(context, packet) {
+    if !is_usual(packet) {
         return Err(nothing);
     }
     let Some(settings) = tables.settings() else { return Err(nothing) };
@@ -81,7 +81,7 @@ pub(crate) fn remember<F: TableFamily, D: PodDirection, T: Tables>(
     let flags = context.opaque().number(hit.control.flags());
     let settled =
         flags & CT_REPLIED != 0 || (flags & D::SEEN != 0 && !has_handshake(&packet.transport));
-    if !settled || !is_usual(context, packet) || !lasts(reason) {
+    if !settled || !is_usual(packet) || !lasts(reason) {
         return;
     }
     let tables = context.tables;
@@ -100,16 +100,13 @@ pub(crate) fn remember<F: TableFamily, D: PodDirection, T: Tables>(
 /// Whether a packet is from the middle of a flow and changes no flag. Packets of the node itself have a verdict of
 /// their own.
 #[inline(always)]
-fn is_usual<F: Family, D: PodDirection, T: Tables>(
-    context: &EndpointContext<'_, D, T>,
-    packet: &Packet<'_, F>,
-) -> bool {
+fn is_usual<F: Family>(packet: &Packet<'_, F>) -> bool {
     let (transport, fragment) = (&packet.transport, &packet.network.fragment);
     has_ports(transport.protocol)
         && transport.flags & (TCP_SYN | TCP_FIN | TCP_RST) == 0
         && !fragment.more
         && !fragment.is_later()
-        && !context.is_from_node(fragment)
+        && !packet.from_node
 }
 
 /// Whether a reason depends on the flow and on policy alone. [`Reason::Loopback`], for example, depends on the

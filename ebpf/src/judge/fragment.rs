@@ -90,7 +90,7 @@ pub(crate) fn transport_of_first<F: Family, D: PodDirection, T: Tables>(
     if !policy.is_isolated() {
         return Err(policy.passing(Reason::NotIsolated, class));
     }
-    if context.is_from_node(&packet.network.fragment) {
+    if packet.from_node {
         return Err(Reason::Node);
     }
     if policy.allows_every_port(class) {

@@ -1,9 +1,11 @@
 //! Values hidden from the kernel's verifier.
 
 use crate::{
+    endpoint::Rows,
     flow::memory::Memory,
     layout::ClassId,
     packet::{family::Family, parse::Transport, tuple::FlowTuple},
+    reason::Reason,
 };
 
 /// Returns values unchanged, but unknown to the verifier: otherwise it follows all later code once for each path that
@@ -30,6 +32,21 @@ impl<'a, M: Memory> Opaque<'a, M> {
     #[inline(always)]
     pub(crate) fn class(&self, class: ClassId) -> ClassId {
         self.memory.opaque(class as usize, self.noise) as ClassId
+    }
+
+    /// Hides a reason. A reason that the verifier knows decides later comparisons, so it would follow all later code
+    /// for each one.
+    #[inline(always)]
+    pub(crate) fn reason(&self, reason: Reason) -> Reason {
+        let number = self.number(reason as u16) as u8;
+        // SAFETY: the number of this reason.
+        unsafe { core::mem::transmute::<u8, Reason>(number) }
+    }
+
+    /// Hides the rows, of which the verifier knows whether they isolate.
+    #[inline(always)]
+    pub(crate) fn rows(&self, rows: Rows) -> Rows {
+        Rows(self.memory.opaque(rows.0 as usize, self.noise) as u64)
     }
 
     #[inline(always)]

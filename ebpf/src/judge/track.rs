@@ -12,7 +12,6 @@ use crate::{
         context::EndpointContext,
         fast_path,
         lookup::{self, LookupHint},
-        policy::EndpointPolicy,
         transition::{LEAVE, answering, closing, confirming, may_begin, only_answers},
     },
     layout::{
@@ -37,13 +36,16 @@ use crate::{
 /// [`Reason::Deferred`] for ICMP errors on the fast path.
 #[inline(always)]
 pub(crate) fn flow_tuple<F: TableFamily, D: PodDirection, T: Tables>(
-    policy: &EndpointPolicy<'_, D, T>,
+    context: &EndpointContext<'_, D, T>,
     packet: &Packet<'_, F>,
     allowed: bool,
 ) -> Result<Option<FlowTuple<F>>, Reason> {
     let transport = &packet.transport;
     let own = FlowTuple::new(packet.remote::<D>(), transport, D::EGRESS);
     if icmp::is_icmp(transport.protocol) {
+        let policy = &context.policy;
+        // Of a message, the verifier knows its type.
+        let own = context.opaque().flow(&own);
         return match icmp::echo(transport) {
             Echo::Request => Ok(allowed.then_some(own)),
             Echo::Reply => Ok(Some(own)),
@@ -142,7 +144,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
     #[inline(always)]
     fn seen(&self) -> u16 {
         let packet = self.packet;
-        let node = if self.context.is_from_node(&packet.network.fragment) { CT_NODE } else { 0 };
+        let node = if packet.from_node { CT_NODE } else { 0 };
         let syn = if is_opening(&packet.transport) { CT_SYN } else { 0 };
         D::SEEN | node | syn
     }
@@ -159,7 +161,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
         if !D::EGRESS && class & CLASS_SERVICE != 0 {
             return Ok(());
         }
-        if !may_begin(&packet.transport, context.is_from_node(&packet.network.fragment)) {
+        if !may_begin(&packet.transport, packet.from_node) {
             return Ok(());
         }
         let (tables, seen) = (context.tables, self.seen());

@@ -1,6 +1,9 @@
 //! Access to the bytes of a packet: packet memory or a copying helper in the kernel, a slice on the host.
 
-use crate::reason::Reason;
+use crate::{
+    packet::parse::{self, Network},
+    reason::Reason,
+};
 
 /// Bytes of a packet that are known to exist, read at constant offsets. A window may share its memory with the next
 /// one of the same packet, so read it before taking another.
@@ -39,6 +42,17 @@ pub trait Bytes {
     #[inline(always)]
     fn opaque(&self, number: u32) -> u32 {
         number
+    }
+    /// Follows IPv6 extension headers by [`parse::follow`], not with [`Bytes::PLAIN`].
+    ///
+    /// # Errors
+    /// As [`parse::extensions`].
+    #[inline(always)]
+    fn follow(&self, network: &mut Network<[u64; 2]>) -> Result<(), Reason>
+    where
+        Self: Sized,
+    {
+        parse::follow(self, network, |count| count + 1)
     }
 }
 

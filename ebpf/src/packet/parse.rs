@@ -23,6 +23,9 @@ const MAX_OPTION_BYTES: u32 = 40;
 /// IPv4 options: loose and strict source route.
 const LOOSE_ROUTE: u8 = 131;
 const STRICT_ROUTE: u8 = 137;
+/// Results of [`ipv4_option`] that are not lengths.
+const LAST_OPTION: u32 = 0;
+const ROUTE_OPTION: u32 = u32::MAX;
 /// Largest length that an IP header can state; a longer packet (GSO) states 0.
 const MAX_STATED_LENGTH: u32 = 0xffff;
 
@@ -227,25 +230,40 @@ fn end_of<B: Bytes>(
 /// Whether IPv4 options between two offsets name a source route (RFC 791), by which the packet is forwarded from its
 /// destination. Also true for options of invalid length, which the kernel rejects too.
 #[inline(always)]
-pub fn has_route<B: Bytes>(bytes: &B, mut at: u32, end: u32) -> bool {
+pub fn has_route<B: Bytes>(bytes: &B, at: u32, end: u32) -> bool {
+    has_route_by(at, end, |at| ipv4_option(bytes, at))
+}
+
+/// [`has_route`] by a function that reads an option as [`ipv4_option`] does.
+#[inline(always)]
+pub fn has_route_by(mut at: u32, end: u32, read: impl Fn(u32) -> u32) -> bool {
     for _ in 0..MAX_OPTION_BYTES {
         if at >= end {
             break;
         }
-        // The last option may have one byte.
-        let kind = bytes.window::<1>(at).map_or(LOOSE_ROUTE, |option| option.byte(0));
-        let length = match kind {
-            0 => break,
-            1 => 1,
-            LOOSE_ROUTE | STRICT_ROUTE => return true,
-            _ => bytes.window::<2>(at).map_or(0, |option| option.byte(1)),
-        };
-        if length == 0 || (length == 1 && kind != 1) {
-            return true;
+        match read(at) {
+            LAST_OPTION => break,
+            ROUTE_OPTION => return true,
+            length => at = at.wrapping_add(length),
         }
-        at += u32::from(length);
     }
     false
+}
+
+/// Length of the IPv4 option at an offset; [`LAST_OPTION`], or [`ROUTE_OPTION`] for a source route and for an invalid
+/// length.
+#[must_use]
+#[inline(always)]
+pub fn ipv4_option<B: Bytes>(bytes: &B, at: u32) -> u32 {
+    // The last option may have one byte.
+    let kind = bytes.window::<1>(at).map_or(LOOSE_ROUTE, |option| option.byte(0));
+    let length = match kind {
+        0 => return LAST_OPTION,
+        1 => return 1,
+        LOOSE_ROUTE | STRICT_ROUTE => return ROUTE_OPTION,
+        _ => bytes.window::<2>(at).map_or(0, |option| option.byte(1)),
+    };
+    if length < 2 { ROUTE_OPTION } else { length.into() }
 }
 
 /// Whether a next header number is an extension header that the parser follows.
@@ -274,10 +292,21 @@ pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Resul
     if !is_extension(network.protocol) {
         return Ok(());
     }
-    if B::PLAIN {
-        return Err(Reason::Deferred);
-    }
-    for _ in 0..MAX_EXTENSIONS {
+    if B::PLAIN { Err(Reason::Deferred) } else { bytes.follow(network) }
+}
+
+/// Follows the extension headers of a packet whose next header is one. `next` adds 1.
+///
+/// # Errors
+/// As [`extensions`].
+#[inline(always)]
+pub fn follow<B: Bytes>(
+    bytes: &B,
+    network: &mut Network<[u64; 2]>,
+    next: impl Fn(usize) -> usize,
+) -> Result<(), Reason> {
+    let mut count = 0;
+    while count < MAX_EXTENSIONS {
         let header = bytes.window::<8>(network.payload).ok_or(Reason::Truncated)?;
         let length = match network.protocol {
             43 if header.byte(3) != 0 || is_ip(header.byte(0)) => return Err(Reason::Malformed),
@@ -305,6 +334,7 @@ pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Resul
             network.protocol = bytes.opaque(network.protocol.into()) as u8;
             return Ok(());
         }
+        count = next(count);
     }
     Err(Reason::TooManyHeaders)
 }

@@ -7,7 +7,7 @@ use crate::{
         family::Family,
         neighbour,
         parse::{self, Fragment, Network, Transport, is_opening},
-        quoted::Quoted,
+        quoted::{Quote, Quoted},
     },
     reason::Reason,
 };
@@ -41,8 +41,14 @@ impl<F: Family> ParsedPacket<F> {
     /// Checks IPv4 options for a source route: a packet that is forwarded from its destination cannot be judged.
     #[inline(always)]
     pub fn look_for_route<B: Bytes>(&mut self, bytes: &B) {
+        self.look_for_route_by(|at, end| parse::has_route(bytes, at, end));
+    }
+
+    /// [`ParsedPacket::look_for_route`] by a function like [`parse::has_route`].
+    #[inline(always)]
+    pub fn look_for_route_by(&mut self, has_route: impl FnOnce(u32, u32) -> bool) {
         let options = self.network.start.wrapping_add(20);
-        if self.has_options() && parse::has_route(bytes, options, self.network.payload) {
+        if self.has_options() && has_route(options, self.network.payload) {
             self.parse_error = Some(Reason::Malformed);
         }
     }
@@ -69,9 +75,17 @@ pub(crate) struct Packet<'a, F: Family> {
     pub(crate) network: &'a Network<F::Address>,
     pub(crate) transport: Transport,
     pub(crate) quoted: &'a Quoted<F>,
+    /// Whether the node itself generated the packet, see [`crate::judge::proof`].
+    pub(crate) from_node: bool,
 }
 
 impl<F: Family> Packet<'_, F> {
+    /// Whether the packet was read with [`Bytes::PLAIN`]: it is no fragment, and of TCP or UDP.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.quoted.quote == Quote::Unread
+    }
+
     /// The pod's address.
     #[inline(always)]
     pub(crate) const fn local<D: PodDirection>(&self) -> F::Address {

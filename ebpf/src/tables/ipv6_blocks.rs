@@ -35,15 +35,16 @@ pub unsafe fn class<M: Memory>(
     address: [u64; 2],
     node: impl Fn(u32) -> Option<*const u64>,
 ) -> ClassId {
-    let mut half = u64::from_be(address[0]);
+    let halves = address.map(u64::from_be);
+    let mut half = halves[0];
     let mut word = root;
     for _ in 0..DEPTH {
         if word & BLOCKS6_POINTER == 0 {
             return word;
         }
-        if word & BLOCKS6_LOWER != 0 {
-            half = u64::from_be(address[1]);
-        }
+        // Selects without a branch, which the verifier would follow at each node; hidden, or the compiler adds one.
+        let lower = memory.opaque(((word / BLOCKS6_LOWER) & 1) as usize, half) as u64;
+        half ^= (half ^ halves[1]) & lower.wrapping_neg();
         let Some(node) = node(word & (BLOCKS6_NODES - 1)) else { return 0 };
         // SAFETY: as the caller promises.
         let words = unsafe { search(memory, node, half >> 1) };

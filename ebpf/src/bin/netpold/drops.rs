@@ -9,7 +9,11 @@ use netpold_ebpf::{
     tables::Tables,
 };
 
-use crate::{maps, packet::Copied, tables::Maps};
+use crate::{
+    maps,
+    packet::{Copied, Following},
+    tables::Maps,
+};
 
 /// Counts a drop and, within this CPU's budget, emits its event.
 #[inline(always)]
@@ -89,7 +93,8 @@ fn emit<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> u32 {
     let endpoint = (ifindex, endpoint.map_or(0, |endpoint| endpoint.id()));
     send(reason, endpoint, |event| {
         // SAFETY: the program's context.
-        event::describe::<D, _>(&unsafe { Copied::new(skb) }, event);
+        let bytes = unsafe { Following::new(skb, Copied::new(skb)) };
+        event::describe::<D, _>(&bytes, event);
     })
 }
 

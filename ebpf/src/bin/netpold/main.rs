@@ -464,8 +464,9 @@ fn judge_read<D: PodDirection, F: TableFamily>(
 #[inline(never)]
 extern "C" fn netpold_options(skb: *mut __sk_buff) -> u32 {
     if let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) {
-        // SAFETY: the program's context; this CPU's own scratch, written just before.
-        unsafe { (*scratch).reading4.look_for_route(&Copied::new(skb)) };
+        // SAFETY: this CPU's own scratch, written just before.
+        let reading = unsafe { &mut (*scratch).reading4 };
+        reading.look_for_route_by(|at, end| mark::netpold_goes_on(skb, at, end) != 0);
     }
     0
 }

@@ -21,6 +21,7 @@ use netpold_ebpf::{
     packet::{
         bytes::MAX_WINDOW,
         family::{V4, V6},
+        parse::Fragment,
         parsed::ParsedPacket,
         rejection::{Ends, Letter},
     },
@@ -151,6 +152,8 @@ pub(crate) struct Scratch {
     pub(crate) connection: [Tuple; 2],
     /// Copied bytes of the packet.
     pub(crate) window: [u64; MAX_WINDOW / 8],
+    /// Fragment that the extension headers of an IPv6 packet name.
+    pub(crate) followed: Fragment,
     /// [`PacketHook::ingress_ifindex`](netpold_ebpf::judge::hook::PacketHook) of the packet.
     pub(crate) ingress_ifindex: u64,
     /// Rows to judge by; 0: the rows in force.

@@ -30,7 +30,7 @@ use netpold_ebpf::{
 
 use crate::{
     DROP, NEXT, checksum, connection, drops, has_foreign_socket, maps, may_be_behind,
-    packet::{Copied, LinearBytes as Headers},
+    packet::{Copied, Following, LinearBytes as Headers},
     reject::netpold_reject_backend,
     tables::{Maps, add_one},
     trace,
@@ -407,16 +407,23 @@ extern "C" fn netpold_unfit(skb: *mut __sk_buff, link: u32) -> u32 {
 #[inline(never)]
 extern "C" fn netpold_may_claim(skb: *mut __sk_buff, link: u32) -> u32 {
     // SAFETY: the program's context.
-    let bytes = unsafe { Copied::new(skb) };
+    let bytes = unsafe { Following::new(skb, Copied::new(skb)) };
     post_nat::may_claim(&bytes, link_header(skb, &bytes, link)).into()
 }
 
 /// Whether IPv4 options between two offsets name a route, 1 or 0. The offsets are unknown to the verifier.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_goes_on(skb: *mut __sk_buff, at: u32, end: u32) -> u32 {
+pub(crate) extern "C" fn netpold_goes_on(skb: *mut __sk_buff, at: u32, end: u32) -> u32 {
+    parse::has_route_by(at, end, |at| netpold_ipv4_option(skb, at)).into()
+}
+
+/// [`parse::ipv4_option`] as a function of its own, which the verifier checks once and not for each option.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_ipv4_option(skb: *mut __sk_buff, at: u32) -> u32 {
     // SAFETY: the program's context.
-    parse::has_route(&unsafe { Copied::new(skb) }, at, end).into()
+    parse::ipv4_option(&unsafe { Copied::new(skb) }, at)
 }
 
 /// TC ingress of bridges with pods: packets that they hand to the node, which pass no exit if they are for the node
@@ -473,7 +480,7 @@ extern "C" fn netpold_emit_translated(skb: *mut __sk_buff, link: u32, reason: u3
     let endpoint = sender.map_or((0, 0), |sender| (sender.ifindex(), sender.id()));
     drops::send(reason, endpoint, |event| {
         // SAFETY: the program's context.
-        let bytes = unsafe { Copied::new(skb) };
+        let bytes = unsafe { Following::new(skb, Copied::new(skb)) };
         event::describe_at::<Egress, _>(&bytes, link_header(skb, &bytes, link), event);
     })
 }

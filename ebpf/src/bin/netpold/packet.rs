@@ -5,13 +5,19 @@
 //! and a tunnel inside the pod can turn its bytes into a packet's headers. Such headers are moved to the linear part
 //! before they are read, so the node's later readers (routes, conntrack, the receiver) see the bytes that were judged.
 
-use core::{cell::UnsafeCell, mem::MaybeUninit};
+use core::{arch::asm, cell::UnsafeCell, mem::MaybeUninit};
 
 use aya_ebpf::{
     bindings::__sk_buff,
     helpers::{bpf_skb_load_bytes, generated::bpf_skb_pull_data},
 };
-use netpold_ebpf::packet::bytes::{Bytes, MAX_WINDOW, Window};
+use netpold_ebpf::{
+    packet::{
+        bytes::{Bytes, MAX_WINDOW, Window},
+        parse::{self, Fragment, Network},
+    },
+    reason::Reason,
+};
 
 use crate::{
     maps::{SCRATCH, Scratch},
@@ -179,6 +185,104 @@ impl Bytes for CopiedTo {
     fn opaque(&self, number: u32) -> u32 {
         hide(number as usize, u64::from(self.length())) as u32
     }
+}
+
+/// Bytes whose IPv6 extension headers [`netpold_follow`] follows, for functions with stack for two more frames.
+pub(crate) struct Following<B> {
+    skb: *mut __sk_buff,
+    bytes: B,
+}
+
+impl<B> Following<B> {
+    /// # Safety
+    /// `skb` is the program's context, and the bytes are its own.
+    #[inline(always)]
+    pub(crate) const unsafe fn new(skb: *mut __sk_buff, bytes: B) -> Self {
+        Self { skb, bytes }
+    }
+}
+
+impl<B: Bytes> Bytes for Following<B> {
+    const PLAIN: bool = B::PLAIN;
+    type Window = B::Window;
+
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        self.bytes.length()
+    }
+
+    #[inline(always)]
+    fn window<const N: usize>(&self, offset: u32) -> Option<B::Window> {
+        self.bytes.window::<N>(offset)
+    }
+
+    #[inline(always)]
+    fn opaque(&self, number: u32) -> u32 {
+        self.bytes.opaque(number)
+    }
+
+    #[inline(always)]
+    fn follow(&self, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
+        follow(self.skb, network)
+    }
+}
+
+/// [`parse::follow`] by [`netpold_follow`].
+#[inline(always)]
+fn follow(skb: *mut __sk_buff, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
+    let Network { payload, end, protocol, .. } = *network;
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else { return Err(Reason::NoTable) };
+    let followed = netpold_follow(skb, payload, end, protocol.into());
+    network.payload = followed as u32;
+    network.protocol = (followed >> 32) as u8;
+    // SAFETY: this CPU's own scratch, written just before.
+    network.fragment = unsafe { (&raw const (*scratch).followed).read() };
+    match (followed >> 40) as u8 {
+        FOLLOWED => Ok(()),
+        TOO_MANY => Err(Reason::TooManyHeaders),
+        TRUNCATED => Err(Reason::Truncated),
+        _ => Err(Reason::Malformed),
+    }
+}
+
+/// Results of [`netpold_follow`] in bits 40 to 47.
+const FOLLOWED: u8 = Reason::NotEndpoint as u8;
+const TOO_MANY: u8 = Reason::TooManyHeaders as u8;
+const TRUNCATED: u8 = Reason::Truncated as u8;
+
+/// Follows extension headers from an offset, and leaves the fragment in the scratch; returns the offset of the
+/// payload, the protocol in bits 32 to 39, and the reason of an error in the bits above. A global function: verified
+/// once, not for each parser.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_follow(skb: *mut __sk_buff, payload: u32, end: u32, protocol: u32) -> u64 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else { return u64::from(TRUNCATED) << 40 };
+    // SAFETY: the program's context; this CPU's own scratch.
+    let bytes = unsafe { CopiedTo::new(skb, scratch) };
+    let mut network = Network {
+        source: [0; 2],
+        destination: [0; 2],
+        protocol: protocol as u8,
+        hop_limit: 0,
+        start: 0,
+        payload,
+        end,
+        fragment: Fragment::default(),
+    };
+    let result = parse::follow(&bytes, &mut network, |count| {
+        let mut next = count + 1;
+        // Keeps the compiler from unrolling the loop.
+        // SAFETY: a register is moved to itself.
+        unsafe { asm!("{0} = {0}", inout(reg) next, options(pure, nomem, nostack)) };
+        next
+    });
+    // SAFETY: this CPU's own scratch.
+    unsafe { (&raw mut (*scratch).followed).write(network.fragment) };
+    let error = match result {
+        Ok(()) => FOLLOWED,
+        Err(reason) => reason as u8,
+    };
+    u64::from(network.payload) | u64::from(network.protocol) << 32 | u64::from(error) << 40
 }
 
 /// Copies `N` bytes of a packet, from its linear part. `None` if the packet is shorter, or if the kernel has no memory to

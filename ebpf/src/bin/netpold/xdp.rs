@@ -32,7 +32,8 @@ pub(crate) fn settle<D: PodDirection>(
 ) -> u32 {
     match found {
         Some((endpoint, reason)) if watch() & (WATCH_ONLY | STANDS_ASIDE) == 0 => {
-            report::<D>(frame, link, endpoint, reason as u32);
+            // Hidden from the compiler too, which would omit the mask of the counter's index otherwise.
+            report::<D>(frame, link, endpoint, frame.opaque(reason as u32));
             xdp_action::XDP_DROP
         }
         _ => xdp_action::XDP_PASS,
