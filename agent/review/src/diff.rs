@@ -17,6 +17,7 @@ mod party;
 mod peers;
 mod places;
 mod ports;
+mod refused;
 mod render;
 mod render_live;
 mod rules;
@@ -93,6 +94,11 @@ pub fn compare_objects(
 ) -> Result<([Cluster; 2], Difference)> {
     let Sources { objects, details, is_partial, gaps, notes, .. } = sources;
     let objects = places::place(objects.map(lasting));
+    let refused = refused::refused(&objects, is_partial);
+    let objects = match refused {
+        Some(_) => refused::in_force(objects, is_partial),
+        None => objects,
+    };
     let services = services::differing(&objects, &details);
     let judges = (!services.is_empty())
         .then(|| services::judges(objects.clone(), details.clone(), pod_cidrs, is_partial));
@@ -101,6 +107,10 @@ pub fn compare_objects(
     let [before, after] = objects.map(|objects| objects.into_iter().collect());
     let ranges = ranges(pod_cidrs, &[&before, &after]);
     let mut difference = compare_until(&before, &after, &ranges, ended)?;
+    if let Some(refused) = refused {
+        let depending = refused.depending(&difference, &ranges, ended)?;
+        difference.isolation.unknown.extend(depending);
+    }
     difference.isolation.unknown.splice(0..0, gaps);
     let unmatched = unmatched::unmatched([&before, &after]);
     match unmatched.is_partial {
