@@ -84,6 +84,7 @@ impl ProbeVerdict {
 impl Judge {
     /// Takes the objects and their details. `is_partial`: the objects are those of files; a cluster's are complete, and
     /// have the EndpointSlices of each Service. `pod_cidrs`: see [`offline::ranges`].
+    #[must_use]
     pub fn new(
         mut objects: Vec<Change>,
         details: Details,
@@ -100,6 +101,7 @@ impl Judge {
     }
 
     /// Takes the objects like [`Self::new`], without pods that only EndpointSlices name.
+    #[must_use]
     pub fn of_present(
         mut objects: Vec<Change>,
         details: Details,
