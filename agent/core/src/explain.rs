@@ -30,7 +30,7 @@ pub use literal::PodAt;
 pub use resolved::ResolvedNames;
 pub use text::peer_text;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -51,6 +51,8 @@ pub struct Explainer<'c> {
     translated: ServiceTranslator<'c>,
     /// Address ranges of pods that have no address.
     ranges: &'c [IpNet],
+    /// Addresses of tunnels, by node.
+    tunnels: Option<&'c BTreeMap<String, Vec<IpAddr>>>,
 }
 
 impl<'c> Explainer<'c> {
@@ -61,6 +63,7 @@ impl<'c> Explainer<'c> {
             cluster,
             translated: ServiceTranslator { literal: Literal::new(cluster) },
             ranges: &[],
+            tunnels: None,
         }
     }
 
@@ -68,6 +71,14 @@ impl<'c> Explainer<'c> {
     #[must_use]
     pub fn with_ranges(mut self, ranges: &'c [IpNet]) -> Self {
         self.ranges = ranges;
+        self
+    }
+
+    /// Also judges hostNetwork pods at the addresses of their nodes' tunnels, from which their packets to pods of other
+    /// nodes may come.
+    #[must_use]
+    pub fn with_tunnels(mut self, tunnels: &'c BTreeMap<String, Vec<IpAddr>>) -> Self {
+        self.tunnels = Some(tunnels);
         self
     }
 
@@ -169,6 +180,14 @@ impl<'c> Explainer<'c> {
 
     fn sides(&self, probe: &Probe) -> Result<(ProbeEnd<'c>, ProbeEnd<'c>), String> {
         let (mut from, mut to) = (self.side(&probe.from)?, self.side(&probe.to)?);
+        if matches!(probe.from, Party::Pod(_))
+            && let Some(node) = from.pod.filter(|pod| pod.host_network).map(|pod| &pod.node)
+            && let Some(tunnels) = self.tunnels.and_then(|tunnels| tunnels.get(node.as_str()))
+        {
+            let further = tunnels.iter().filter(|it| !from.addresses.contains(it));
+            let further: Vec<IpAddr> = further.copied().collect();
+            from.addresses.extend(further);
+        }
         unaddressed::give_places(self.cluster, self.ranges, &mut from, &mut to);
         let leads_to_pod = || to.addresses.iter().any(|a| self.translated.leads_to_pod(*a, probe));
         let has_pod = |side: &ProbeEnd<'_>| side.pod.is_some() || !side.claimants.is_empty();

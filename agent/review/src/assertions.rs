@@ -23,7 +23,7 @@ use netpold_core::probe::{IpProtocol, Party, Probe};
 use self::context::{AssertionContext, of_family};
 use self::outcome::{AssertionOutcome, Verified};
 use crate::doctor;
-use crate::judge::{Judge, ProbeVerdict};
+use crate::judge::{Judge, ProbeVerdict, is_absent, service_named};
 use crate::unenforced;
 
 /// Flags of `netpold test`.
@@ -248,7 +248,9 @@ fn judge(world: &AssertionContext<'_>, assertion: Assertion) -> AssertionOutcome
 /// # Errors
 /// One side matches no pod.
 fn sides(world: &AssertionContext<'_>, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Party>)> {
-    Ok((side(world, "from", &assertion.from)?, side(world, "to", &assertion.to)?))
+    let to = side(world, "to", &assertion.to)?.into_iter();
+    let to = to.map(|party| service_named(world.cluster, party, &world.own)).collect();
+    Ok((side(world, "from", &assertion.from)?, to))
 }
 
 fn side(world: &AssertionContext<'_>, side: &str, selected: &Selected) -> Result<Vec<Party>> {
@@ -290,7 +292,7 @@ fn pairs<'s>(
 fn template(cluster: &Cluster, party: &Party) -> Option<String> {
     let Party::Pod(key) = party else { return None };
     let pod = cluster.pods().get(key)?;
-    pod.template().map(|_| pod.title())
+    pod.template().filter(|_| !is_absent(pod)).map(|_| pod.title())
 }
 
 /// Judges the connections of an assertion.

@@ -18,6 +18,7 @@ mod party;
 mod peers;
 mod places;
 mod ports;
+mod refused;
 mod render;
 mod render_live;
 mod rules;
@@ -95,6 +96,11 @@ pub fn compare_objects(
 ) -> Result<([Cluster; 2], Difference)> {
     let Sources { objects, details, is_partial, gaps, notes, .. } = sources;
     let objects = places::place(objects.map(lasting));
+    let refused = refused::refused(&objects, is_partial);
+    let objects = match refused {
+        Some(_) => refused::in_force(objects, is_partial),
+        None => objects,
+    };
     let services = services::differing(&objects, &details);
     let judges = (!services.is_empty())
         .then(|| services::judges(objects.clone(), details.clone(), pod_cidrs, is_partial));
@@ -103,6 +109,10 @@ pub fn compare_objects(
     let clusters = [&before, &after];
     let ranges = ranges(pod_cidrs, &clusters);
     let mut difference = compare_until(&before, &after, &ranges, ended)?;
+    if let Some(refused) = refused {
+        let depending = refused.depending(&difference, &ranges, ended)?;
+        difference.isolation.unknown.extend(depending);
+    }
     difference.isolation.unknown.splice(0..0, gaps);
     add_unmatched(&mut difference, clusters);
     if may_depend {

@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use crate::doctor;
-use crate::judge::Judge;
+use crate::judge::{Judge, service_named};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ipnet::IpNet;
@@ -101,7 +101,8 @@ impl ExplainContext {
             return Err(format!("svc/{key}: a Service sends no packets; name its pods"));
         }
         let resolve = |party| offline::resolve(self.judge.cluster(), party, &self.own);
-        Ok(Probe { from: resolve(probe.from)?, to: resolve(probe.to)?, ..probe })
+        let to = service_named(self.judge.cluster(), probe.to, &self.own);
+        Ok(Probe { from: resolve(probe.from)?, to: resolve(to)?, ..probe })
     }
 
     /// Returns the reason for which the verdict on workloads depends on the pod: those of a workload may differ by address

@@ -5,31 +5,37 @@
 //! that controllers set on pods, addresses of nodes, the chosen backend of a Service, and the address with which a
 //! client's packets arrive. The same holds for a document that cannot be read: it may hold any policy, pod or Service.
 
+mod absent;
 mod host_port;
 mod hypotheses;
 mod local_backends;
 mod loopback;
 mod masquerade;
 mod own_node;
+mod refused;
 mod services;
+mod unanswered;
 mod undecoded;
 mod unread;
 
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ipnet::IpNet;
 use netpold_api::source::SourceProblem;
 use netpold_client::offline;
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explainer, Explanation, Verdict};
+use netpold_core::explain::{Explainer, Explanation, JudgedTemplate, Verdict};
 use netpold_core::model::{Change, Key};
 use netpold_core::probe::{Party, Probe};
 use netpold_kube::manifests::Undecoded;
 
+pub(crate) use self::absent::is_absent;
 pub(crate) use self::hypotheses::{Hypotheses, are_possible};
 pub(crate) use self::own_node::{is_link_local, lacks_own_node};
+pub(crate) use self::refused::{RefusedReading, all_read_as, problem};
 use self::services::ServiceBackends;
+pub(crate) use self::services::service_named;
 use crate::doctor::{self, Details};
 
 /// Objects, and the properties of them that enforcement does not read.
@@ -44,8 +50,13 @@ pub struct Judge {
     unread: Vec<SourceProblem>,
     /// The same objects, for changes by hypotheses; built when the first one matters.
     scratch: Mutex<Option<Cluster>>,
-    /// Objects of the scratch; empty if no hypothesis is possible.
+    /// Objects of the scratch; empty if no hypothesis is possible and no policy is refused.
     objects: Vec<Change>,
+    is_partial: bool,
+    /// NetworkPolicies that API servers refuse or change.
+    refused: Vec<Key>,
+    /// The same objects with these policies closed, and open; built when the first one matters.
+    readings: OnceLock<Box<[Self; 2]>>,
 }
 
 /// Verdict of a probe.
@@ -73,24 +84,85 @@ impl ProbeVerdict {
 impl Judge {
     /// Takes the objects and their details. `is_partial`: the objects are those of files; a cluster's are complete, and
     /// have the EndpointSlices of each Service. `pod_cidrs`: see [`offline::ranges`].
+    #[must_use]
     pub fn new(
         mut objects: Vec<Change>,
         details: Details,
         pod_cidrs: &[IpNet],
         is_partial: bool,
     ) -> Self {
-        let services = ServiceBackends::new(&objects, is_partial);
+        let (services, slices) = made_slices(&objects, &details, is_partial);
+        objects.extend(slices);
         if is_partial {
-            let made = doctor::slices(&objects, &details);
-            objects.extend(made.into_iter().map(Change::EndpointSlice));
+            let absent = absent::stand_ins(&objects, &details);
+            objects.extend(absent);
         }
-        let are_possible = are_possible(&objects);
-        let copied = if are_possible { objects.clone() } else { Vec::new() };
+        Self::complete(objects, (details, services), pod_cidrs, is_partial)
+    }
+
+    /// Takes the objects like [`Self::new`], without pods that only EndpointSlices name.
+    #[must_use]
+    pub fn of_present(
+        mut objects: Vec<Change>,
+        details: Details,
+        pod_cidrs: &[IpNet],
+        is_partial: bool,
+    ) -> Self {
+        let (services, slices) = made_slices(&objects, &details, is_partial);
+        objects.extend(slices);
+        Self::complete(objects, (details, services), pod_cidrs, is_partial)
+    }
+
+    /// Takes the objects with the EndpointSlices of all Services.
+    fn complete(
+        objects: Vec<Change>,
+        (details, services): (Details, ServiceBackends),
+        pod_cidrs: &[IpNet],
+        is_partial: bool,
+    ) -> Self {
+        let refused = refused::keys(&objects, is_partial);
+        let are_needed = !refused.is_empty() || are_possible(&objects);
+        let copied = if are_needed { objects.clone() } else { Vec::new() };
         let cluster = cluster(objects, &details);
         let ranges = offline::ranges(pod_cidrs, &[&cluster]);
         let scratch = Mutex::new(None);
         let (undecoded, unread) = (Vec::new(), Vec::new());
-        Self { cluster, ranges, details, services, undecoded, unread, scratch, objects: copied }
+        let readings = OnceLock::new();
+        Self {
+            cluster,
+            ranges,
+            details,
+            services,
+            undecoded,
+            unread,
+            scratch,
+            objects: copied,
+            is_partial,
+            refused,
+            readings,
+        }
+    }
+
+    /// Returns the judges of the same objects with the refused policies closed, and open; `None` if there are none.
+    pub(crate) fn readings(&self) -> Option<&[Self; 2]> {
+        let read_as = |reading| {
+            let objects = all_read_as(self.objects.clone(), self.is_partial, reading);
+            Self {
+                cluster: cluster(objects.clone(), &self.details),
+                ranges: self.ranges.clone(),
+                details: self.details.clone(),
+                services: self.services.clone(),
+                undecoded: Vec::new(),
+                unread: Vec::new(),
+                scratch: Mutex::new(None),
+                objects,
+                is_partial: self.is_partial,
+                refused: Vec::new(),
+                readings: OnceLock::new(),
+            }
+        };
+        let both = || Box::new([RefusedReading::Closed, RefusedReading::Open].map(read_as));
+        (!self.refused.is_empty()).then(|| &**self.readings.get_or_init(both))
     }
 
     /// Takes the objects that cannot be decoded, and the documents that cannot be read, too: an answer that may depend on
@@ -117,7 +189,8 @@ impl Judge {
 
     /// The explainer that takes the objects as complete.
     pub fn explainer(&self) -> Explainer<'_> {
-        Explainer::new(&self.cluster).with_ranges(&self.ranges)
+        let explainer = Explainer::new(&self.cluster).with_ranges(&self.ranges);
+        explainer.with_tunnels(&self.details.tunnels)
     }
 
     /// Answers a probe with reasons.
@@ -146,7 +219,11 @@ impl Judge {
     /// Judges pods of which all is known, quickly; `None` for other parties.
     fn verdict_of_pods(&self, probe: &Probe) -> Option<(Verdict, Option<String>)> {
         let (Party::Pod(from), Party::Pod(to)) = (&probe.from, &probe.to) else { return None };
-        if !self.unread.is_empty() {
+        let is_refused = self
+            .refused
+            .iter()
+            .any(|policy| [from, to].into_iter().any(|pod| pod.namespace == policy.namespace));
+        if !self.unread.is_empty() || is_refused {
             return None;
         }
         let is_known = [from, to].into_iter().all(|key: &Key| {
@@ -160,6 +237,14 @@ impl Judge {
     /// Answers a probe, and returns whether an unknown verdict is one of objects that are incomplete.
     fn judge(&self, probe: &Probe) -> (Explanation, bool) {
         let (answer, depends) = self.judge_readable(probe);
+        let answer = self.with_stand_ins(answer);
+        let (answer, depends) = match self.refused_reason(&answer) {
+            Some(reason) => {
+                let reason = Some(reason);
+                (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true)
+            }
+            None => (answer, depends),
+        };
         match unread::depends(&self.cluster, &self.unread, &answer) {
             Some(reason) => {
                 let reason = Some(reason);
@@ -167,6 +252,58 @@ impl Judge {
             }
             None => (answer, depends),
         }
+    }
+
+    /// Names the templates of backends, and the stand-ins of absent pods, which have none.
+    fn with_stand_ins(&self, mut answer: Explanation) -> Explanation {
+        let ends = [&answer.probe.from, &answer.probe.to].into_iter().filter_map(|end| match end {
+            Party::Pod(key) => Some(key),
+            Party::Address(address) => self.cluster.owner(*address).map(|pod| &pod.key),
+            Party::Service(_) => None,
+        });
+        let keys = ends.chain(answer.backends.iter().filter_map(|it| it.pod.as_ref()));
+        let pods = keys.filter_map(|key| self.cluster.pods().get(key));
+        let absent: Vec<(String, String)> = pods
+            .filter(|pod| is_absent(pod))
+            .map(|pod| (pod.title(), pod.key.to_string()))
+            .collect();
+        let templates = answer.backends.iter().filter_map(|it| it.pod.as_ref());
+        let templates = templates.filter_map(|key| self.cluster.pods().get(key));
+        let templates = templates.filter(|pod| pod.template().is_some() && !is_absent(pod));
+        let templates = templates
+            .map(|pod| JudgedTemplate { pod: pod.key.to_string(), title: pod.title() })
+            .filter(|it| answer.templates.iter().all(|known| known.title != it.title));
+        let mut templates: Vec<JudgedTemplate> = templates.collect();
+        templates.dedup_by(|a, b| a.title == b.title);
+        answer.templates.extend(templates);
+        let Some((_, first)) = absent.first() else { return answer };
+        let more = match absent.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        answer.templates.retain(|it| absent.iter().all(|(title, _)| it.title != *title));
+        let text = format!(
+            "endpoint {first}{more}: the pod is not among the objects, judged by its Service's selector"
+        );
+        let notes = answer.note.into_iter().chain([text]);
+        Explanation { note: Some(notes.collect::<Vec<_>>().join("; ")), ..answer }
+    }
+
+    /// Returns the reason for which an answer depends on a policy that API servers refuse or change.
+    fn refused_reason(&self, answer: &Explanation) -> Option<String> {
+        let verdict = answer.verdict;
+        let policy = refused::about(&self.cluster, &self.refused, answer)?;
+        let mut readings = self.readings()?.iter();
+        let is_equal = |judge: &Self| judge.judge_readable(&answer.probe).0.verdict == verdict;
+        let is_known = verdict == Verdict::Unknown || readings.all(is_equal);
+        (!is_known).then(|| refused::depends(policy, self.is_partial))
+    }
+
+    /// Describes the first policy that API servers refuse or change, and that may select a pod.
+    pub(crate) fn refused_by(&self, pod: &Key) -> Option<String> {
+        let pod = self.cluster.pods().get(pod)?;
+        let policy = refused::selecting(&self.cluster, &self.refused, pod)?;
+        Some(refused::depends(policy, self.is_partial))
     }
 
     /// Answers a probe by the documents that can be read, like [`Self::judge`].
@@ -211,9 +348,14 @@ impl Judge {
     /// Answers a probe with all labels taken as known.
     fn judge_within(&self, cluster: &Cluster, probe: &Probe) -> (Explanation, bool) {
         let explainer = Explainer::new(cluster).with_ranges(&self.ranges);
+        let explainer = explainer.with_tunnels(&self.details.tunnels);
         let by_backends = self.services.explain(cluster, explainer, &self.details, probe);
         let answer = by_backends.unwrap_or_else(|| explainer.explain(probe));
         let answer = local_backends::restricted(cluster, explainer, &self.details, answer);
+        let answer = unanswered::judged(cluster, explainer, &self.details, answer);
+        if answer.unanswered && answer.verdict == Verdict::Unknown {
+            return (answer, true);
+        }
         let reason = services::depends(cluster, &answer)
             .or_else(|| masquerade::depends(cluster, explainer, &self.details, &answer))
             .or_else(|| host_port::depends(cluster, explainer, &self.details, &answer))
@@ -226,6 +368,17 @@ impl Judge {
             None => (answer, false),
         }
     }
+}
+
+/// Returns the Services with EndpointSlices, and the ones that controllers make for the others.
+fn made_slices(
+    objects: &[Change],
+    details: &Details,
+    is_partial: bool,
+) -> (ServiceBackends, Vec<Change>) {
+    let services = ServiceBackends::new(objects, is_partial);
+    let made = if is_partial { doctor::slices(objects, details) } else { Vec::new() };
+    (services, made.into_iter().map(Change::EndpointSlice).collect())
 }
 
 /// Builds the cluster of objects, with the addresses of nodes in their details.

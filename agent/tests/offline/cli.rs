@@ -329,18 +329,20 @@ fn bad_manifests_are_named_and_no_verdict_is_given_without_them() {
 }
 
 #[test]
-fn a_slip_in_a_policy_is_named_and_grants_nothing() {
+fn a_slip_in_a_policy_is_named_and_decides_nothing() {
     let dir = cluster();
     let slip = CLUSTER.replace("  - from:", "  - form:");
     fs::write(dir.path().join("all.yaml"), slip).unwrap();
     let output = explain(dir.path(), &["--from", "x/b", "--to", "x/a", "--port", "80"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     let named = dir.path().join("all.yaml").display().to_string();
+    let problem = "spec.ingress[0].form: unknown field; known fields: from, ports";
     assert_eq!(
         stderr(&output),
         format!(
-            "netpold: {named}:22: NetworkPolicy x/web: spec.ingress[0].form: \
-             unknown field; known fields: from, ports\n"
+            "netpold: {named}:22: NetworkPolicy x/web: {problem}\n\
+             netpold: cannot tell: the answer depends on NetworkPolicy x/web, which API servers refuse or change: \
+             {problem}\n"
         )
     );
 }

@@ -65,7 +65,7 @@ impl ObjectSource {
             (None, None) => "cluster".to_owned(),
         };
         let all = diff::lasting(objects.objects.clone());
-        let judge = Judge::new(all, details, &self.pod_cidrs, manifests.is_some());
+        let judge = Judge::of_present(all, details, &self.pod_cidrs, manifests.is_some());
         let judge = judge.without(objects.undecoded.clone(), objects.unread.clone());
         let named = named_pairs(judge.cluster(), judge.ranges(), PAIRS);
         let baseline = OnceLock::new();

@@ -394,7 +394,7 @@ fn a_service_without_slices_has_the_backends_that_controllers_find() {
     explained(&with(vec![assigned.clone()]), ("shop/api", "10.96.0.9", "80"), ALLOWED, &[backend]);
     let waiting = slice("web-1", 8080, "10.0.0.1", false);
     let none = "has no ready backend";
-    explained(&with(vec![assigned.clone(), waiting]), ask, DENIED, &[none]);
+    explained(&with(vec![assigned.clone(), waiting]), ask, ALLOWED, &[none]);
     // A chart has neither addresses nor slices.
     let chart = |service: &str| {
         let web = ["web", "api"].map(|name| workload("Deployment", name));
@@ -497,9 +497,11 @@ fn a_node_may_replace_the_address_of_an_outside_client() {
             CANNOT_TELL,
             &[reason, "node n1 would get deny"],
         );
-        explained(&objects("Local", block), ask, ALLOWED, &[]);
         explained(&objects("Cluster", "0.0.0.0/0"), ask, ALLOWED, &[]);
     }
+    explained(&objects("Local", block), (client, "svc/shop/web", "80"), ALLOWED, &[]);
+    let none = "none is ready there: nothing answers";
+    explained(&objects("Local", block), (client, "192.168.5.1", "30080"), CANNOT_TELL, &[none]);
     // The node of the backend always reaches it.
     explained(&objects("Cluster", block), (client, "192.168.5.2", "30080"), ALLOWED, &[]);
 }

@@ -7,6 +7,7 @@ mod incomplete;
 mod learned;
 mod names;
 mod objects;
+mod possible;
 mod presets;
 mod recursive;
 mod second;

@@ -115,7 +115,7 @@ fn terminating_endpoints_count_while_none_is_ready() {
     // The name of a headless Service resolves to ready pods alone.
     let objects = of("clusterIP: None", &[(web, TERMINATING)]);
     let ask_pods = ("shop/api", "svc/shop/web", "8080");
-    explained(&objects, ask_pods, DENIED, &["it has no ready backend: nothing answers"]);
+    explained(&objects, ask_pods, ALLOWED, &["has no ready backend: nothing answers now"]);
 }
 
 /// Without EndpointSlices a Service leads to the pods that it selects, which may be terminating.
@@ -150,8 +150,8 @@ fn terminating_endpoints_of_the_node_count_where_the_service_is_local() {
     explained(&objects("ingress: []"), ask, DENIED, &[&of("0 of 1")]);
 }
 
-/// Plain `y` and `n` are booleans to kubectl, which an API server refuses as labels: the policy is not understood, and
-/// isolates its namespace.
+/// Plain `y` and `n` are booleans to kubectl, which an API server refuses as labels: the policy is not understood, and no
+/// verdict that depends on it is known.
 #[test]
 fn letters_that_kubectl_reads_as_booleans_are_no_text() {
     let ask = ("shop/api", "shop/web", "8080");
@@ -165,7 +165,8 @@ fn letters_that_kubectl_reads_as_booleans_are_no_text() {
         let text = objects(letter).join("\n---\n");
         let parts = ["not-understood", &format!("is boolean `{boolean}`")];
         states(&[("all.yaml", &text)], &["doctor", "--manifests", "."], DENIED, &parts);
-        explained(&objects(letter), ("shop/web", "shop/api", "8080"), DENIED, &["shop/web"]);
+        let reason = "depends on NetworkPolicy shop/web";
+        explained(&objects(letter), ("shop/web", "shop/api", "8080"), CANNOT_TELL, &[reason]);
     }
 }
 

@@ -56,6 +56,10 @@ pub struct Explanation {
     /// allowed if the sender may reach every backend, or that node, and one backend admits it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub backends: Vec<ServiceBackend>,
+    /// Whether the Service has no backend that gets new connections: nothing answers, and [`Self::backends`] are the
+    /// possible ones.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unanswered: bool,
     /// Sides of the probe that are pod templates instead of pods.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub templates: Vec<JudgedTemplate>,
@@ -326,6 +330,7 @@ impl Explanation {
             services,
             note,
             backends,
+            unanswered: false,
             templates: Vec::new(),
         }
     }

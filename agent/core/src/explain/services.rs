@@ -301,6 +301,7 @@ impl ServiceTranslator<'_> {
             services,
             note: (detail == Detail::Reasons).then_some(note).flatten(),
             backends: if detail == Detail::Reasons { backends } else { Vec::new() },
+            unanswered: false,
             templates: Vec::new(),
         })
     }

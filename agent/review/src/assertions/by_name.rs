@@ -39,7 +39,16 @@ pub(super) fn answer(
         let answer = world.explainer.by_name(&pod, name, within, kind);
         let answer = answer.map_err(|error| anyhow!("{question}: {error}"))?;
         outcome.asked += 1;
-        if answer.verdict == Verdict::Unknown {
+        let readings = world.judge.readings().into_iter().flatten();
+        let mut others = readings.map(|judge| judge.explainer().by_name(&pod, name, within, kind));
+        let differs = others.any(|other| other.is_ok_and(|it| it.verdict != answer.verdict));
+        if differs && answer.verdict != Verdict::Unknown {
+            outcome.depending += 1;
+            if outcome.depends.len() < TOLD {
+                let reason = world.judge.refused_by(&pod);
+                outcome.depends.push(format!("{question}: {}", reason.unwrap_or_default()));
+            }
+        } else if answer.verdict == Verdict::Unknown {
             outcome.depending += 1;
             if outcome.depends.len() < TOLD {
                 outcome.depends.push(format!("{question}: {}", answer.depends_on()));

@@ -343,8 +343,8 @@ pub(super) fn answer(
     let probe = Probe { from, to, protocol: IpProtocol(protocol.number()), port };
     let answer = judge.explain(&probe);
     match answer.verdict {
+        _ if answer.unanswered => PortAnswer::Nobody,
         Verdict::Allow => PortAnswer::Judged(true),
-        Verdict::Deny if answer.backends.is_empty() => PortAnswer::Nobody,
         Verdict::Deny => PortAnswer::Judged(false),
         Verdict::Unknown => PortAnswer::Unknown(answer.reason.unwrap_or_default()),
     }

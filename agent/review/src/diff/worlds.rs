@@ -18,7 +18,7 @@ const COMPARISONS: usize = 256;
 
 /// Result of a comparison that a label may decide.
 #[derive(PartialEq, Eq)]
-struct ComparisonOutcome {
+pub(super) struct ComparisonOutcome {
     /// Names of sender and receiver, lost and gained ports.
     changes: BTreeSet<(String, String, PortRanges, PortRanges)>,
     /// Workloads that become open or isolated.
@@ -69,7 +69,7 @@ pub(super) fn depending(
 }
 
 impl ComparisonOutcome {
-    fn new(difference: &Difference) -> Self {
+    pub(super) fn new(difference: &Difference) -> Self {
         let name = |party: usize| difference.parties[party].to_string();
         let change = |change: &ConnectivityChange| {
             let (loses, gains) = (change.loses().clone(), change.gains().clone());

@@ -10,6 +10,7 @@ mod service;
 mod shapes;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use netpold_core::model::{Key, Labels};
 
@@ -17,7 +18,9 @@ pub(crate) use manifest::{FileLine, PolicyManifest};
 pub(crate) use node::NodeAddress;
 pub(crate) use pages::{PAGES, foreign_groups, foreign_lists};
 pub(super) use pod::{ContainerProgram, IgnoredPorts, Mesh, PastProxy, PodDetails};
-pub(crate) use service::{EndpointsPort, PortReference, WrittenService, WrittenServicePort};
+pub(crate) use service::{
+    EndpointPod, EndpointsPort, PortReference, WrittenService, WrittenServicePort,
+};
 
 use super::foreign_kinds::{ForeignKind, ForeignPolicies};
 
@@ -38,6 +41,8 @@ pub struct Details {
     pub(crate) external_names: BTreeMap<Key, String>,
     /// `v1` Endpoints, by name of the Service.
     pub(crate) endpoints: BTreeMap<Key, Vec<EndpointsPort>>,
+    /// Pods of endpoints, by Service and address.
+    pub(crate) endpoint_pods: BTreeMap<(Key, IpAddr), EndpointPod>,
     /// NetworkPolicies as written.
     pub(crate) policies: BTreeMap<Key, PolicyManifest>,
     /// ClusterNetworkPolicies as written, by name.
@@ -52,6 +57,9 @@ pub struct Details {
     pub(super) terminating: BTreeSet<String>,
     /// Addresses of nodes beyond their `status.addresses`, also from the status of pods, by node.
     pub(crate) nodes: BTreeMap<String, Vec<NodeAddress>>,
+    /// Those of [`Self::nodes`] that are of tunnels: packets of hostNetwork pods to pods of other nodes may come from
+    /// there.
+    pub(crate) tunnels: BTreeMap<String, Vec<IpAddr>>,
     /// Services that the API server calls, with their ports, and the objects by which it calls them: webhook
     /// configurations, `APIService` and `CustomResourceDefinition` objects.
     pub(super) called: BTreeMap<(Key, u16), ServiceCaller>,

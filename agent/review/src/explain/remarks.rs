@@ -149,7 +149,16 @@ fn unknown(answer: &Explanation, details: &Details, reason: String) -> String {
             Party::Service(_) | Party::Pod(_) => {}
         }
     }
-    reason
+    let named = details.tunnels.values().flatten().filter(|address| {
+        let ends = [format!("{address} to "), format!("{address}: ")];
+        matches!(answer.probe.from, Party::Pod(_)) && ends.iter().any(|it| reason.contains(it))
+    });
+    let titles = named.filter_map(|address| {
+        let (node, what) = details.node_of(*address)?;
+        Some(format!("; {address} is an address of node {node} ({what})"))
+    });
+    let titles: String = titles.collect();
+    reason + &titles
 }
 
 /// Returns the policies of other APIs in some namespaces, and the cluster-scoped ones.

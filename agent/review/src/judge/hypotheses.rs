@@ -9,14 +9,18 @@ use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explanation, Verdict};
 use netpold_core::labels::{NAMESPACE_NAME, OF_PODS, may_be_set_to};
 use netpold_core::model::{
-    Change, Direction, Key, Labels, Namespace, Peer, Pod, Requirement, Rule, Selector,
+    Change, Direction, Key, Labels, NamedPort, Namespace, Peer, Pod, PortMatch, Protocol,
+    Requirement, Rule, Selector,
 };
 use netpold_core::probe::Party;
 
+use super::absent::is_absent;
 use crate::doctor::Details;
 
 /// Value that no policy can name: it is not a valid label.
 const OTHER: &str = "?";
+/// Start of an unknown name of a port of an absent pod, beside its unknown labels; no label has a space.
+const PORT: &str = "port ";
 /// Most combinations that are judged.
 const WORLDS: usize = 256;
 
@@ -196,6 +200,9 @@ impl Hypotheses {
             LabelOwner::Namespace(name) => format!(
                 "Namespace {name} is not among the objects: the answer depends on its label {labels}"
             ),
+            LabelOwner::Pod(key) if cluster.pods().get(key).is_some_and(|it| is_absent(it)) => format!(
+                "pod {key}, an endpoint, is not among the objects: the answer depends on its {labels}"
+            ),
             LabelOwner::Pod(key) => format!(
                 "the answer depends on label {labels}, which a controller sets on the pods of {}",
                 title(cluster, key)
@@ -268,7 +275,17 @@ fn subject_with(cluster: &Cluster, subject: &LabelOwner, mut labels: Labels) -> 
         }
         LabelOwner::Pod(key) => {
             let mut pod = (**cluster.pods().get(key)?).clone();
-            let known = pod.labels.iter().chain(labels.iter());
+            let named: Vec<(Protocol, u16)> =
+                pod.ports.iter().map(|port| (port.protocol, port.port)).collect();
+            for name in labels.keys().filter_map(|label| label.strip_prefix(PORT)) {
+                pod.ports.extend(named.iter().map(|&(protocol, port)| NamedPort {
+                    name: name.to_owned(),
+                    protocol,
+                    port,
+                }));
+            }
+            let labels = labels.iter().filter(|(label, _)| !label.starts_with(PORT));
+            let known = pod.labels.iter().chain(labels);
             pod.labels = known.map(|(label, value)| (label.clone(), value.clone())).collect();
             Change::Pod(pod)
         }
@@ -303,10 +320,28 @@ impl NamedValues {
     fn add_subject(&mut self, cluster: &Cluster, pod: &Pod) {
         for policy in cluster.policies_in(&pod.key.namespace) {
             self.add_pod(&policy.pod_selector, pod);
+            for rule in policy.rules(Direction::Ingress).into_iter().flatten() {
+                self.add_ports(rule, pod);
+            }
         }
         for policy in cluster.cluster_policies() {
             self.add_namespace(&policy.subject.namespaces, pod);
             self.add_pod(&policy.subject.pods, pod);
+            for rule in policy.rules(Direction::Ingress) {
+                self.add_ports(&rule.matches, pod);
+            }
+        }
+    }
+
+    /// Adds the names of ports in a rule that an absent pod may have.
+    fn add_ports(&mut self, rule: &Rule, pod: &Pod) {
+        for port in rule.ports.iter().flatten().filter(|_| is_absent(pod)) {
+            if let PortMatch::Named(name) = &port.port
+                && !pod.ports.iter().any(|known| known.name == *name)
+            {
+                let subject = LabelOwner::Pod(pod.key.clone());
+                self.add(subject, &format!("{PORT}{name}"), &[OTHER.to_owned()]);
+            }
         }
     }
 
@@ -315,8 +350,11 @@ impl NamedValues {
         let policies = cluster.policies_in(namespace);
         let rules = policies.filter_map(|policy| policy.rules(direction)).flatten();
         let of_cluster = cluster.cluster_policies().flat_map(|policy| policy.rules(direction));
-        let rules = rules.chain(of_cluster.map(|rule| &rule.matches));
-        for peer in rules.flat_map(|rule: &Rule| rule.peers.iter().flatten()) {
+        let rules: Vec<&Rule> = rules.chain(of_cluster.map(|rule| &rule.matches)).collect();
+        if direction == Direction::Egress {
+            rules.iter().for_each(|rule| self.add_ports(rule, pod));
+        }
+        for peer in rules.into_iter().flat_map(|rule| rule.peers.iter().flatten()) {
             if let Peer::Pods { namespaces, pods } = peer {
                 self.add_pod(pods, pod);
                 if let Some(namespaces) = namespaces {
@@ -336,7 +374,7 @@ impl NamedValues {
     fn add_pod(&mut self, selector: &Selector, pod: &Pod) {
         let subject = LabelOwner::Pod(pod.key.clone());
         for (label, values) in selector.requirements.iter().map(parts) {
-            if OF_PODS.contains(&label) {
+            if OF_PODS.contains(&label) || is_absent(pod) {
                 self.add(subject.clone(), label, values);
             }
         }
@@ -361,6 +399,15 @@ impl NamedValues {
                 }
                 LabelOwner::Pod(key) => {
                     let pod = clusters.iter().find_map(|cluster| cluster.pods().get(key))?;
+                    if is_absent(pod) {
+                        if pod.labels.contains_key(&label) {
+                            return None;
+                        }
+                        let other = other.filter(|_| !label.starts_with(PORT));
+                        let values = named.into_iter().map(Some);
+                        let values = [None].into_iter().chain(other.map(Some)).chain(values);
+                        return Some(UnknownLabel { subject, label, values: values.collect() });
+                    }
                     let named = named.into_iter().filter(|value| may_have(pod, &label, value));
                     let values = [other].into_iter().chain(named.map(Some));
                     if pod.is_set_later(&label) { values.collect() } else { Vec::new() }

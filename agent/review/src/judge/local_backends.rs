@@ -46,13 +46,22 @@ pub(super) fn restricted(
     let note = format!(
         "Service {service}: {policy} is Local, so only backends on node {node} are chosen ({left_out} left out): {outcome}"
     );
-    let verdict = match (all, allowed) {
-        // As without ready backends: policy denies nothing that could arrive.
-        (0, _) => answer.verdict,
-        (_, 0) => Verdict::Deny,
-        (_, _) => Verdict::Allow,
-    };
+    if all == 0 {
+        return unanswered(answer, note);
+    }
+    let verdict = if allowed == 0 { Verdict::Deny } else { Verdict::Allow };
     Explanation { verdict, note: Some(note), backends, ..answer }
+}
+
+/// Answers for a node without a backend: unknown, unless policy denies those of other nodes, too.
+fn unanswered(answer: Explanation, note: String) -> Explanation {
+    let answer = Explanation { egress: None, unanswered: true, ..answer };
+    if answer.verdict == Verdict::Deny {
+        let note = Some(format!("{note} now; those of other nodes are denied"));
+        return Explanation { note, ..answer };
+    }
+    let reason = Some(format!("{note}, and no policy decides"));
+    Explanation { verdict: Verdict::Unknown, reason, note: None, backends: Vec::new(), ..answer }
 }
 
 /// Judges the terminating backends of a Service that still serve on a node.

@@ -12,9 +12,21 @@ use crate::doctor::details::WrittenService;
 use crate::doctor::{Details, is_selected, numbers};
 
 /// The Services with given EndpointSlices.
+#[derive(Clone)]
 pub(super) struct ServiceBackends {
     with_slices: BTreeSet<Key>,
     is_partial: bool,
+}
+
+/// Returns the Service that `svc/web` names: that of the namespace `own`, unless a namespace `svc` has pods.
+pub(crate) fn service_named(cluster: &Cluster, party: Party, own: &str) -> Party {
+    let Party::Pod(key) = &party else { return party };
+    let is_word = matches!(&key.namespace[..], "svc" | "service" | "services");
+    let service = Key::new(own, key.name.clone());
+    let is_meant = is_word
+        && cluster.pods_in(&key.namespace).next().is_none()
+        && cluster.services().contains_key(&service);
+    if is_meant { Party::Service(service) } else { party }
 }
 
 fn external_name(key: &Key, name: &str) -> String {
@@ -25,7 +37,7 @@ fn external_name(key: &Key, name: &str) -> String {
 }
 
 /// One backend of a Service, and the port at which it gets the traffic.
-type BackendPort = (Party, u16);
+pub(super) type BackendPort = (Party, u16);
 
 impl ServiceBackends {
     /// `is_partial`: missing EndpointSlices are those that controllers make.
@@ -155,12 +167,12 @@ impl ServiceBackends {
 }
 
 /// A question about a port of a Service.
-struct ServiceQuestion<'a> {
-    service: &'a model::Service,
-    written: &'a WrittenService,
-    kind: (IpProtocol, u16),
+pub(super) struct ServiceQuestion<'a> {
+    pub(super) service: &'a model::Service,
+    pub(super) written: &'a WrittenService,
+    pub(super) kind: (IpProtocol, u16),
     /// Clients connect to the pods, at this port.
-    is_headless: bool,
+    pub(super) is_headless: bool,
 }
 
 impl ServiceQuestion<'_> {
@@ -199,12 +211,16 @@ fn ports(ports: &[ServicePort], protocol: IpProtocol) -> String {
 }
 
 /// Returns the pods that a Service selects.
-fn selected<'c>(cluster: &'c Cluster, key: &Key, service: &WrittenService) -> Vec<&'c Pod> {
+pub(super) fn selected<'c>(
+    cluster: &'c Cluster,
+    key: &Key,
+    service: &WrittenService,
+) -> Vec<&'c Pod> {
     let is_one = |pod: &&Pod| !pod.finished && is_selected(&pod.labels, &service.selector);
     cluster.pods_in(&key.namespace).map(|pod| &**pod).filter(is_one).collect()
 }
 
-fn of_pods(pods: &[&Pod], asked: &ServiceQuestion<'_>) -> BTreeSet<BackendPort> {
+pub(super) fn of_pods(pods: &[&Pod], asked: &ServiceQuestion<'_>) -> BTreeSet<BackendPort> {
     let (protocol, number) = asked.kind;
     let of_pod = |pod: &&Pod| -> Vec<BackendPort> {
         let target = |port| (Party::Pod(pod.key.clone()), port);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::api::discovery::v1 as discovery;
 use netpold_client::offline::{self, Recursive};
 use netpold_core::model::Key;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
@@ -112,6 +113,11 @@ impl Details {
             ("v1", "Endpoints") => {
                 if let Ok(endpoints) = decode::<api::Endpoints>(&node) {
                     self.add_endpoints(endpoints);
+                }
+            }
+            ("discovery.k8s.io/v1", "EndpointSlice") => {
+                if let Ok(slice) = decode::<discovery::EndpointSlice>(&node) {
+                    self.add_endpoint_slice(slice);
                 }
             }
             ("networking.k8s.io/v1", "NetworkPolicy")

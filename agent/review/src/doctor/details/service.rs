@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use netpold_core::model::{Key, Protocol};
@@ -11,6 +12,8 @@ use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
 
 use super::Details;
 
+/// Label of an EndpointSlice with the name of its Service.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Labels of name server Services: kubeadm and most distributions, and OpenShift's operator.
 const DNS_LABELS: [(&str, &str); 3] = [
     ("k8s-app", "kube-dns"),
@@ -70,7 +73,34 @@ pub(crate) struct EndpointsPort {
     pub(crate) port: (String, Protocol, u16),
 }
 
+/// Pod and node of an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EndpointPod {
+    /// `targetRef`
+    pub(crate) pod: Key,
+    /// `nodeName`; empty if absent.
+    pub(crate) node: String,
+}
+
 impl Details {
+    /// Adds the pods of an EndpointSlice's endpoints.
+    pub(super) fn add_endpoint_slice(&mut self, slice: discovery::EndpointSlice) {
+        let namespace = of_api(&slice.metadata).namespace;
+        let labels = slice.metadata.labels.unwrap_or_default();
+        let Some(service) = labels.get(SERVICE_NAME) else { return };
+        let service = Key::new(namespace.clone(), service.clone());
+        for endpoint in slice.endpoints {
+            let node = endpoint.node_name.unwrap_or_default();
+            let Some(pod) = endpoint.target_ref.and_then(|of| target_pod(of, &namespace)) else {
+                continue;
+            };
+            for address in endpoint.addresses.iter().filter_map(|it| it.parse().ok()) {
+                let endpoint = EndpointPod { pod: pod.clone(), node: node.clone() };
+                self.endpoint_pods.insert((service.clone(), address), endpoint);
+            }
+        }
+    }
+
     pub(super) fn add_service(&mut self, service: api::Service) {
         let (metadata, spec) = (service.metadata, service.spec.unwrap_or_default());
         let key = of_api(&metadata);
@@ -108,8 +138,17 @@ impl Details {
         let key = of_api(&endpoints.metadata);
         let mut found = Vec::new();
         for subset in endpoints.subsets.into_iter().flatten() {
-            let addresses = subset.addresses.into_iter().flatten();
-            let addresses: Vec<IpAddr> = addresses.filter_map(|it| it.ip.parse().ok()).collect();
+            let mut addresses: Vec<IpAddr> = Vec::new();
+            for endpoint in subset.addresses.into_iter().flatten() {
+                let Ok(address) = endpoint.ip.parse() else { continue };
+                addresses.push(address);
+                if let Some(pod) = endpoint.target_ref.and_then(|of| target_pod(of, &key.namespace))
+                {
+                    let node = endpoint.node_name.unwrap_or_default();
+                    let endpoint = EndpointPod { pod, node };
+                    self.endpoint_pods.insert((key.clone(), address), endpoint);
+                }
+            }
             for port in subset.ports.into_iter().flatten() {
                 let number = u16::try_from(port.port).ok().filter(|port| *port > 0);
                 let (Some(protocol), Some(number)) = (protocol(port.protocol.as_deref()), number)
@@ -137,6 +176,13 @@ impl Details {
         self.external_names.retain(|key, _| stays(key) && !is_service(key));
         self.endpoints.retain(|key, _| stays(key) && !named.endpoints.contains_key(key));
     }
+}
+
+/// Returns the pod of an endpoint; `None` for an object of another kind.
+fn target_pod(target: api::ObjectReference, namespace: &str) -> Option<Key> {
+    let is_pod = target.kind.as_deref() == Some("Pod");
+    let name = target.name.filter(|name| is_pod && !name.is_empty())?;
+    Some(Key::new(target.namespace.unwrap_or_else(|| namespace.to_owned()), name))
 }
 
 /// Returns the key of an object of a Kubernetes type.

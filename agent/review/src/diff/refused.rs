@@ -1,0 +1,86 @@
+//! Changes of NetworkPolicies that API servers refuse or change: the former policy stays in force, if there is one.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use netpold_core::cluster::Cluster;
+use netpold_core::model::{Change, Key, Policy};
+
+use super::compare::compare_until;
+use super::difference::Difference;
+use super::worlds::ComparisonOutcome;
+use crate::judge::{RefusedReading, all_read_as, problem};
+
+/// Refused policies of two clusters.
+pub(super) struct Refused {
+    /// The objects as they are written.
+    written: [Vec<Change>; 2],
+    is_partial: bool,
+    /// A text for each policy.
+    texts: Vec<String>,
+}
+
+/// Returns the refused policies of objects before and after a change; `None` if there are none.
+pub(super) fn refused(objects: &[Vec<Change>; 2], is_partial: bool) -> Option<Refused> {
+    let mut texts = BTreeMap::new();
+    for policy in objects.iter().flat_map(|objects| policies(objects)) {
+        if let Some(problem) = problem(policy, is_partial) {
+            let key = &policy.key;
+            let text = format!(
+                "connections that depend on NetworkPolicy {key}, which API servers refuse or change: {problem}"
+            );
+            texts.insert(key.clone(), text);
+        }
+    }
+    let texts: Vec<String> = texts.into_values().collect();
+    (!texts.is_empty()).then(|| Refused { written: objects.clone(), is_partial, texts })
+}
+
+fn policies(objects: &[Change]) -> impl Iterator<Item = &Policy> {
+    objects.iter().filter_map(|object| {
+        let Change::Policy(policy) = object else { return None };
+        Some(policy)
+    })
+}
+
+/// Returns the objects that are in force: without the refused policies, and after the change with the former ones in their
+/// places.
+pub(super) fn in_force(objects: [Vec<Change>; 2], is_partial: bool) -> [Vec<Change>; 2] {
+    let read = |objects| all_read_as(objects, is_partial, RefusedReading::Absent);
+    let [before, after] = objects;
+    let refused = policies(&after).filter(|policy| problem(policy, is_partial).is_some());
+    let refused: Vec<Key> = refused.map(|policy| policy.key.clone()).collect();
+    let (before, mut after) = (read(before), read(after));
+    let former = policies(&before).filter(|policy| refused.contains(&policy.key));
+    let former: Vec<Change> = former.cloned().map(Change::Policy).collect();
+    after.extend(former);
+    [before, after]
+}
+
+impl Refused {
+    /// Returns a text for each policy if the difference is another one with the policies closed, or open.
+    ///
+    /// # Errors
+    /// As [`compare_until`].
+    pub(super) fn depending(
+        self,
+        difference: &Difference,
+        ranges: &[IpNet],
+        ended: &AtomicBool,
+    ) -> Result<Vec<String>> {
+        let outcome = ComparisonOutcome::new(difference);
+        for reading in [RefusedReading::Closed, RefusedReading::Open] {
+            let [before, after] = self.written.clone();
+            let before: Cluster =
+                all_read_as(before, self.is_partial, reading).into_iter().collect();
+            let after: Cluster = all_read_as(after, self.is_partial, reading).into_iter().collect();
+            let other = compare_until(&before, &after, ranges, ended)?;
+            if ComparisonOutcome::new(&other) != outcome {
+                return Ok(self.texts);
+            }
+        }
+        Ok(Vec::new())
+    }
+}
