@@ -35,13 +35,13 @@ pub struct InitArgs {
 pub enum Preset {
     /// NetworkPolicies: pods of a namespace reach the cluster's DNS and nothing else
     DefaultDeny,
-    /// NetworkPolicy: pods of a namespace reach the internet, but nothing inside of the cluster except its DNS
+    /// NetworkPolicy: pods of a namespace reach the internet, but of private networks only the cluster's DNS
     Sandbox,
     /// ClusterNetworkPolicy: no pods of other namespaces reach the pods of a namespace, and vice versa
     Tenant,
     /// ClusterNetworkPolicies: every pod reaches the cluster's DNS, whatever NetworkPolicies deny
     Dns,
-    /// ClusterNetworkPolicy: no pod reaches the cloud's metadata service, labelled namespaces excepted
+    /// ClusterNetworkPolicy: no pod reaches known addresses of clouds' metadata services, labelled namespaces excepted
     Metadata,
 }
 

@@ -339,7 +339,7 @@ fn the_cluster_policy_that_denies_dns_is_named() {
         "no-dns",
     );
     assert!(only.places.iter().all(|it| it.starts_with("ClusterNetworkPolicy d: ")), "{only:#?}");
-    assert!(only.fix.contains("action Accept") && only.places.len() == 2, "{only:#?}");
+    assert!(only.fix.contains("{action: Accept, ") && only.places.len() == 2, "{only:#?}");
     let accepted = "egress: [{action: Accept, to: [{namespaces: {}}]}, {action: Deny, to: [{namespaces: {}}]}]";
     is_nothing(&[
         &egress("{to: [{podSelector: {}}], ports: [{port: 8443}]}"),

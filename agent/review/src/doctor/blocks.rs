@@ -11,6 +11,7 @@ use netpold_core::probe::IpProtocol;
 use super::backend_index::PortBackends;
 use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, NamedPolicy, PodGroup, RulePlace};
+use super::service_ports::backends_elsewhere;
 
 const NOTHING_LEFT: Check = Check {
     name: "except-covers-block",
@@ -193,11 +194,21 @@ fn is_reached(
         })
     });
     let protocol = IpProtocol(port.protocol.number());
-    let reaches = |pod: &&Pod| {
-        let mut others = led.backends.iter().filter(|(it, _)| !pod.addresses.contains(it));
-        others.any(|at| is_allowed(&objects.explainer, &pod.key, protocol, *at))
+    let is_allowed_to = |pod: &Pod| {
+        let mut others = backends_elsewhere(objects, led, pod).peekable();
+        others.peek()?;
+        Some(others.any(|at| is_allowed(&objects.explainer, &pod.key, protocol, *at)))
     };
-    is_here && subject.iter().any(|group| group.by_node.iter().all(reaches))
+    // Pods that need no rule, as their own node is the only backend, show nothing.
+    let reaches = |group: &&PodGroup<'_>| {
+        let mut judged = group.by_node.iter().filter_map(|pod| is_allowed_to(pod)).peekable();
+        judged.peek()?;
+        Some(judged.all(|is_allowed| is_allowed))
+    };
+    let mut judged = subject.iter().filter_map(reaches).peekable();
+    let needs_rules = judged.peek().is_some();
+    let needs_none = !subject.is_empty() && !led.backends.is_empty() && !needs_rules;
+    is_here && (needs_none || judged.any(|reaches| reaches))
 }
 
 /// Returns whether policy allows a pod to send to an address and port.

@@ -9,7 +9,7 @@ use netpold_core::probe::IpProtocol;
 use super::complete::numbers;
 use super::details::WrittenServicePort;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{GroupedObjects, PodGroup, pods_text};
+use super::objects::{GroupedObjects, PodGroup, some_pods_text};
 use super::service_ports::{covers, is_of_api_server};
 use super::services::is_selected;
 
@@ -43,11 +43,11 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
             group.namespace == key.namespace && is_selected(group.labels, &service.selector)
         });
         for group in groups {
-            if let Some(target) = closed(objects, group, port, &servers) {
+            if let Some((pods, target)) = closed(objects, group, port, &servers) {
                 let isolating = objects.isolating(group, Direction::Ingress);
                 let policies = isolating.iter().map(|(policy, _)| *policy);
                 let text = |names: &str| {
-                    let (pods, by) = (pods_text(group), &called.by);
+                    let by = &called.by;
                     let by_policies = if names.is_empty() { "" } else { ": " };
                     format!("{names}{by_policies}{pods}: TCP {target}, {by} by Service {key}")
                 };
@@ -76,16 +76,16 @@ pub(super) fn endpoints(objects: &GroupedObjects<'_>) -> BTreeSet<(IpAddr, u16)>
     own.flat_map(|led| &led.backends).copied().collect()
 }
 
-/// Returns the port at which a group is closed to the API server.
+/// Returns the pods of a group that are closed to the API server, described, and the port of the first.
 fn closed(
     objects: &GroupedObjects<'_>,
     group: &PodGroup<'_>,
     port: &WrittenServicePort,
     servers: &BTreeSet<IpAddr>,
-) -> Option<u16> {
+) -> Option<(String, u16)> {
     let isolating = objects.isolating(group, Direction::Ingress);
     let rules: Vec<&Rule> = isolating.iter().flat_map(|(_, rules)| rules.iter()).collect();
-    group.by_node.iter().find_map(|pod| {
+    let target_if_closed = |pod: &Pod| {
         let targets = numbers(&port.target, Protocol::Tcp, pod);
         let target = *targets.first()?;
         let is_open = rules.iter().any(|rule| {
@@ -102,7 +102,10 @@ fn closed(
                 }
             };
         is_closed.then_some(target)
-    })
+    };
+    let closed = group.by_node.iter().filter_map(|pod| Some((*pod, target_if_closed(pod)?)));
+    let (pods, targets): (Vec<&Pod>, Vec<u16>) = closed.unzip();
+    Some((some_pods_text(&group.beside(&pods)), *targets.first()?))
 }
 
 /// Returns whether a rule may admit a node: without peers, or by a block with some address that nodes or their tunnels

@@ -34,14 +34,16 @@ const CLOSED: Check = Check {
 };
 
 /// [`NO_DNS`] where a ClusterNetworkPolicy denies it.
-const DENIED_DNS: Check = Check {
-    problem: "a ClusterNetworkPolicy denies pods DNS (UDP and TCP 53)",
-    fix: ACCEPT_FIRST,
+const DENIED_DNS: Check = Check { problem: "a ClusterNetworkPolicy denies pods DNS", ..NO_DNS };
+
+/// [`NO_DNS`] in a cluster with node-local caches of unknown addresses.
+const BY_CACHE_ALONE: Check = Check {
+    severity: Severity::Info,
+    problem: "policies allow pods some egress, but no DNS beside the cache of their node, whose addresses are not among the \
+              objects",
+    fix: "none, if pods ask the cache at an address of its own, such as 169.254.20.10; otherwise ",
     ..NO_DNS
 };
-
-/// Fix where a ClusterNetworkPolicy denies DNS: rules of NetworkPolicies are not evaluated then.
-const ACCEPT_FIRST: &str = "put a rule with action Accept for UDP and TCP 53 before the rule that denies it, by its place or its policy's priority";
 /// Address outside of every cluster (TEST-NET-1, RFC 5737), and a port: pods that may not even send there need no names.
 const OUTSIDE: (IpAddr, u16) = (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 443);
 
@@ -53,10 +55,11 @@ const ASKED: usize = 8;
 pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
     let servers = servers(objects);
     let local = is_node_local(objects);
+    let is_unknown = local && server::has_unknown_cache(objects);
     for group in &objects.groups {
         let is_server = servers.iter().any(|server| server.is(group));
-        if !is_server && !local && !asks_others(objects, group) {
-            senders(objects, group, &servers, found);
+        if !is_server && (!local || is_unknown) && !asks_others(objects, group) {
+            senders(objects, group, &servers, local, found);
         }
     }
     for server in servers.iter().filter(|server| server.is_of_cluster) {
@@ -75,11 +78,14 @@ fn senders(
     objects: &GroupedObjects<'_>,
     group: &PodGroup<'_>,
     servers: &[Server<'_>],
+    has_cache: bool,
     found: &mut Findings,
 ) {
     let isolating = objects.isolating(group, Direction::Egress);
     if isolating.is_empty() {
-        denied_by_tier(objects, group, servers, found);
+        if !has_cache {
+            denied_by_tier(objects, group, servers, found);
+        }
         return;
     }
     let rules: Vec<&Rule> = isolating.iter().flat_map(|(_, rules)| rules.iter()).collect();
@@ -101,7 +107,7 @@ fn senders(
     let is_known = servers.iter().any(|server| server.is_of_cluster);
     let is_guess = servers.iter().any(|server| server.is_guess);
     let is_dns = |rule: &&Rule| match (is_known, is_guess) {
-        (false, _) => may_be_dns(rule),
+        (false, _) => may_be_unknown_server(objects, group, rule),
         (true, false) => is_resolver(rule),
         (true, true) => is_resolver(rule) || is_for_unknown(objects, group, rule),
     };
@@ -113,19 +119,33 @@ fn senders(
     let pods = some_pods_text(&group.beside(&failing));
     // The NetworkPolicies may well allow DNS: a rule of an Admin tier decides before them.
     if let Some(policy) = failing.iter().find_map(|pod| refusing_questions(objects, pod, servers)) {
-        let named = NamedPolicy::cluster_policy(policy, objects.details);
-        found.add(&DENIED_DNS, named.at("spec.egress", &pods));
+        if !has_cache {
+            let named = NamedPolicy::cluster_policy(policy, objects.details);
+            let fix = accept_first(servers, |server| server.accept_from(objects));
+            found.add_with_fix(&DENIED_DNS, &fix, named.at("spec.egress", &pods));
+        }
         return;
     }
     let text = |names: &str| format!("{pods}: {names}");
     let place = objects.place_of(isolating.iter().map(|(policy, _)| *policy), "spec.egress", text);
-    match servers.iter().find(|server| server.is_of_cluster) {
-        Some(server) => {
-            let rule = server.egress_rule(objects);
-            found.add_with_fix(&NO_DNS, &format!("add an egress rule: {rule}"), place);
-        }
-        None => found.add(&NO_DNS, place),
+    let fix = match servers.iter().find(|server| server.is_of_cluster) {
+        Some(server) => format!("add an egress rule: {}", server.egress_rule(objects)),
+        None => NO_DNS.fix.to_owned(),
+    };
+    if has_cache {
+        let fix = format!("{}{fix}", BY_CACHE_ALONE.fix);
+        found.add_with_fix(&BY_CACHE_ALONE, &fix, place);
+    } else {
+        found.add_with_fix(&NO_DNS, &fix, place);
     }
+}
+
+/// Returns the fix where a ClusterNetworkPolicy denies DNS: rules of NetworkPolicies are not evaluated then.
+fn accept_first<'o>(servers: &[Server<'o>], rule: impl Fn(&Server<'o>) -> String) -> String {
+    let rule = servers.iter().find(|server| server.is_of_cluster).map(rule).unwrap_or_default();
+    format!(
+        "put this rule before the rule that denies DNS, by its place or its policy's priority: {rule}"
+    )
 }
 
 /// Checks pods that no NetworkPolicy isolates: a ClusterNetworkPolicy may deny them DNS, and allow them the Internet.
@@ -140,7 +160,8 @@ fn denied_by_tier(
     let mut senders = group.by_node.iter().filter(sends);
     if let Some(policy) = senders.find_map(|pod| refusing_questions(objects, pod, servers)) {
         let named = NamedPolicy::cluster_policy(policy, objects.details);
-        found.add(&DENIED_DNS, named.at("spec.egress", &pods_text(group)));
+        let fix = accept_first(servers, |server| server.accept_from(objects));
+        found.add_with_fix(&DENIED_DNS, &fix, named.at("spec.egress", &pods_text(group)));
     }
 }
 
@@ -157,6 +178,21 @@ fn refusing_questions<'o>(
         objects.denying(&pod.key, Direction::Egress, *address, at)
     });
     policies.collect::<Option<Vec<_>>>()?.first().copied()
+}
+
+/// Returns whether a rule may allow DNS where no name server of the cluster is among the objects. Without ports, a rule for
+/// pods of an application's namespace is none if such pods are among the objects.
+fn may_be_unknown_server(objects: &GroupedObjects<'_>, group: &PodGroup<'_>, rule: &Rule) -> bool {
+    let has_explicit = rule.ports.iter().flatten().any(is_explicit);
+    let is_known = |peer: &Peer| match peer {
+        Peer::Pods { namespaces: None, pods } => {
+            !server::has_servers(group.namespace)
+                && !objects.select(Some(group.namespace), None, pods).is_empty()
+        }
+        Peer::Pods { .. } | Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_) => false,
+    };
+    let is_for_known = rule.peers.as_ref().is_some_and(|peers| peers.iter().all(is_known));
+    may_be_dns(rule) && (has_explicit || !is_for_known)
 }
 
 /// Returns whether a rule may allow DNS to pods that are not among the objects.
@@ -179,6 +215,7 @@ fn closed(
     found: &mut Findings,
 ) {
     let own: Vec<&PodGroup<'_>> = objects.groups.iter().filter(|group| server.is(group)).collect();
+    let caches = refused_caches(objects, server);
     let isolating: BTreeSet<_> = own
         .iter()
         .flat_map(|group| objects.isolating(group, Direction::Ingress))
@@ -214,10 +251,14 @@ fn closed(
             let rules = objects.isolating(group, Direction::Ingress);
             !rules.is_empty() && rules.iter().all(|(_, rules)| rules.is_empty())
         });
-    if refused.is_empty() && !nobody {
+    if refused.is_empty() && caches.is_empty() && !nobody {
         return;
     }
     let who = match refused.len() {
+        0 if !caches.is_empty() => format!(
+            "not allowed: the caches of other nodes ({}), which use the host's network",
+            some_pods_text(&caches)
+        ),
         0 => "no pod is allowed".to_owned(),
         all if all == count => "no other pod is allowed".to_owned(),
         several => {
@@ -232,7 +273,8 @@ fn closed(
     if let Some(policy) = refused.first().and_then(|group| refusing(objects, server, group)) {
         let named = NamedPolicy::cluster_policy(policy, objects.details);
         let place = named.at("spec.ingress", &format!("{}: {who}", server.text()));
-        found.add_with_fix(&CLOSED, ACCEPT_FIRST, place);
+        let fix = accept_first(servers, Server::accept_pods);
+        found.add_with_fix(&CLOSED, &fix, place);
         return;
     }
     let policies = isolating.iter().filter_map(|key| objects.cluster.policies().get(*key));
@@ -240,8 +282,29 @@ fn closed(
         let by = if names.is_empty() { String::new() } else { format!(" by {names}") };
         format!("{}: {who}{by}", server.text())
     });
-    let fix = format!("add an ingress rule for the name server's pods: {}", server.ingress_rule());
+    let rule = server.ingress_rule(!caches.is_empty());
+    let fix = format!("add an ingress rule for the name server's pods: {rule}");
     found.add_with_fix(&CLOSED, &fix, place);
+}
+
+/// Returns the node-local caches that no pod of the name server admits: their questions come from the addresses of their
+/// nodes, which no selector matches.
+fn refused_caches<'o>(objects: &'o GroupedObjects<'_>, server: &Server<'_>) -> Vec<&'o Pod> {
+    let is_admitted = |cache: &Pod| {
+        let questions = server.backends.iter().filter_map(|(protocol, address, port)| {
+            let pod = objects.cluster.owner(*address)?;
+            let same = |it: &&IpAddr| it.is_ipv4() == address.is_ipv4();
+            let from = *cache.addresses.iter().find(same)?;
+            let protocol = IpProtocol(protocol.number());
+            let is_beside = objects.cluster.is_node_of(pod, from);
+            let explainer = &objects.explainer;
+            let allows = explainer.allows(&pod.key, Direction::Ingress, from, protocol, *port)?;
+            Some(allows || is_beside)
+        });
+        let mut questions = questions.take(ASKED).peekable();
+        questions.peek().is_none() || questions.any(|admitted| admitted)
+    };
+    server::caches(objects).filter(|cache| !is_admitted(cache)).collect()
 }
 
 /// Question at a pod of the name server: the pod, the asker's address, protocol and port.

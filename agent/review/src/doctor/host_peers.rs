@@ -1,19 +1,34 @@
 //! Peers on the host's network: whether blocks of the subject's policies allow their addresses.
 
-use netpold_core::model::{Enforcement, Labels, Peer, Pod, PortMatch, PortRule, Rule, Selector};
+use netpold_core::model::{
+    Enforcement, Labels, Peer, Pod, PortMatch, PortRule, Protocol, Rule, Selector,
+};
 
 use super::objects::{GroupedObjects, PodGroup, RulePlace};
 
-/// Returns the pods on the host's network that a selector with labels matches; none for a selector of every pod.
+/// Namespace with daemons of nodes that open no connection to pods.
+const SYSTEM: &str = "kube-system";
+/// Ports of ingress controllers.
+const WEB: [(Protocol, u16); 2] = [(Protocol::Tcp, 80), (Protocol::Tcp, 443)];
+
+/// Returns the pods on the host's network that a selector of labels, or of namespaces by labels, matches. If every pod of
+/// `kube-system` is selected, only those with a port of ingress controllers count. None for a selector of every pod of the
+/// policy's own namespace or of every namespace.
 pub(super) fn beside_pods<'o>(
     objects: &'o GroupedObjects<'_>,
     own: Option<&str>,
     namespaces: Option<&Selector>,
     pods: &Selector,
 ) -> Vec<&'o Pod> {
-    if pods.requirements.is_empty() {
+    let is_every = pods.requirements.is_empty();
+    if is_every && namespaces.is_none_or(|namespaces| namespaces.requirements.is_empty()) {
         return Vec::new();
     }
+    let may_send = |pod: &Pod| {
+        let has_port =
+            || objects.pod(pod).is_some_and(|it| WEB.iter().any(|at| it.ports.contains(at)));
+        !is_every || pod.key.namespace != SYSTEM || has_port()
+    };
     let cluster = objects.cluster;
     let is_there = |namespace: &str| match namespaces {
         Some(selector) => selector.matches(&cluster.namespace_labels(namespace)),
@@ -22,7 +37,8 @@ pub(super) fn beside_pods<'o>(
     let has_labels = |labels: &Labels| pods.matches(labels);
     let all = cluster.pods().values().map(|pod| &**pod);
     let hosts = all.filter(|pod| pod.host_network && !pod.finished && !pod.addresses.is_empty());
-    hosts.filter(|pod| has_labels(&pod.labels) && is_there(&pod.key.namespace)).collect()
+    let hosts = hosts.filter(|pod| has_labels(&pod.labels) && is_there(&pod.key.namespace));
+    hosts.filter(|pod| may_send(pod)).collect()
 }
 
 /// Returns whether blocks allow every address of pods on the host's network at the ports of a rule: blocks of the rule,

@@ -1,12 +1,14 @@
 //! Checks for rules with ports that no container has.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
-use netpold_core::model::{Direction, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
+use netpold_core::model::{Action, Direction, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
 
 use super::complete::is_stand_in;
 use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, PodGroup, RulePlace, pods_text};
+use super::service_ports::covers;
 
 const NO_SUCH_NAME: Check = Check {
     name: "port-name-absent",
@@ -23,6 +25,12 @@ const OTHER_PROTOCOL: Check = Check {
 /// Fixes of [`OTHER_PROTOCOL`] for containers with another protocol than TCP.
 const AS_UDP: &str = "write the container's protocol beside the port: `protocol: UDP`";
 const AS_SCTP: &str = "write the container's protocol beside the port: `protocol: SCTP`";
+const NUMBER_OF_OTHER_PROTOCOL: Check = Check {
+    name: "port-of-other-protocol",
+    severity: Severity::Warning,
+    problem: "containers and Services have the port of a rule with another protocol only, which no rule {}",
+    fix: "write the protocol beside the port: a rule without `protocol` is for TCP alone",
+};
 const NAME_OUTSIDE: Check = Check {
     name: "port-name-towards-blocks",
     severity: Severity::Warning,
@@ -64,7 +72,13 @@ pub(super) fn examine(
         return;
     }
     for (number, ports) in ranges(rules) {
-        if is_unlisted(objects, ports, &receivers)
+        if let Some(other) = other_protocol(objects, place, (ports, rules), &receivers, subject) {
+            let whose = receivers.first().map_or_else(String::new, |group| pods_text(group));
+            let what =
+                format!("{}, in the containers or Services {other} ({whose})", range_text(ports));
+            let at = place.at(&place.port(written(place, rules, number)), &what);
+            found.add_of(&NUMBER_OF_OTHER_PROTOCOL, place.effect(), at);
+        } else if is_unlisted(objects, ports, &receivers)
             && !super::mesh::is_port(objects, &receivers, (ports.0, ports.1))
             && !super::service_ports::is_of_a_service(objects, ports, rules, &receivers)
             && super::node_ports::of_a_node(objects, ports, rules, &receivers).is_none()
@@ -74,6 +88,48 @@ pub(super) fn examine(
             found.add(&UNLISTED, place.at(&place.port(written(place, rules, number)), &what));
         }
     }
+}
+
+/// Returns the other protocol with which containers list a port of a rule, or Services lead to it, if none has the rule's
+/// protocol and no rule of the subject's policies has the other one.
+fn other_protocol(
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
+    ((protocol, first, last), rules): (PortRange, &[PortRule]),
+    receivers: &[&PodGroup<'_>],
+    subject: &[&PodGroup<'_>],
+) -> Option<Protocol> {
+    if first != last || place.action != Action::Accept || place.policy.namespace().is_none() {
+        return None;
+    }
+    let pods = || receivers.iter().flat_map(|group| &group.pods);
+    let listed = |of: Protocol| {
+        pods().any(|pod| objects.pod(pod).is_some_and(|it| it.ports.contains(&(of, first))))
+    };
+    let addresses: BTreeSet<IpAddr> = pods().flat_map(|pod| &pod.addresses).copied().collect();
+    let services = objects.leads.behind(addresses.iter().copied());
+    let is_led = |of: Protocol| {
+        services.iter().filter(|led| led.port.protocol == of).any(|led| {
+            let mut backends = led.backends.iter();
+            led.port.port == first
+                || backends.any(|(it, port)| *port == first && addresses.contains(it))
+        })
+    };
+    if listed(protocol) || is_led(protocol) {
+        return None;
+    }
+    let is_allowed = |of: Protocol| {
+        let policies = subject.iter().flat_map(|group| objects.isolating(group, place.direction));
+        let mut others = policies.flat_map(|(_, rules)| rules.iter());
+        rules.iter().any(|rule| covers(rule, of, first))
+            || others.any(|rule| {
+                let ports = rule.ports.as_ref();
+                ports.is_none_or(|ports| ports.iter().any(|port| covers(port, of, first)))
+            })
+    };
+    let others = [Protocol::Udp, Protocol::Tcp, Protocol::Sctp].into_iter();
+    let mut others = others.filter(|other| *other != protocol);
+    others.find(|other| (listed(*other) || is_led(*other)) && !is_allowed(*other))
 }
 
 /// Returns the port numbers of a rule, with their index in the rule.
@@ -281,7 +337,7 @@ fn named_pods<'o>(
 }
 
 /// Returns whether all receivers list ports, and none lists these.
-fn is_unlisted(
+pub(super) fn is_unlisted(
     objects: &GroupedObjects<'_>,
     (protocol, first, last): PortRange,
     receivers: &[&PodGroup<'_>],

@@ -16,6 +16,9 @@ const SELECTS_NOTHING: Check = Check {
     fix: "compare its selector with the pods' labels: `kubectl get pods -n NAMESPACE --show-labels`; delete the \
           policy if its pods no longer exist",
 };
+/// Fix of [`SELECTS_NOTHING`] in a ClusterNetworkPolicy.
+const BY_NAMESPACES: &str = "compare its selectors with the labels: `kubectl get ns --show-labels`, `kubectl get pods -A --show-labels`; each \
+     Namespace has the label kubernetes.io/metadata.name; delete the policy if its pods no longer exist";
 /// Fix of [`SELECTS_NOTHING`] for a chart.
 const OF_OTHER_CHARTS: &str = "none, if another chart or an operator creates its pods; otherwise compare its selector with the labels of the pod \
      templates";
@@ -56,6 +59,18 @@ const PARTLY_ON_HOSTS: Check = Check {
               which no selector matches",
     fix: "none, if only the others are meant; else name the nodes' addresses, - ipBlock: {cidr: ADDRESS/32} for each",
 };
+/// [`PEER_ON_HOSTS`] beside pods of Jobs.
+const ALL_BUT_JOBS: Check = Check {
+    problem: "all pods that are the peer of a rule, apart from those of Jobs, use the host's network: their packets have the \
+              nodes' addresses, which no selector matches",
+    ..PEER_ON_HOSTS
+};
+/// [`PEER_ON_HOSTS`] for the API server, beside other pods.
+const API_SERVER_ON_HOSTS: Check = Check {
+    problem: "a rule for pods has the port of the API server, which uses the host's network: no selector matches its \
+              address",
+    ..PEER_ON_HOSTS
+};
 /// Fixes of [`PEER_ON_HOSTS`] and [`PARTLY_ON_HOSTS`] in a ClusterNetworkPolicy, by direction.
 const BY_NETWORKS: &str = "name the nodes' addresses, - networks: [ADDRESS/32], or the nodes by their labels, - nodes: {...}; a pod's own node is \
                            always allowed";
@@ -73,6 +88,8 @@ const NO_POD_YET: &str = "none, if pods of the namespace come later, or if it is
 
 /// Namespace of every cluster.
 const SYSTEM: &str = "kube-system";
+/// Shortest value of a label that counts as similar to one that contains it.
+const SIMILAR: usize = 3;
 /// Most addresses named at one place.
 const NAMED: usize = 3;
 
@@ -108,14 +125,31 @@ pub(super) fn subject(
                 return;
             }
             let is_ending = policy.namespace().is_some_and(|own| is_terminating(objects, own));
-            let place = format!("{}: {}", policy.text, text(pods));
-            let place = policy.with_source(place, "spec.podSelector");
-            if objects.is_partial {
+            let near = near_miss(objects, policy.namespace(), namespaces, pods);
+            let place = match namespaces {
+                Some(namespaces) => {
+                    let lead = unlabelled(objects, namespaces).unwrap_or_default();
+                    let names = labels(namespaces);
+                    let place =
+                        format!("{}: {} of namespaces {names}{lead}", policy.text, text(pods));
+                    policy.with_source(place, "spec.subject")
+                }
+                None => {
+                    let lead = near.as_ref().map_or("", |near| &near.text);
+                    let place = format!("{}: {}{lead}", policy.text, text(pods));
+                    policy.with_source(place, "spec.podSelector")
+                }
+            };
+            let is_near = near.is_some_and(|near| near.is_same_release);
+            let is_unknown = namespaces.is_some_and(|it| has_unknown_labels(objects, it, pods));
+            let fix = if namespaces.is_some() { BY_NAMESPACES } else { SELECTS_NOTHING.fix };
+            let check = Check { fix, ..SELECTS_NOTHING };
+            if objects.is_partial && !is_near {
                 found.add_with_fix(&here(objects, &SELECTS_NOTHING), OF_OTHER_CHARTS, place);
-            } else if is_ending || made_by_controller(objects, pods).is_some() {
-                found.add(&Check { severity: Severity::Info, ..SELECTS_NOTHING }, place);
+            } else if is_ending || is_unknown || made_by_controller(objects, pods).is_some() {
+                found.add(&Check { severity: Severity::Info, ..check }, place);
             } else {
-                found.add(&SELECTS_NOTHING, place);
+                found.add(&check, place);
             }
         }
     }
@@ -145,6 +179,55 @@ fn no_pod_there(objects: &GroupedObjects<'_>, policy: &NamedPolicy<'_>, pods: &S
 
 fn is_terminating(objects: &GroupedObjects<'_>, namespace: &str) -> bool {
     objects.details.terminating.contains(namespace)
+}
+
+/// Pods that have all labels of a selector but one.
+struct NearMiss {
+    /// `; Pod shop/web-0 has app=webserver`
+    text: String,
+    /// Whether they have another label of the selector, and one of the two values is a longer form of the other one.
+    is_same_release: bool,
+}
+
+/// Returns the pods that have all labels of a selector but one, which they have with another value. If it is the only
+/// label, the values must be similar.
+fn near_miss(
+    objects: &GroupedObjects<'_>,
+    own: Option<&str>,
+    namespaces: Option<&Selector>,
+    pods: &Selector,
+) -> Option<NearMiss> {
+    let every = Selector { requirements: Vec::new() };
+    let misses = objects.select(own, namespaces, &every).into_iter().filter_map(|group| {
+        let meets = |it: &&Requirement| {
+            Selector { requirements: vec![(*it).clone()] }.matches(group.labels)
+        };
+        let mut missed = pods.requirements.iter().filter(|it| !meets(it));
+        let (Requirement::In(key, values), None) = (missed.next()?, missed.next()) else {
+            return None;
+        };
+        let [value] = &values[..] else { return None };
+        let other = group.labels.get(key)?;
+        let is_part = |part: &str, whole: &str| {
+            part.len() >= SIMILAR && whole.split(['-', '.', '_']).any(|word| word.starts_with(part))
+                || part.len() >= SIMILAR && format!("-{whole}-").contains(&format!("-{part}-"))
+        };
+        let is_similar = is_part(value, other) || is_part(other, value);
+        let is_near = is_similar || pods.requirements.len() > 2;
+        let first = group.pods.first()?;
+        let text = format!("; {} has {key}={other}", first.title());
+        // `web` and `web-worker` may be two components, `web` and `webserver` hardly.
+        let is_longer = |part: &str, whole: &str| {
+            let rest = whole.strip_prefix(part);
+            part.len() >= SIMILAR && rest.is_some_and(|it| it.starts_with(char::is_alphanumeric))
+        };
+        let is_variant = is_longer(value, other) || is_longer(other, value);
+        let is_same_release = is_variant && pods.requirements.len() > 1;
+        is_near.then_some(NearMiss { text, is_same_release })
+    });
+    let mut misses: Vec<NearMiss> = misses.collect();
+    misses.sort_by_key(|near| !near.is_same_release);
+    misses.into_iter().next()
 }
 
 /// Returns a label of a selector that a controller sets on the pods of some template.
@@ -217,20 +300,36 @@ pub(super) fn peers(
                 let is_host_allowed = |hosts: &[&Pod]| {
                     host_peers::are_in_blocks(objects, place, rule, subject, hosts)
                 };
-                if objects.groups.iter().any(|group| group.is_in(own, namespaces, pods)) {
-                    let hosts = host_peers::beside_pods(objects, own, namespaces, pods);
-                    if !hosts.is_empty() && !is_host_allowed(&hosts) {
-                        let what = format!("{}{}", text(pods), hosts_text(&hosts));
-                        found.add(&in_kind(place, &PARTLY_ON_HOSTS), at(&what));
-                    }
-                    continue;
-                }
                 let who = match namespaces {
                     Some(selector) => format!("{} of namespaces {}", text(pods), labels(selector)),
                     None => format!("{} of this namespace", text(pods)),
                 };
+                let beside = |is_between: bool, found: &mut Findings| {
+                    let hosts = host_peers::beside_pods(objects, own, namespaces, pods);
+                    if !hosts.is_empty() && !is_host_allowed(&hosts) {
+                        let is_every = pods.requirements.is_empty();
+                        let whose = if is_every { who.clone() } else { text(pods) };
+                        let what = format!("{whose}{}", hosts_text(&hosts));
+                        // Nobody selects every pod of a namespace for the sake of its Jobs.
+                        let is_meant = is_between && is_every;
+                        let check = if is_meant { &ALL_BUT_JOBS } else { &PARTLY_ON_HOSTS };
+                        found.add(&in_kind(place, check), at(&what));
+                    }
+                };
+                let selected = objects.select(own, namespaces, pods);
+                if !selected.is_empty() {
+                    beside(selected.iter().all(|group| is_of_jobs(group)), found);
+                    let peer = (namespaces, pods);
+                    if let Some(service) =
+                        service_peers::api_server(objects, place, (rule, peer), subject)
+                    {
+                        let text = at(&format!("{who}{}", service.text));
+                        found.add_with_fix(&API_SERVER_ON_HOSTS, &service.fix, text);
+                    }
+                    continue;
+                }
                 match elsewhere(objects, own, namespaces, pods) {
-                    UngroupedPods::Between => {}
+                    UngroupedPods::Between => beside(true, found),
                     UngroupedPods::Hosts(hosts) if is_host_allowed(&hosts) => {}
                     UngroupedPods::Hosts(hosts) => {
                         let what = format!("{who}{}", hosts_text(&hosts));
@@ -254,14 +353,22 @@ pub(super) fn peers(
                         let unlabelled = namespaces.and_then(|it| unlabelled(objects, it));
                         if unlabelled.is_some() {
                             check.severity = PEER_WITHOUT_PODS.severity;
-                        } else if may_have_pods(objects, own, namespaces)
+                        } else if may_have_pods(objects, own, peer)
                             || is_optional(objects, own, rule, peer)
                             || made.is_some()
                         {
                             check.severity = Severity::Info;
                         }
+                        let near = near_miss(objects, own, namespaces, pods);
+                        if objects.is_partial
+                            && near.as_ref().is_some_and(|it| it.is_same_release)
+                            && made.is_none()
+                        {
+                            check.severity = PEER_WITHOUT_PODS.severity;
+                        }
                         let made = made.map(|key| format!("; no workload has such a {key}"));
-                        let lead = unlabelled.or(made).unwrap_or_default();
+                        let near = near.map(|near| near.text);
+                        let lead = unlabelled.or(made).or(near).unwrap_or_default();
                         found.add_of(&check, place.effect(), at(&format!("{who}{lead}")));
                     }
                 }
@@ -275,6 +382,14 @@ pub(super) fn peers(
             Peer::Block(_) | Peer::Domain(_) => {}
         }
     }
+}
+
+/// Returns whether a group stands for pods of Jobs that do not run now.
+fn is_of_jobs(group: &PodGroup<'_>) -> bool {
+    let is_job = |pod: &&Pod| {
+        pod.template().is_some_and(|workload| matches!(workload.kind.as_str(), "Job" | "CronJob"))
+    };
+    group.pods.iter().all(is_job)
 }
 
 /// Replaces the fix of a check in a ClusterNetworkPolicy, which has no `ipBlock`.
@@ -335,7 +450,7 @@ fn is_optional(
 fn may_have_pods(
     objects: &GroupedObjects<'_>,
     own: Option<&str>,
-    namespaces: Option<&Selector>,
+    (namespaces, pods): (Option<&Selector>, &Selector),
 ) -> bool {
     let cluster = objects.cluster;
     let has_pods = |name: &str| objects.groups.iter().any(|group| group.namespace == name);
@@ -354,10 +469,32 @@ fn may_have_pods(
     if cluster.namespaces().is_empty() {
         return selector.requirements.iter().any(|it| it.key() != NAMESPACE_NAME);
     }
-    cluster
-        .namespaces()
-        .keys()
-        .any(|name| selector.matches(&cluster.namespace_labels(name)) && !has_pods(name))
+    let mut names = cluster.namespaces().keys();
+    names.any(|name| selector.matches(&cluster.namespace_labels(name)) && !has_pods(name))
+        || has_unknown_labels(objects, selector, pods)
+}
+
+/// Returns whether pods with these labels are in a namespace without a Namespace among the objects, so that the selector of
+/// namespaces may match it.
+fn has_unknown_labels(
+    objects: &GroupedObjects<'_>,
+    namespaces: &Selector,
+    pods: &Selector,
+) -> bool {
+    let may_be = |name: &str| {
+        let labels = objects.cluster.namespace_labels(name);
+        let mut requirements = namespaces.requirements.iter();
+        requirements.all(|it| {
+            let only = Selector { requirements: vec![it.clone()] };
+            it.key() != NAMESPACE_NAME || only.matches(&labels)
+        })
+    };
+    namespaces.requirements.iter().any(|it| it.key() != NAMESPACE_NAME)
+        && objects.groups.iter().any(|group| {
+            !objects.cluster.namespaces().contains_key(group.namespace)
+                && may_be(group.namespace)
+                && pods.matches(group.labels)
+        })
 }
 
 /// Formats `; Pod edge/a and 2 more at 192.168.0.1/32, 192.168.0.2/32`.

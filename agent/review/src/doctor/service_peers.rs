@@ -4,12 +4,17 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netpold_core::model::{Action, Direction, Key, Labels, PortMatch, PortRule, Rule, Selector};
+use netpold_core::model::{
+    Action, Direction, Key, Labels, PortMatch, PortRule, Protocol, Rule, Selector,
+};
 
 use super::backend_index::PortBackends;
 use super::objects::{GroupedObjects, PodGroup, RulePlace};
-use super::service_ports::{has_no_token, is_of_api_server, reaches};
+use super::ports::{is_unlisted, ranges};
+use super::service_ports::{has_no_token, is_of_a_service, is_of_api_server, reaches};
 
+/// Namespace of the API server's static pods.
+const SYSTEM: &str = "kube-system";
 /// Most endpoints named.
 const NAMED: usize = 3;
 /// Labels of the Service `default/kubernetes`, which authors take for those of pods.
@@ -53,6 +58,43 @@ pub(super) fn without_pods(
     let needs_none = is_of_api_server(&led.service.key)
         && subject.iter().all(|group| has_no_token(objects, group));
     (!needs_none && !reaches(objects, led, subject))
+        .then(|| describe(objects, place.policy.namespace().is_some(), led))
+}
+
+/// Returns the API server's Service if an egress rule for pods of `kube-system` is meant for it: the rule has its port or
+/// that of its endpoints, no selected pod lists the port or gets it from a Service, and the subject reaches no endpoint.
+pub(super) fn api_server(
+    objects: &GroupedObjects<'_>,
+    place: &RulePlace<'_>,
+    (rule, (namespaces, pods)): (&Rule, (Option<&Selector>, &Selector)),
+    subject: &[&PodGroup<'_>],
+) -> Option<IntendedService> {
+    let namespaces = namespaces.filter(|it| !it.requirements.is_empty())?;
+    if place.direction == Direction::Ingress
+        || place.action != Action::Accept
+        || !pods.requirements.is_empty()
+        || !namespaces.matches(&objects.cluster.namespace_labels(SYSTEM))
+    {
+        return None;
+    }
+    let ports = rule.ports.as_deref()?;
+    let selected = objects.select(None, Some(namespaces), pods);
+    let mut services = objects.leads.all().iter();
+    let led = services.find(|led| {
+        is_of_api_server(&led.service.key)
+            && led.port.protocol == Protocol::Tcp
+            && !led.backends.is_empty()
+    })?;
+    let is_meant = ranges(ports).any(|(_, numbers)| {
+        let (protocol, first, last) = numbers;
+        let is_its = |number: u16| first == number && last == number;
+        protocol == Protocol::Tcp
+            && (is_its(led.port.port) || led.backends.iter().any(|(_, number)| is_its(*number)))
+            && is_unlisted(objects, numbers, &selected)
+            && !is_of_a_service(objects, numbers, ports, &selected)
+    });
+    let needs_none = subject.iter().all(|group| has_no_token(objects, group));
+    (is_meant && !needs_none && !reaches(objects, led, subject))
         .then(|| describe(objects, place.policy.namespace().is_some(), led))
 }
 

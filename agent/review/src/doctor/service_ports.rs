@@ -21,6 +21,9 @@ const SERVICE_PORT: Check = Check {
     fix: "write the Service's targetPort in the rule, or both",
 };
 
+/// Fix of [`SERVICE_PORT`] for a rule that may be meant for other servers alone.
+const API_SERVER_PORT: &str = "write the Service's targetPort in the rule, or both; none, if the pods do not call the API server";
+
 /// Service of the API server, which every cluster has.
 const API_SERVER: (&str, &str) = ("default", "kubernetes");
 /// Ports with which rules without peers allow the Internet.
@@ -45,7 +48,11 @@ pub(super) fn examine(
         };
         if let Some((service, target)) = what {
             let what = format!("{}, Service {service}, whose {target}", range_text(numbers));
-            found.add(&SERVICE_PORT, place.at(&place.port(number), &what));
+            let text = place.at(&place.port(number), &what);
+            match is_of_api_server(&service) && receivers.is_none() {
+                true => found.add_with_fix(&SERVICE_PORT, API_SERVER_PORT, text),
+                false => found.add(&SERVICE_PORT, text),
+            }
         }
     }
 }
@@ -199,7 +206,8 @@ fn unknown_api_server(
         .then(|| (key.clone(), format!("endpoints get it at {target}")))
 }
 
-/// Returns whether the pods of each of the policy's groups reach a backend, one pod of each node.
+/// Returns whether policies allow the pods of each of the policy's groups a backend, one pod of each node. Pods reach their
+/// own node without any rule: its backends do not count.
 pub(super) fn reaches(
     objects: &GroupedObjects<'_>,
     led: &PortBackends<'_>,
@@ -209,11 +217,21 @@ pub(super) fn reaches(
     let mut pods = subject.iter().flat_map(|group| &group.by_node).peekable();
     pods.peek().is_some()
         && pods.all(|pod| {
-            let others = led.backends.iter().filter(|(it, _)| !pod.addresses.contains(it));
-            let mut others = others.peekable();
+            let mut others = backends_elsewhere(objects, led, pod).peekable();
             others.peek().is_none()
                 || others.any(|it| is_allowed(&objects.explainer, &pod.key, protocol, *it))
         })
+}
+
+/// Returns the backends of a Service port that are neither the pod nor its own node.
+pub(super) fn backends_elsewhere<'o>(
+    objects: &'o GroupedObjects<'_>,
+    led: &'o PortBackends<'_>,
+    pod: &'o Pod,
+) -> impl Iterator<Item = &'o (IpAddr, u16)> {
+    led.backends.iter().filter(move |(address, _)| {
+        !pod.addresses.contains(address) && !objects.cluster.is_node_of(pod, *address)
+    })
 }
 
 /// Returns whether no pod of a group has credentials for the API server.

@@ -92,3 +92,18 @@ fn charts_without_nodes() {
         assert!(finds(&objects, open).is_empty(), "{open}");
     }
 }
+
+#[test]
+fn only_closed_pods_are_counted() {
+    let near = "
+apiVersion: v1
+kind: Pod
+metadata: {name: near, namespace: x, labels: {app: hook}}
+spec: {nodeName: n1, containers: [{name: c, ports: [{name: https, containerPort: 9443}]}]}
+status: {podIP: 10.0.1.9}
+---
+";
+    let by = "ValidatingWebhookConfiguration h by Service x/hook";
+    let place = format!("NetworkPolicy x/p: Pod x/hook: TCP 9443, {by}");
+    assert_eq!(finds(&format!("{}{near}{WEBHOOK}", cluster("n2", "")), ""), [place]);
+}

@@ -254,3 +254,91 @@ fn other_name_servers() {
     let (_, report) = examine(&format!("{own}{}", egress(web)));
     assert!(!places(&report).contains_key("no-dns"), "{report:#?}");
 }
+
+/// A rule without ports for pods of the own namespace allows no DNS, except in a namespace of name servers.
+#[test]
+fn rules_for_own_pods_reach_no_name_server() {
+    let finds = |namespace: &str, rules: &str| {
+        let objects = ["web", "client"].map(|app| {
+            let spec = "spec: {containers: [{name: c}]}";
+            format!(
+                "{{apiVersion: apps/v1, kind: Deployment, metadata: {{name: {app}, namespace: {namespace}}}, spec: \
+                 {{template: {{metadata: {{labels: {{app: {app}}}}}, {spec}}}}}}}\n---\n"
+            )
+        });
+        let policy = egress(rules).replace("namespace: x", &format!("namespace: {namespace}"));
+        let (_, report) = examine(&format!("{}{policy}", objects.concat()));
+        places(&report).contains_key("no-dns")
+    };
+    for (rules, is_found) in [
+        ("{to: [{podSelector: {matchLabels: {app: web}}}]}", true),
+        ("{to: [{podSelector: {}}]}", true),
+        ("{to: [{podSelector: {matchLabels: {app: cache}}}]}", false),
+        ("{to: [{namespaceSelector: {}}]}", false),
+        ("{to: [{podSelector: {}}, {ipBlock: {cidr: 10.0.0.0/8}}]}", false),
+        ("{to: [{podSelector: {}}]}, {ports: [{port: 53, protocol: UDP}]}", false),
+    ] {
+        assert_eq!(finds("x", rules), is_found, "{rules}");
+        assert!(!finds("kube-system", rules), "{rules}");
+    }
+}
+
+#[test]
+fn caches_of_other_nodes() {
+    let objects = servers().remove(0).objects();
+    let cache = "
+apiVersion: v1
+kind: Pod
+metadata: {name: node-local-dns-1, namespace: kube-system, labels: {k8s-app: node-local-dns}}
+spec: {hostNetwork: true, nodeName: n1}
+status: {podIP: 192.168.0.1}
+---
+";
+    let of = |more: &str, rules: &str| {
+        let spec = format!("podSelector: {{}}, policyTypes: [Ingress], ingress: [{rules}]");
+        let policy = policy("p", &spec).replace("namespace: x", "namespace: kube-system");
+        examine(&format!("{objects}{more}{policy}")).1
+    };
+    let check = "dns-server-closed";
+    let pods = "{from: [{namespaceSelector: {}}], ports: [{port: 53, protocol: UDP}, {port: 53}]}";
+    assert!(!places(&of("", pods)).contains_key(check));
+    let report = of(cache, pods);
+    let place = places(&report)[check][0];
+    assert!(place.contains("caches of other nodes (Pod kube-system/node-local-dns-1)"), "{place}");
+    let finding = report.findings.iter().find(|it| it.check == check).unwrap();
+    let rule = finding.fix.split_once(": - ").unwrap().1;
+    let block = "{from: [{ipBlock: {cidr: 192.168.0.0/24}}, {namespaceSelector: {}}]}";
+    for rules in [rule, "{}", block] {
+        assert!(!places(&of(cache, rules)).contains_key(check), "{rules}");
+    }
+    // Caches of unknown addresses: information only.
+    let (_, report) = examine(&format!("{objects}{cache}{}", egress("{to: [{podSelector: {}}]}")));
+    let finding = report.findings.iter().find(|it| it.check == "no-dns").unwrap();
+    assert_eq!(finding.severity, super::Severity::Info, "{report:#?}");
+}
+
+#[test]
+fn the_rule_for_a_cluster_network_policy_has_the_pods_port() {
+    for server in servers().into_iter().filter(|server| server.service != "dns-main") {
+        let of = |first: &str| {
+            let policy = format!(
+                "
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {{name: c}}
+spec:
+  tier: Admin
+  priority: 1
+  subject: {{namespaces: {{matchLabels: {{kubernetes.io/metadata.name: x}}}}}}
+  egress: [{first}{{action: Deny, to: [{{namespaces: {{}}}}]}}]
+"
+            );
+            examine(&format!("{}{policy}", server.objects())).1
+        };
+        let report = of("");
+        let finding = report.findings.iter().find(|it| it.check == "no-dns").unwrap();
+        let rule = finding.fix.split_once(": - ").unwrap().1;
+        let fixed = of(&format!("{rule}, "));
+        assert!(fixed.findings.is_empty(), "{rule}\n{fixed:#?}");
+    }
+}

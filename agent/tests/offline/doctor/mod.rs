@@ -10,6 +10,7 @@ mod foreign;
 mod mesh;
 mod node;
 mod page;
+mod peers;
 mod policies;
 mod reading;
 mod service_ports;

@@ -230,7 +230,7 @@ fn dns_that_a_tier_denies() {
     let (_, report) = examine(&format!("{CLUSTER}{deny}"));
     let [finding] = &report.findings[..] else { panic!("{report:?}") };
     assert_eq!((&*finding.check, finding.places.len()), ("no-dns", 1), "{finding:?}");
-    assert!(finding.fix.contains("action Accept"), "{finding:?}");
+    assert!(finding.fix.contains("- {action: Accept, to: [{pods: "), "{finding:?}");
     let all = "egress: [{action: Deny, to: [{networks: [0.0.0.0/0, '::/0']}]}]";
     assert_eq!(of(&[admin("p", "y", all)]), [], "pods that reach nothing need no names");
     let from = admin("p", "kube-system", "ingress: [{action: Deny, from: [{namespaces: {}}]}]");
@@ -238,7 +238,7 @@ fn dns_that_a_tier_denies() {
     let closed = report.findings.iter().find(|finding| finding.check == "dns-server-closed");
     let closed = closed.unwrap();
     assert!(closed.places[0].contains("ClusterNetworkPolicy p: spec.ingress"), "{closed:?}");
-    assert!(closed.fix.contains("action Accept"), "{closed:?}");
+    assert!(closed.fix.contains("- {action: Accept, from: "), "{closed:?}");
 }
 
 #[test]

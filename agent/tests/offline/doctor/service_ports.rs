@@ -228,3 +228,26 @@ fn ports_of_nodes() {
         assert_eq!(finds(ports, rule), None, "{ports}: {rule}");
     }
 }
+
+/// A pod reaches the API server on its own node without any rule, which shows nothing about the others.
+#[test]
+fn own_nodes_do_not_hide_the_block_of_a_service() {
+    let near = "
+apiVersion: v1
+kind: Pod
+metadata: {name: near, namespace: x, labels: {app: near}}
+spec: {nodeName: n2, containers: [{name: c}]}
+status: {podIP: 10.0.2.1}
+---
+";
+    let far = cluster(6443, &slice(6443));
+    let rule = "{to: [{ipBlock: {cidr: 10.96.0.1/32}}], ports: [{port: 443}]}";
+    let endpoint = "{to: [{ipBlock: {cidr: 192.168.5.12/32}}], ports: [{port: 6443}]}";
+    let finds = |objects: &str, rules: &str| {
+        let (_, report) = examine(&format!("{objects}{near}{}", egress(rules)));
+        places(&report).contains_key("block-of-a-service")
+    };
+    assert!(finds(&far, rule));
+    assert!(!finds(&far, &format!("{rule}, {endpoint}")));
+    assert!(!finds(&far.replace("nodeName: n1", "nodeName: n2"), rule), "its node has every pod");
+}

@@ -86,12 +86,54 @@ impl<'o> Server<'o> {
         )
     }
 
-    /// Builds an ingress rule for the policy of the server's pods, on one line.
-    pub(super) fn ingress_rule(&self) -> String {
-        format!("- {{from: [{{namespaceSelector: {{}}}}], ports: [{}]}}", self.ports())
+    /// Builds an ingress rule for the policy of the server's pods, on one line: from every pod, or from everywhere, as
+    /// node-local caches need it.
+    pub(super) fn ingress_rule(&self, has_caches: bool) -> String {
+        let from = if has_caches { "" } else { "from: [{namespaceSelector: {}}], " };
+        format!("- {{{from}ports: [{}]}}", self.ports())
+    }
+
+    /// Builds an egress rule for the askers' ClusterNetworkPolicy, on one line.
+    pub(super) fn accept_from(&self, objects: &GroupedObjects<'_>) -> String {
+        let to = match self.pods.first() {
+            None => {
+                let addresses: BTreeSet<IpAddr> =
+                    self.backends.iter().map(|(_, it, _)| *it).collect();
+                let block = |it: &IpAddr| format!("{:?}", ipnet::IpNet::from(*it).to_string());
+                let blocks: Vec<String> = addresses.iter().take(8).map(block).collect();
+                format!("{{networks: [{}]}}", blocks.join(", "))
+            }
+            Some(pod) => format!(
+                "{{pods: {{namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {}}}}}, \
+                 podSelector: {}}}}}",
+                scalar(&pod.key.namespace),
+                selector(&self.labels(objects))
+            ),
+        };
+        format!("- {{action: Accept, to: [{to}], protocols: [{}]}}", self.protocols())
+    }
+
+    /// Builds an ingress rule for the ClusterNetworkPolicy of the server's pods, on one line.
+    pub(super) fn accept_pods(&self) -> String {
+        let protocols = self.protocols();
+        format!("- {{action: Accept, from: [{{namespaces: {{}}}}], protocols: [{protocols}]}}")
     }
 
     fn ports(&self) -> String {
+        let text = |(protocol, port)| format!("{{protocol: {protocol}, port: {port}}}");
+        self.numbers().into_iter().map(text).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns the ports as a ClusterNetworkPolicy has them.
+    fn protocols(&self) -> String {
+        let text = |(protocol, port): (Protocol, u16)| {
+            let key = protocol.to_string().to_lowercase();
+            format!("{{{key}: {{destinationPort: {{number: {port}}}}}}}")
+        };
+        self.numbers().into_iter().map(text).collect::<Vec<_>>().join(", ")
+    }
+
+    fn numbers(&self) -> Vec<(Protocol, u16)> {
         let mut ports: BTreeSet<(Protocol, u16)> =
             self.backends.iter().map(|(protocol, _, port)| (*protocol, *port)).collect();
         // Large answers use TCP, even if no object mentions it.
@@ -102,8 +144,7 @@ impl<'o> Server<'o> {
         }
         let mut ports: Vec<_> = ports.into_iter().collect();
         ports.sort_by_key(|(protocol, port)| (*protocol != Protocol::Udp, *port));
-        let text = |(protocol, port)| format!("{{protocol: {protocol}, port: {port}}}");
-        ports.into_iter().map(text).collect::<Vec<_>>().join(", ")
+        ports
     }
 
     /// Returns labels that select the server's pods: the Service's selector, else their common labels.
@@ -179,15 +220,39 @@ fn without_service(objects: &GroupedObjects<'_>) -> BTreeSet<(Protocol, IpAddr, 
     addresses.map(|address| (Protocol::Udp, *address, PORT)).collect()
 }
 
+/// Returns whether a namespace is one of name servers.
+pub(super) fn has_servers(namespace: &str) -> bool {
+    NAMES.iter().any(|(it, _)| *it == namespace)
+}
+
+/// Returns the pods of node-local caches.
+pub(super) fn caches<'o>(objects: &'o GroupedObjects<'_>) -> impl Iterator<Item = &'o Pod> {
+    let pods = objects.cluster.pods().values().map(|pod| &**pod);
+    pods.filter(|pod| {
+        let is_cache = has(&pod.labels, NODE_LOCAL) || pod.key.name.starts_with(NODE_LOCAL_NAME);
+        is_cache && pod.host_network && !pod.finished
+    })
+}
+
+/// Returns whether there are node-local caches whose arguments are not among the objects.
+pub(super) fn has_unknown_cache(objects: &GroupedObjects<'_>) -> bool {
+    words_of_caches(objects).next().is_none()
+}
+
+/// Returns the commands and arguments of node-local caches.
+fn words_of_caches<'o>(objects: &'o GroupedObjects<'_>) -> impl Iterator<Item = &'o String> {
+    let caches = objects.details.running.iter().filter(|running| {
+        let mut words = running.containers.iter().flat_map(|it| &it.words);
+        running.key.name.starts_with(NODE_LOCAL_NAME)
+            || words.any(|word| word.ends_with("/node-cache"))
+    });
+    caches.flat_map(|it| &it.containers).flat_map(|it| &it.words)
+}
+
 /// Returns whether pods ask a cache on their own node, which policy always lets them reach. If the cache has the
 /// Service's own address, the Service decides.
 pub(in crate::doctor) fn is_node_local(objects: &GroupedObjects<'_>) -> bool {
-    let caches = objects.details.running.iter().filter(|running| {
-        let words = running.containers.iter().flat_map(|it| &it.words);
-        running.key.name.starts_with(NODE_LOCAL_NAME)
-            || words.into_iter().any(|word| word.ends_with("/node-cache"))
-    });
-    let mut words = caches.flat_map(|it| &it.containers).flat_map(|it| &it.words).peekable();
+    let mut words = words_of_caches(objects).peekable();
     let is_service = |text: &str| {
         let address = text.trim().parse::<IpAddr>().ok();
         address.is_some_and(|address| objects.cluster.service_at(address).is_some())
@@ -195,9 +260,7 @@ pub(in crate::doctor) fn is_node_local(objects: &GroupedObjects<'_>) -> bool {
     if words.peek().is_some() {
         return !words.any(|word| word.split([',', '=', ' ']).any(is_service));
     }
-    let pods = objects.cluster.pods().values();
-    let mut pods = pods.filter(|pod| pod.host_network && !pod.finished);
-    pods.any(|pod| has(&pod.labels, NODE_LOCAL))
+    caches(objects).next().is_some()
 }
 
 fn has(labels: &Labels, (key, value): (&str, &str)) -> bool {
