@@ -18,10 +18,26 @@ use crate::{
         ClassId, Ct4Key, ENDPOINT_PROBES, FragmentKey, FragmentPorts, Settings, doubt_time,
         endpoint_slot,
     },
-    names::choice::Opening,
     packet::family::{Family, V4, V6},
     tables::policy::{PolicyTables, class4, class6},
 };
+
+/// Opening of a pod's connection that the pod's row denies.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    /// The endpoint's number.
+    pub endpoint: u32,
+    /// The pod's row of egress.
+    pub row: u32,
+    /// The remote address, as [`NameEntry::address`](crate::layout::NameEntry::address).
+    pub address: [u64; 2],
+    /// Class of the address.
+    pub class: ClassId,
+    /// IP protocol.
+    pub protocol: u8,
+    /// Destination port.
+    pub port: u16,
+}
 
 /// The tables of one node: BPF maps in the kernel, plain memory in tests.
 pub trait Tables: PolicyTables + Timeouts + Sized {

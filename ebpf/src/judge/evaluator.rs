@@ -16,10 +16,9 @@ use crate::{
         track::{FlowTracker, flow_tuple},
     },
     layout::{ClassId, EP_CHECK_SOURCE},
-    names::{choice::Opening, conversation::mapped},
     packet::{
         bytes::Bytes,
-        family::{Family, V4, V6},
+        family::{Family, V4, V6, mapped},
         icmp::{self, begins},
         parse,
         parse::{Transport, is_opening},
@@ -28,7 +27,7 @@ use crate::{
         quoted::{Quote, Quoted},
     },
     reason::Reason,
-    tables::{TableFamily, Tables, find_endpoint},
+    tables::{Opening, TableFamily, Tables, find_endpoint},
     trace::Step,
     verdict::PacketVerdict,
 };

@@ -10,20 +10,20 @@ use crate::{
         NameEntry,
     },
     names::{
-        conversation::{in_seconds, mapped},
+        conversation::in_seconds,
         store::{LEAST, Way, bucket, choices_of, find_buckets},
         tables::{NameTable, NameTables},
         work::Work,
     },
     packet::{
         bytes::Bytes,
-        family::Family,
+        family::{Family, mapped},
         icmp, parse,
         parsed::ParsedPacket,
         quoted::{Quote, Quoted},
         tuple::FlowTuple,
     },
-    tables::{TableFamily, Tables, policy::row_allows},
+    tables::{Opening, TableFamily, Tables, policy::row_allows},
 };
 
 /// Bit of a [`query`]: the packet belongs to an open flow that the pod began, and may prolong its address.
@@ -70,23 +70,6 @@ fn look_up<T: NameTables>(
     work.set_entry(NameEntry { address, name, asked: 0, until: 0 });
     work.set_list(list);
     find_buckets(tables, work, NameTable::Learned)
-}
-
-/// Opening of a pod's connection that the pod's row denies.
-#[derive(Clone, Copy, Debug)]
-pub struct Opening {
-    /// The endpoint's number.
-    pub endpoint: u32,
-    /// The pod's row of egress.
-    pub row: u32,
-    /// The remote address, as [`NameEntry::address`].
-    pub address: [u64; 2],
-    /// Class of the address.
-    pub class: ClassId,
-    /// IP protocol.
-    pub protocol: u8,
-    /// Destination port.
-    pub port: u16,
 }
 
 impl Opening {

@@ -11,7 +11,7 @@ use crate::{
     },
     packet::{
         bytes::{Bytes, Window as _},
-        family::{Family, V4, V6},
+        family::{Family, V4, V6, mapped},
         parse,
         protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, UDP},
     },
@@ -80,14 +80,6 @@ fn read<D: PodDirection, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<
         resolver: mapped::<F>(resolver),
         port,
     })
-}
-
-/// An address as [`NameEntry::address`].
-#[inline(always)]
-pub fn mapped<F: Family>(address: F::Address) -> [u64; 2] {
-    let octets = F::octets(address);
-    let words = V6::words(&octets);
-    if F::IS_V6 { words } else { [0, 0xffff_0000 | words[0] << 32] }
 }
 
 /// Whether a message has flags, and one question.

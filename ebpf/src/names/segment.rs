@@ -4,10 +4,10 @@ use crate::{
     direction::PodDirection,
     endpoint::EndpointRef,
     layout::EP_CHECK_SOURCE,
-    names::{conversation::mapped, work::Work},
+    names::work::Work,
     packet::{
         bytes::{Bytes, Window as _},
-        family::{Family, V4, V6},
+        family::{Family, V4, V6, mapped},
         parse,
         protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP},
     },

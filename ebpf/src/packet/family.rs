@@ -251,3 +251,11 @@ impl Family for V6 {
         octets
     }
 }
+
+/// An address as 16 octets of IPv6; an IPv4 address is mapped (RFC 4291, 2.5.5.2).
+#[inline(always)]
+pub fn mapped<F: Family>(address: F::Address) -> [u64; 2] {
+    let octets = F::octets(address);
+    let words = V6::words(&octets);
+    if F::IS_V6 { words } else { [0, 0xffff_0000 | words[0] << 32] }
+}

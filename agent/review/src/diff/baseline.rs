@@ -7,7 +7,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netpold_client::offline::{Reviewed, ranges};
 use netpold_core::cluster::{Cluster, ObjectKey};
-use netpold_core::model::Change;
+use netpold_core::model::{Change, Policy};
 
 use super::compare::compare_workloads;
 use super::difference::Difference;
@@ -27,6 +27,8 @@ pub struct ComparisonBaseline {
     pod_cidrs: Vec<IpNet>,
     /// Whether labels that the objects lack may decide, see [`are_possible`].
     may_depend: bool,
+    /// Whether a policy has problems: API servers may refuse it, see [`super::refused`].
+    has_problems: bool,
 }
 
 impl ComparisonBaseline {
@@ -37,8 +39,9 @@ impl ComparisonBaseline {
         let may_depend = are_possible(&objects);
         let cluster: Cluster = objects.into_iter().collect();
         let workloads = workloads([&cluster; 2]);
-        let cluster = Arc::new(cluster);
-        Self { cluster, workloads, pod_cidrs: pod_cidrs.to_vec(), may_depend }
+        let has_problems = cluster.policies().values().any(|it| !it.problems.is_empty());
+        let (cluster, pod_cidrs) = (Arc::new(cluster), pod_cidrs.to_vec());
+        Self { cluster, workloads, pod_cidrs, may_depend, has_problems }
     }
 
     /// Compares the objects before with those after these are applied, or deleted, as [`compare_objects`] does.
@@ -53,7 +56,7 @@ impl ComparisonBaseline {
         complete: impl FnOnce(&mut Sources) -> Result<()>,
         ended: &AtomicBool,
     ) -> Result<(ClusterPair, Difference)> {
-        if !named.iter().all(is_policy) {
+        if self.has_problems || !named.iter().all(is_sound_policy) {
             let mut sources = Sources::of_change(before.clone(), named, delete);
             complete(&mut sources)?;
             return self.compare_whole(sources, ended);
@@ -104,8 +107,11 @@ impl ComparisonBaseline {
     }
 }
 
-fn is_policy(object: &Change) -> bool {
-    matches!(object, Change::Policy(_) | Change::ClusterPolicy(_))
+/// Returns whether an object is a policy that is in force as it is written.
+fn is_sound_policy(object: &Change) -> bool {
+    let is_sound = |policy: &Policy| policy.problems.is_empty();
+    matches!(object, Change::ClusterPolicy(_))
+        || matches!(object, Change::Policy(it) if is_sound(it))
 }
 
 #[cfg(test)]
@@ -120,9 +126,20 @@ mod tests {
     /// Number of generated clusters, each with a change.
     const CLUSTERS: u64 = 40;
 
-    fn objects(cluster: &GeneratedCluster) -> Vec<Change> {
+    fn is_policy(object: &Change) -> bool {
+        matches!(object, Change::Policy(_) | Change::ClusterPolicy(_))
+    }
+
+    fn objects(cluster: &GeneratedCluster, are_sound: bool) -> Vec<Change> {
         let objects = cluster.objects.iter().filter(|object| object.is_object()).cloned();
         let mut all: Vec<Change> = objects.collect();
+        for object in &mut all {
+            if let Change::Policy(policy) = object
+                && are_sound
+            {
+                policy.problems.clear();
+            }
+        }
         // Labels of absent Namespaces are tried one by one, which takes time.
         let pods =
             all.iter().filter_map(|it| if let Change::Pod(pod) = it { Some(pod) } else { None });
@@ -142,14 +159,16 @@ mod tests {
         for seed in 0..CLUSTERS {
             let mut choices = Choices::from_seed(seed);
             let cluster = GeneratedCluster::generate(&mut choices);
-            let before = Reviewed { objects: objects(&cluster), ..Reviewed::default() };
+            // API servers refuse policies with problems: the half of the clusters has none.
+            let are_sound = seed % 2 == 0;
+            let before = Reviewed { objects: objects(&cluster, are_sound), ..Reviewed::default() };
             let delete = choices.chance(30);
             let other = match delete {
                 true => cluster,
                 false if choices.chance(50) => cluster.mutate(&mut choices),
                 false => GeneratedCluster::generate(&mut choices),
             };
-            let mut named = objects(&other);
+            let mut named = objects(&other, are_sound);
             // Some changes have other objects, too.
             let has_others = choices.chance(20);
             named.retain(|object| (has_others || is_policy(object)) && choices.chance(60));

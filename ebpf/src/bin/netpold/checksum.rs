@@ -22,7 +22,7 @@ use netpold_ebpf::{
 
 use crate::{
     mark,
-    packet::{Copied, Following, LinearBytes},
+    packet::{Copied, FollowedBytes, LinearBytes},
 };
 
 /// Access to the fields of `struct sk_buff`, set at load time like [`crate::ASKS_FOR_NAMESPACE`]: the method; byte and
@@ -243,6 +243,6 @@ unsafe fn fetch(to: *mut c_void, bytes: u32, from: *const u8) -> bool {
 #[inline(never)]
 extern "C" fn netpold_harmless(skb: *mut __sk_buff, link: u32, start: u32, field: u32) -> u32 {
     // SAFETY: the program's context.
-    let bytes = unsafe { Following::new(skb, Copied::new(skb)) };
+    let bytes = unsafe { FollowedBytes::new(skb, Copied::new(skb)) };
     is_harmless(&bytes, mark::link_header(skb, &bytes, link), start, field).into()
 }

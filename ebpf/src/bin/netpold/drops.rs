@@ -11,7 +11,7 @@ use netpold_ebpf::{
 
 use crate::{
     maps,
-    packet::{Copied, Following},
+    packet::{Copied, FollowedBytes},
     tables::Maps,
 };
 
@@ -93,7 +93,7 @@ fn emit<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> u32 {
     let endpoint = (ifindex, endpoint.map_or(0, |endpoint| endpoint.id()));
     send(reason, endpoint, |event| {
         // SAFETY: the program's context.
-        let bytes = unsafe { Following::new(skb, Copied::new(skb)) };
+        let bytes = unsafe { FollowedBytes::new(skb, Copied::new(skb)) };
         event::describe::<D, _>(&bytes, event);
     })
 }

@@ -30,7 +30,7 @@ use netpold_ebpf::{
 
 use crate::{
     DROP, NEXT, checksum, connection, drops, has_foreign_socket, maps, may_be_behind,
-    packet::{Copied, Following, LinearBytes as Headers},
+    packet::{Copied, FollowedBytes, LinearBytes as Headers},
     reject::netpold_reject_backend,
     tables::{Maps, add_one},
     trace,
@@ -407,7 +407,7 @@ extern "C" fn netpold_unfit(skb: *mut __sk_buff, link: u32) -> u32 {
 #[inline(never)]
 extern "C" fn netpold_may_claim(skb: *mut __sk_buff, link: u32) -> u32 {
     // SAFETY: the program's context.
-    let bytes = unsafe { Following::new(skb, Copied::new(skb)) };
+    let bytes = unsafe { FollowedBytes::new(skb, Copied::new(skb)) };
     post_nat::may_claim(&bytes, link_header(skb, &bytes, link)).into()
 }
 
@@ -480,7 +480,7 @@ extern "C" fn netpold_emit_translated(skb: *mut __sk_buff, link: u32, reason: u3
     let endpoint = sender.map_or((0, 0), |sender| (sender.ifindex(), sender.id()));
     drops::send(reason, endpoint, |event| {
         // SAFETY: the program's context.
-        let bytes = unsafe { Following::new(skb, Copied::new(skb)) };
+        let bytes = unsafe { FollowedBytes::new(skb, Copied::new(skb)) };
         event::describe_at::<Egress, _>(&bytes, link_header(skb, &bytes, link), event);
     })
 }

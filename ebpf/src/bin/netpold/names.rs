@@ -14,7 +14,7 @@ use netpold_ebpf::{
         DOUBT_BLOCKS, DOUBT_WORDS, DoubtPlace, NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames,
     },
     names::{
-        choice::{self, Opening, read_plain},
+        choice::{self, read_plain},
         conversation::{self, Datagram, RECORDS},
         doubt, name,
         store::{self, lowest},
@@ -28,7 +28,7 @@ use netpold_ebpf::{
         protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     },
     reason::Reason,
-    tables::{TableFamily, find_endpoint},
+    tables::{Opening, TableFamily, find_endpoint},
 };
 
 use crate::{

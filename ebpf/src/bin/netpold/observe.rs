@@ -21,7 +21,7 @@ use crate::{
     Global, hook,
     maps::{self, Pending},
     may_be_ipv6,
-    packet::{CopiedTo, Following, LinearBytes},
+    packet::{CopiedTo, FollowedBytes, LinearBytes},
     tables::{Maps, flows::Key6},
 };
 
@@ -164,7 +164,7 @@ macro_rules! observers {
         extern "C" fn $any(skb: *mut __sk_buff) -> u32 {
             let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return DONE };
             // SAFETY: the program's context; this CPU's own scratch.
-            let bytes = unsafe { Following::new(skb, CopiedTo::new(skb, scratch)) };
+            let bytes = unsafe { FollowedBytes::new(skb, CopiedTo::new(skb, scratch)) };
             look::<$direction, _>(skb, &bytes)
         }
 

@@ -188,12 +188,12 @@ impl Bytes for CopiedTo {
 }
 
 /// Bytes whose IPv6 extension headers [`netpold_follow`] follows, for functions with stack for two more frames.
-pub(crate) struct Following<B> {
+pub(crate) struct FollowedBytes<B> {
     skb: *mut __sk_buff,
     bytes: B,
 }
 
-impl<B> Following<B> {
+impl<B> FollowedBytes<B> {
     /// # Safety
     /// `skb` is the program's context, and the bytes are its own.
     #[inline(always)]
@@ -202,7 +202,7 @@ impl<B> Following<B> {
     }
 }
 
-impl<B: Bytes> Bytes for Following<B> {
+impl<B: Bytes> Bytes for FollowedBytes<B> {
     const PLAIN: bool = B::PLAIN;
     type Window = B::Window;
 

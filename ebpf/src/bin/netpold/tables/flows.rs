@@ -16,11 +16,10 @@ use netpold_ebpf::{
     layout::{
         ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, ROW_NOT_ISOLATED, Settings,
     },
-    names::choice::Opening,
     packet::family::{V4, V6},
     reason::{self, Reason},
     tables::{
-        TableFamily, Tables, find_endpoint, free_stale, insert, insert_vacant, ipv6_hosts,
+        Opening, TableFamily, Tables, find_endpoint, free_stale, insert, insert_vacant, ipv6_hosts,
         make_room, policy::PolicyTables as _, shift,
     },
     trace::Step,
