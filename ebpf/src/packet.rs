@@ -4,6 +4,7 @@ pub mod bytes;
 pub mod family;
 pub mod icmp;
 pub(crate) mod neighbour;
+pub mod network;
 pub mod parse;
 pub mod parsed;
 pub mod protocol;

@@ -1,9 +1,6 @@
 //! Access to the bytes of a packet: packet memory or a copying helper in the kernel, a slice on the host.
 
-use crate::{
-    packet::parse::{self, Network},
-    reason::Reason,
-};
+use crate::{packet::network::Network, reason::Reason};
 
 /// Bytes of a packet that are known to exist, read at constant offsets. A window may share its memory with the next
 /// one of the same packet, so read it before taking another.
@@ -43,16 +40,11 @@ pub trait Bytes {
     fn opaque(&self, number: u32) -> u32 {
         number
     }
-    /// Follows IPv6 extension headers by [`parse::follow`], not with [`Bytes::PLAIN`].
-    ///
-    /// # Errors
-    /// As [`parse::extensions`].
+    /// Follows IPv6 extension headers as [`crate::packet::parse::follow`] does, by a function of its own; `None` if there is
+    /// none. Not with [`Bytes::PLAIN`].
     #[inline(always)]
-    fn follow(&self, network: &mut Network<[u64; 2]>) -> Result<(), Reason>
-    where
-        Self: Sized,
-    {
-        parse::follow(self, network, |count| count + 1)
+    fn follow(&self, _network: &mut Network<[u64; 2]>) -> Option<Result<(), Reason>> {
+        None
     }
 }
 

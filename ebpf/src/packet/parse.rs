@@ -4,6 +4,7 @@
 //! [`Bytes::PLAIN`] unusual packets (tags, extension headers, fragments) end in [`Reason::Deferred`], which keeps the
 //! hot program short; the same code without it judges those.
 
+pub use crate::packet::network::{Fragment, Network};
 use crate::{
     packet::{
         bytes::{Bytes, Window as _, short},
@@ -84,57 +85,6 @@ pub(crate) fn station<B: Bytes>(bytes: &B) -> Result<u64, Reason> {
 #[inline(always)]
 const fn is_tag(ethertype: u16) -> bool {
     matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ)
-}
-
-/// Place of a packet in its datagram.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fragment {
-    /// Identification, the same in all fragments.
-    pub ident: u32,
-    /// Protocol, for IPv6 the Fragment header's next header, which may differ from the transport protocol. The same in
-    /// all fragments.
-    pub next: u8,
-    /// Offset in units of 8 bytes.
-    pub offset: u16,
-    /// Whether more fragments follow.
-    pub more: bool,
-}
-
-impl Fragment {
-    /// Whether this is a fragment other than the first.
-    #[must_use]
-    #[inline(always)]
-    pub const fn is_later(&self) -> bool {
-        self.offset != 0
-    }
-
-    /// Whether this is the first of several fragments.
-    #[must_use]
-    #[inline(always)]
-    pub const fn is_first(&self) -> bool {
-        self.offset == 0 && self.more
-    }
-}
-
-/// Fields of the IP header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Network<A> {
-    /// Source address.
-    pub source: A,
-    /// Destination address.
-    pub destination: A,
-    /// Protocol; for IPv6 the first next header until [`extensions`] is called.
-    pub protocol: u8,
-    /// Time to live or hop limit; 0 if plain.
-    pub hop_limit: u8,
-    /// Offset of the IP header in the frame.
-    pub start: u32,
-    /// Offset of the payload in the frame.
-    pub payload: u32,
-    /// Offset of the end of the IP packet in the frame.
-    pub end: u32,
-    /// Fragmentation.
-    pub fragment: Fragment,
 }
 
 /// Reads the IPv4 header at an offset. `quoted`: inside an ICMP error, which truncates the packet.
@@ -292,7 +242,10 @@ pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Resul
     if !is_extension(network.protocol) {
         return Ok(());
     }
-    if B::PLAIN { Err(Reason::Deferred) } else { bytes.follow(network) }
+    if B::PLAIN {
+        return Err(Reason::Deferred);
+    }
+    bytes.follow(network).unwrap_or_else(|| follow(bytes, network, |count| count + 1))
 }
 
 /// Follows the extension headers of a packet whose next header is one. `next` adds 1.

@@ -222,8 +222,8 @@ impl<B: Bytes> Bytes for FollowedBytes<B> {
     }
 
     #[inline(always)]
-    fn follow(&self, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
-        follow(self.skb, network)
+    fn follow(&self, network: &mut Network<[u64; 2]>) -> Option<Result<(), Reason>> {
+        Some(follow(self.skb, network))
     }
 }
 
