@@ -28,6 +28,7 @@ use self::object::object;
 pub use self::port::protocol;
 pub use self::problem::{FieldProblem, Unknown};
 pub use self::refused::{UndecodableObject, refused};
+pub use self::service::SERVICE_NAME_LABEL;
 pub(crate) use self::workload::is_workload;
 pub use self::workload::{ConvertedTemplate, template};
 use crate::document::{DocumentNode, ReadError};

@@ -23,6 +23,7 @@ use netpold_core::probe::{IpProtocol, Party, Probe};
 use self::context::{AssertionContext, of_family};
 use self::outcome::{AssertionOutcome, Verified};
 use crate::doctor;
+use crate::first_names::first_names;
 use crate::judge::{Judge, ProbeVerdict, is_absent, service_named};
 use crate::unenforced;
 
@@ -257,11 +258,10 @@ fn side(world: &AssertionContext<'_>, side: &str, selected: &Selected) -> Result
     let parties = world.parties(selected);
     if parties.is_empty() {
         let hosts: Vec<String> = world.on_hosts(selected).collect();
-        if let Some(named) = hosts.get(..hosts.len().min(NAMED)).filter(|named| !named.is_empty()) {
-            let (named, more) = (named.join(", "), hosts.len() - named.len());
-            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        if !hosts.is_empty() {
+            let named = first_names(hosts.iter(), NAMED);
             return Err(anyhow!(
-                "{side}: only pods on the host's network match ({named}{more}), which no selection contains: name them"
+                "{side}: only pods on the host's network match ({named}), which no selection contains: name them"
             ));
         }
         return Err(anyhow!(

@@ -113,12 +113,7 @@ pub fn compare_objects(
         let depending = refused.depending(&difference, &ranges, ended)?;
         difference.isolation.unknown.extend(depending);
     }
-    difference.isolation.unknown.splice(0..0, gaps);
-    add_unmatched(&mut difference, clusters);
-    if may_depend {
-        let depending = worlds::depending(clusters, &ranges, ended)?;
-        difference.isolation.unknown.extend(depending);
-    }
+    add_gaps(&mut difference, clusters, &ranges, (gaps, may_depend), ended)?;
     if let Some([before, after]) = &judges {
         services::compare([before, after], &services, &mut difference, ended)?;
         let new = new_services::notes([before, after], &services, &difference, ended)?;
@@ -129,13 +124,26 @@ pub fn compare_objects(
     Ok(([before, after], difference))
 }
 
-/// Adds the parts of changed policies without pods.
-fn add_unmatched(difference: &mut Difference, clusters: [&Cluster; 2]) {
+/// Adds the gaps of the sources, the parts of changed policies without pods and, where labels that the objects lack may
+/// decide, the changes that depend on them.
+fn add_gaps(
+    difference: &mut Difference,
+    clusters: [&Cluster; 2],
+    ranges: &[IpNet],
+    (gaps, may_depend): (Vec<String>, bool),
+    ended: &AtomicBool,
+) -> Result<()> {
+    difference.isolation.unknown.splice(0..0, gaps);
     let unmatched = unmatched::unmatched(clusters);
     match unmatched.is_partial {
         true => difference.isolation.unknown.extend(unmatched.parts),
         false => difference.notes.extend(unmatched.note()),
     }
+    if may_depend {
+        let depending = worlds::depending(clusters, ranges, ended)?;
+        difference.isolation.unknown.extend(depending);
+    }
+    Ok(())
 }
 
 /// Finds the open connections that the change cuts, on this node or in the cluster.

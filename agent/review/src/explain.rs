@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::doctor;
 use crate::judge::{Judge, service_named};
+use crate::unenforced;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ipnet::IpNet;
@@ -164,7 +165,8 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     let asked = ExplainContext { judge, own };
     let (cluster, details) = (asked.judge.cluster(), asked.judge.details());
     let Some(probe) = one else {
-        let foreign = remarks::foreign_text(&remarks::foreign(details, |_| true));
+        let foreign = remarks::foreign(details, |_| true);
+        let foreign = unenforced::note(&foreign);
         foreign.iter().for_each(|text| anstream::eprintln!("netpold: {}", printable(text)));
         return args.probes.as_deref().map_or(Ok(CANNOT_TELL), |file| answer_all(&asked, file));
     };
@@ -192,7 +194,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         Output::Text => {
             nodes.iter().for_each(NodeAnswers::print_differences);
             print(answer.verdict, &lines);
-            if let Some(text) = remarks::foreign_text(&foreign) {
+            if let Some(text) = unenforced::note(&foreign) {
                 anstream::println!("{}", printable(&text));
             }
             nodes.iter().for_each(NodeAnswers::print_others);
@@ -228,7 +230,7 @@ pub fn document(judge: &Judge, probe: &Probe) -> Result<Value> {
     let mut answer = judge.explain(probe);
     let foreign = remarks::add(&mut answer, judge.cluster(), judge.details());
     let mut lines = answer.lines();
-    lines.extend(remarks::foreign_text(&foreign));
+    lines.extend(unenforced::note(&foreign));
     let mut json = serde_json::to_value(&answer)?;
     if let Some(fields) = json.as_object_mut() {
         give_verdict(fields, answer.verdict, answer.reason.as_deref());

@@ -6,6 +6,7 @@
 //! client's packets arrive. The same holds for a document that cannot be read: it may hold any policy, pod or Service.
 
 mod absent;
+mod ends;
 mod host_port;
 mod hypotheses;
 mod local_backends;
@@ -33,10 +34,11 @@ use netpold_kube::manifests::Undecoded;
 pub(crate) use self::absent::is_absent;
 pub(crate) use self::hypotheses::{Hypotheses, are_possible};
 pub(crate) use self::own_node::{is_link_local, lacks_own_node};
-pub(crate) use self::refused::{RefusedReading, all_read_as, problem};
+pub(crate) use self::refused::{RefusedReading, all_read_as, problem, refused_keys};
 use self::services::ServiceBackends;
 pub(crate) use self::services::service_named;
 use crate::doctor::{self, Details};
+use crate::first_names::first_names;
 
 /// Objects, and the properties of them that enforcement does not read.
 pub struct Judge {
@@ -91,8 +93,7 @@ impl Judge {
         pod_cidrs: &[IpNet],
         is_partial: bool,
     ) -> Self {
-        let (services, slices) = made_slices(&objects, &details, is_partial);
-        objects.extend(slices);
+        let services = add_slices(&mut objects, &details, is_partial);
         if is_partial {
             let absent = absent::stand_ins(&objects, &details);
             objects.extend(absent);
@@ -108,8 +109,7 @@ impl Judge {
         pod_cidrs: &[IpNet],
         is_partial: bool,
     ) -> Self {
-        let (services, slices) = made_slices(&objects, &details, is_partial);
-        objects.extend(slices);
+        let services = add_slices(&mut objects, &details, is_partial);
         Self::complete(objects, (details, services), pod_cidrs, is_partial)
     }
 
@@ -120,26 +120,33 @@ impl Judge {
         pod_cidrs: &[IpNet],
         is_partial: bool,
     ) -> Self {
-        let refused = refused::keys(&objects, is_partial);
+        let refused = refused_keys(&objects, is_partial);
         let are_needed = !refused.is_empty() || are_possible(&objects);
         let copied = if are_needed { objects.clone() } else { Vec::new() };
         let cluster = cluster(objects, &details);
         let ranges = offline::ranges(pod_cidrs, &[&cluster]);
-        let scratch = Mutex::new(None);
-        let (undecoded, unread) = (Vec::new(), Vec::new());
-        let readings = OnceLock::new();
+        Self { is_partial, refused, ..Self::of(cluster, copied, (details, services), ranges) }
+    }
+
+    /// Takes a cluster with its objects, of which no policy is refused.
+    fn of(
+        cluster: Cluster,
+        objects: Vec<Change>,
+        (details, services): (Details, ServiceBackends),
+        ranges: Vec<IpNet>,
+    ) -> Self {
         Self {
             cluster,
             ranges,
             details,
             services,
-            undecoded,
-            unread,
-            scratch,
-            objects: copied,
-            is_partial,
-            refused,
-            readings,
+            undecoded: Vec::new(),
+            unread: Vec::new(),
+            scratch: Mutex::new(None),
+            objects,
+            is_partial: false,
+            refused: Vec::new(),
+            readings: OnceLock::new(),
         }
     }
 
@@ -147,19 +154,9 @@ impl Judge {
     pub(crate) fn readings(&self) -> Option<&[Self; 2]> {
         let read_as = |reading| {
             let objects = all_read_as(self.objects.clone(), self.is_partial, reading);
-            Self {
-                cluster: cluster(objects.clone(), &self.details),
-                ranges: self.ranges.clone(),
-                details: self.details.clone(),
-                services: self.services.clone(),
-                undecoded: Vec::new(),
-                unread: Vec::new(),
-                scratch: Mutex::new(None),
-                objects,
-                is_partial: self.is_partial,
-                refused: Vec::new(),
-                readings: OnceLock::new(),
-            }
+            let cluster = cluster(objects.clone(), &self.details);
+            let known = (self.details.clone(), self.services.clone());
+            Self::of(cluster, objects, known, self.ranges.clone())
         };
         let both = || Box::new([RefusedReading::Closed, RefusedReading::Open].map(read_as));
         (!self.refused.is_empty()).then(|| &**self.readings.get_or_init(both))
@@ -263,10 +260,8 @@ impl Judge {
         });
         let keys = ends.chain(answer.backends.iter().filter_map(|it| it.pod.as_ref()));
         let pods = keys.filter_map(|key| self.cluster.pods().get(key));
-        let absent: Vec<(String, String)> = pods
-            .filter(|pod| is_absent(pod))
-            .map(|pod| (pod.title(), pod.key.to_string()))
-            .collect();
+        let absent = pods.filter(|pod| is_absent(pod)).map(|pod| (pod.title(), &pod.key));
+        let absent: Vec<(String, &Key)> = absent.collect();
         let templates = answer.backends.iter().filter_map(|it| it.pod.as_ref());
         let templates = templates.filter_map(|key| self.cluster.pods().get(key));
         let templates = templates.filter(|pod| pod.template().is_some() && !is_absent(pod));
@@ -276,14 +271,13 @@ impl Judge {
         let mut templates: Vec<JudgedTemplate> = templates.collect();
         templates.dedup_by(|a, b| a.title == b.title);
         answer.templates.extend(templates);
-        let Some((_, first)) = absent.first() else { return answer };
-        let more = match absent.len() - 1 {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        if absent.is_empty() {
+            return answer;
+        }
         answer.templates.retain(|it| absent.iter().all(|(title, _)| it.title != *title));
+        let named = first_names(absent.iter().map(|(_, key)| key), 1);
         let text = format!(
-            "endpoint {first}{more}: the pod is not among the objects, judged by its Service's selector"
+            "endpoint {named}: the pod is not among the objects, judged by its Service's selector"
         );
         let notes = answer.note.into_iter().chain([text]);
         Explanation { note: Some(notes.collect::<Vec<_>>().join("; ")), ..answer }
@@ -370,15 +364,14 @@ impl Judge {
     }
 }
 
-/// Returns the Services with EndpointSlices, and the ones that controllers make for the others.
-fn made_slices(
-    objects: &[Change],
-    details: &Details,
-    is_partial: bool,
-) -> (ServiceBackends, Vec<Change>) {
+/// Returns the Services with EndpointSlices; adds the ones that controllers make for the others to objects of files.
+fn add_slices(objects: &mut Vec<Change>, details: &Details, is_partial: bool) -> ServiceBackends {
     let services = ServiceBackends::new(objects, is_partial);
-    let made = if is_partial { doctor::slices(objects, details) } else { Vec::new() };
-    (services, made.into_iter().map(Change::EndpointSlice).collect())
+    if is_partial {
+        let made = doctor::slices(objects, details);
+        objects.extend(made.into_iter().map(Change::EndpointSlice));
+    }
+    services
 }
 
 /// Builds the cluster of objects, with the addresses of nodes in their details.

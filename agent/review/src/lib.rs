@@ -14,6 +14,7 @@ pub mod assertions;
 pub mod diff;
 pub mod doctor;
 pub mod explain;
+mod first_names;
 pub mod judge;
 mod parallel;
 mod unenforced;

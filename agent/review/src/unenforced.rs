@@ -1,8 +1,9 @@
-//! Policies of other APIs among the objects of `diff` and `test`.
+//! Policies of other APIs among the objects of reviews.
 
 use std::collections::BTreeSet;
 
 use crate::doctor::Details;
+use crate::first_names::first_names;
 
 /// Most policies that a note names.
 const NAMED: usize = 5;
@@ -16,13 +17,10 @@ pub(crate) fn names(details: &Details) -> BTreeSet<String> {
 }
 
 /// Returns a note on these policies; `None` without any.
-pub(crate) fn note(policies: &BTreeSet<String>) -> Option<String> {
-    let named: Vec<&str> = policies.iter().take(NAMED).map(String::as_str).collect();
-    let more = match policies.len() - named.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    let text =
-        format!("not enforced by netpold, and not part of this answer: {}{more}", named.join(", "));
+pub(crate) fn note<'p>(
+    policies: impl IntoIterator<IntoIter: ExactSizeIterator<Item = &'p String>>,
+) -> Option<String> {
+    let named = first_names(policies.into_iter(), NAMED);
+    let text = format!("not enforced by netpold, and not part of this answer: {named}");
     (!named.is_empty()).then_some(text)
 }

@@ -18,7 +18,7 @@ use super::port;
 use super::problem::FieldProblem;
 
 /// Label of an EndpointSlice that names its Service.
-const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
 /// Labels that exclude Services and EndpointSlices from the nodes' proxy, regardless of their value (by kube-proxy's
 /// source, the selector of its informers).

@@ -41,17 +41,16 @@ pub(super) fn answer(
         outcome.asked += 1;
         let readings = world.judge.readings().into_iter().flatten();
         let mut others = readings.map(|judge| judge.explainer().by_name(&pod, name, within, kind));
-        let differs = others.any(|other| other.is_ok_and(|it| it.verdict != answer.verdict));
-        if differs && answer.verdict != Verdict::Unknown {
+        let mut differs = || others.any(|it| it.is_ok_and(|it| it.verdict != answer.verdict));
+        let reason = if answer.verdict == Verdict::Unknown {
+            Some(answer.depends_on())
+        } else {
+            differs().then(|| world.judge.refused_by(&pod).unwrap_or_default())
+        };
+        if let Some(reason) = reason {
             outcome.depending += 1;
             if outcome.depends.len() < TOLD {
-                let reason = world.judge.refused_by(&pod);
-                outcome.depends.push(format!("{question}: {}", reason.unwrap_or_default()));
-            }
-        } else if answer.verdict == Verdict::Unknown {
-            outcome.depending += 1;
-            if outcome.depends.len() < TOLD {
-                outcome.depends.push(format!("{question}: {}", answer.depends_on()));
+                outcome.depends.push(format!("{question}: {reason}"));
             }
         } else if (answer.verdict == Verdict::Allow) != allow {
             outcome.failed += 1;

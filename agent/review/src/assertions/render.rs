@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::outcome::{AssertionOutcome, Verified};
 use super::probe::ProbeResults;
 use super::{Assertion, NAMED, Selected, TestOutput};
+use crate::first_names::first_names;
 
 /// Notes on the whole answer.
 pub(super) struct Notes {
@@ -130,12 +131,8 @@ fn left_out(outcomes: &[AssertionOutcome]) -> Vec<String> {
         all.entry(reason).or_default().extend(pods);
     }
     let line = |(reason, pods): (&str, BTreeSet<&String>)| {
-        let named: Vec<&str> = pods.iter().take(NAMED).map(|pod| pod.as_str()).collect();
-        let more = match pods.len() - named.len() {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let text = format!("left out of selections, {reason}: {}{more}", named.join(", "));
+        let named = first_names(pods.iter(), NAMED);
+        let text = format!("left out of selections, {reason}: {named}");
         printable(&text).into_owned()
     };
     all.into_iter().map(line).collect()

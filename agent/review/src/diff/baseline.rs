@@ -14,7 +14,7 @@ use super::difference::Difference;
 use super::services::are_same;
 use super::sources::Sources;
 use super::workloads::{ComparedWorkload, workloads};
-use super::{add_unmatched, clients, compare_objects, lasting, worlds};
+use super::{add_gaps, clients, compare_objects, lasting};
 use crate::judge::are_possible;
 
 /// Clusters before and after a change.
@@ -95,12 +95,8 @@ impl ComparisonBaseline {
         let ranges = ranges(&self.pod_cidrs, &clusters);
         let workloads = self.workloads.clone();
         let mut difference = compare_workloads(clusters, workloads, &ranges, ended)?;
-        difference.isolation.unknown.splice(0..0, sources.gaps);
-        add_unmatched(&mut difference, clusters);
-        if self.may_depend {
-            let depending = worlds::depending(clusters, &ranges, ended)?;
-            difference.isolation.unknown.extend(depending);
-        }
+        let gaps = (sources.gaps, self.may_depend);
+        add_gaps(&mut difference, clusters, &ranges, gaps, ended)?;
         difference.notes.extend(sources.notes);
         difference.notes.extend(clients::notes(&sources.details[1], &after, &ranges, &difference));
         Ok(([Arc::clone(&self.cluster), Arc::new(after)], difference))

@@ -6,12 +6,12 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{Change, Key, Policy};
+use netpold_core::model::{Change, Policy};
 
 use super::compare::compare_until;
 use super::difference::Difference;
 use super::worlds::ComparisonOutcome;
-use crate::judge::{RefusedReading, all_read_as, problem};
+use crate::judge::{RefusedReading, all_read_as, problem, refused_keys};
 
 /// Refused policies of two clusters.
 pub(super) struct Refused {
@@ -50,8 +50,7 @@ fn policies(objects: &[Change]) -> impl Iterator<Item = &Policy> {
 pub(super) fn in_force(objects: [Vec<Change>; 2], is_partial: bool) -> [Vec<Change>; 2] {
     let read = |objects| all_read_as(objects, is_partial, RefusedReading::Absent);
     let [before, after] = objects;
-    let refused = policies(&after).filter(|policy| problem(policy, is_partial).is_some());
-    let refused: Vec<Key> = refused.map(|policy| policy.key.clone()).collect();
+    let refused = refused_keys(&after, is_partial);
     let (before, mut after) = (read(before), read(after));
     let former = policies(&before).filter(|policy| refused.contains(&policy.key));
     let former: Vec<Change> = former.cloned().map(Change::Policy).collect();
@@ -72,10 +71,9 @@ impl Refused {
     ) -> Result<Vec<String>> {
         let outcome = ComparisonOutcome::new(difference);
         for reading in [RefusedReading::Closed, RefusedReading::Open] {
-            let [before, after] = self.written.clone();
-            let before: Cluster =
-                all_read_as(before, self.is_partial, reading).into_iter().collect();
-            let after: Cluster = all_read_as(after, self.is_partial, reading).into_iter().collect();
+            let read = |objects| all_read_as(objects, self.is_partial, reading);
+            let [before, after]: [Cluster; 2] =
+                self.written.clone().map(|objects| read(objects).into_iter().collect());
             let other = compare_until(&before, &after, ranges, ended)?;
             if ComparisonOutcome::new(&other) != outcome {
                 return Ok(self.texts);

@@ -50,8 +50,8 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
         let ((from, details), (to, other)) = (from?, to?);
         let details = [details, other];
         let [present, other] = details.each_ref().map(unenforced::names);
-        let on_one_side = present.symmetric_difference(&other).cloned().collect();
-        let on_both = present.intersection(&other).cloned().collect();
+        let on_one_side: Vec<String> = present.symmetric_difference(&other).cloned().collect();
+        let on_both: Vec<String> = present.intersection(&other).cloned().collect();
         let mut sources = Sources { details, is_partial: true, ..Sources::default() };
         sources.gaps.extend([from.gaps(), to.gaps()].concat());
         sources.are_unread = [&from, &to].iter().any(|reviewed| !reviewed.unread.is_empty());
@@ -185,7 +185,8 @@ impl Sources {
             add(&mut after)?;
             foreign = unenforced::names(&after);
         }
-        let others = unenforced::names(&present).difference(&foreign).cloned().collect();
+        let others: Vec<String> =
+            unenforced::names(&present).difference(&foreign).cloned().collect();
         self.gaps.extend(unenforced::note(&foreign));
         self.notes.extend(unenforced::note(&others));
         self.details = [present, after];

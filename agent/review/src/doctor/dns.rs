@@ -17,6 +17,7 @@ use self::allowance::{is_resolver, may_be_dns, may_need_names};
 pub(super) use self::server::{Server, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, NamedPolicy, PodGroup, pods_text, some_pods_text};
+use crate::first_names::first_names;
 
 const NO_DNS: Check = Check {
     name: "no-dns",
@@ -261,13 +262,9 @@ fn closed(
         ),
         0 => "no pod is allowed".to_owned(),
         all if all == count => "no other pod is allowed".to_owned(),
-        several => {
-            let named: Vec<String> = refused.iter().take(NAMED).map(|it| pods_text(it)).collect();
-            let more = match several.saturating_sub(NAMED) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            format!("not allowed: {}{more}", named.join(", "))
+        _ => {
+            let refused = refused.iter().map(|it| pods_text(it));
+            format!("not allowed: {}", first_names(refused, NAMED))
         }
     };
     if let Some(policy) = refused.first().and_then(|group| refusing(objects, server, group)) {

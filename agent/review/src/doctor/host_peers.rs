@@ -6,8 +6,8 @@ use netpold_core::model::{
 
 use super::objects::{GroupedObjects, PodGroup, RulePlace};
 
-/// Namespace with daemons of nodes that open no connection to pods.
-const SYSTEM: &str = "kube-system";
+/// Namespace of static pods, and of daemons of nodes that open no connection to pods.
+pub(super) const SYSTEM: &str = "kube-system";
 /// Ports of ingress controllers.
 const WEB: [(Protocol, u16); 2] = [(Protocol::Tcp, 80), (Protocol::Tcp, 443)];
 

@@ -6,6 +6,7 @@ use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{Direction, Labels, Peer, Pod, Requirement, Rule, Selector};
 
 use super::finding::{Check, Findings, Severity};
+use super::host_peers::SYSTEM;
 use super::objects::{GroupedObjects, NamedPolicy, PodGroup, RulePlace};
 use super::{host_peers, service_peers};
 
@@ -86,8 +87,6 @@ const NO_NODE: Check = Check {
 /// Fix of [`NO_POD_THERE`] for a namespace that may get its pods later.
 const NO_POD_YET: &str = "none, if pods of the namespace come later, or if it is being deleted";
 
-/// Namespace of every cluster.
-const SYSTEM: &str = "kube-system";
 /// Shortest value of a label that counts as similar to one that contains it.
 const SIMILAR: usize = 3;
 /// Most addresses named at one place.
@@ -199,10 +198,7 @@ fn near_miss(
 ) -> Option<NearMiss> {
     let every = Selector { requirements: Vec::new() };
     let misses = objects.select(own, namespaces, &every).into_iter().filter_map(|group| {
-        let meets = |it: &&Requirement| {
-            Selector { requirements: vec![(*it).clone()] }.matches(group.labels)
-        };
-        let mut missed = pods.requirements.iter().filter(|it| !meets(it));
+        let mut missed = pods.requirements.iter().filter(|it| !it.matches(group.labels));
         let (Requirement::In(key, values), None) = (missed.next()?, missed.next()) else {
             return None;
         };
@@ -484,10 +480,7 @@ fn has_unknown_labels(
     let may_be = |name: &str| {
         let labels = objects.cluster.namespace_labels(name);
         let mut requirements = namespaces.requirements.iter();
-        requirements.all(|it| {
-            let only = Selector { requirements: vec![it.clone()] };
-            it.key() != NAMESPACE_NAME || only.matches(&labels)
-        })
+        requirements.all(|it| it.key() != NAMESPACE_NAME || it.matches(&labels))
     };
     namespaces.requirements.iter().any(|it| it.key() != NAMESPACE_NAME)
         && objects.groups.iter().any(|group| {

@@ -9,12 +9,12 @@ use netpold_core::model::{
 };
 
 use super::backend_index::PortBackends;
+use super::host_peers::SYSTEM;
 use super::objects::{GroupedObjects, PodGroup, RulePlace};
 use super::ports::{is_unlisted, ranges};
 use super::service_ports::{has_no_token, is_of_a_service, is_of_api_server, reaches};
+use crate::first_names::first_names;
 
-/// Namespace of the API server's static pods.
-const SYSTEM: &str = "kube-system";
 /// Most endpoints named.
 const NAMED: usize = 3;
 /// Labels of the Service `default/kubernetes`, which authors take for those of pods.
@@ -132,17 +132,9 @@ fn describe(
             false => at.to_string(),
         }
     };
-    let shown: Vec<String> = led.backends.iter().take(NAMED).map(endpoint).collect();
-    let more = match led.backends.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    let (verb, shown) = match led.backends.len() {
-        1 => ("endpoint is", shown),
-        _ => ("endpoints are", shown),
-    };
-    let text =
-        format!("; Service {} has no pods, its {verb} {}{more}", led.service.key, shown.join(", "));
+    let shown = first_names(led.backends.iter().map(endpoint), NAMED);
+    let verb = if led.backends.len() == 1 { "endpoint is" } else { "endpoints are" };
+    let text = format!("; Service {} has no pods, its {verb} {shown}", led.service.key);
     let blocks: BTreeSet<IpNet> = led.backends.iter().map(|(it, _)| IpNet::from(*it)).collect();
     let ports: BTreeSet<u16> = led.backends.iter().map(|(_, port)| *port).collect();
     let protocol = led.port.protocol;

@@ -173,16 +173,3 @@ pub(super) fn foreign(details: &Details, is_here: impl Fn(&str) -> bool) -> Vec<
     }
     found
 }
-
-/// Formats a note that these policies are not enforced.
-pub(super) fn foreign_text(policies: &[String]) -> Option<String> {
-    if policies.is_empty() {
-        return None;
-    }
-    let named = policies.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
-    let more = match policies.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    Some(format!("not enforced by netpold, and not part of this answer: {named}{more}"))
-}

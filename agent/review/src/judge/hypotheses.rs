@@ -15,6 +15,7 @@ use netpold_core::model::{
 use netpold_core::probe::Party;
 
 use super::absent::is_absent;
+use super::ends::pods_of_answer;
 use crate::doctor::Details;
 
 /// Value that no policy can name: it is not a valid label.
@@ -68,25 +69,11 @@ pub(crate) fn are_possible(objects: &[Change]) -> bool {
 impl Hypotheses {
     /// Collects the unknown labels of the pods of an answer.
     pub(super) fn of_answer(cluster: &Cluster, details: &Details, answer: &Explanation) -> Self {
-        let party = |party: &Party| -> Vec<&Pod> {
-            let pods = match party {
-                Party::Pod(key) => cluster.pods().get(key).into_iter().collect(),
-                Party::Address(address) => match cluster.owner(*address) {
-                    Some(owner) => vec![owner],
-                    None => cluster.refused_claimants(*address),
-                },
-                Party::Service(_) => Vec::new(),
-            };
-            pods.into_iter().map(|pod| &**pod).collect()
-        };
-        let backends = answer.backends.iter().filter_map(|backend| backend.pod.as_ref());
-        let backends = backends.filter_map(|key| cluster.pods().get(key).map(|pod| &**pod));
-        let mut to: Vec<&Pod> = party(&answer.probe.to).into_iter().chain(backends).collect();
+        let [from, mut to] = pods_of_answer(cluster, answer);
         let mut named = NamedValues::default();
         if let Party::Service(key) = &answer.probe.to {
             to.extend(named.selected(cluster, details, key));
         }
-        let from = party(&answer.probe.from);
         let ends = [
             ProbeSide { pods: from, direction: Direction::Ingress },
             ProbeSide { pods: to, direction: Direction::Egress },

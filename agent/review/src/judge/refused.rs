@@ -5,9 +5,9 @@
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explanation;
 use netpold_core::model::{Change, Direction, Key, Pod, Policy, Rule};
-use netpold_core::probe::Party;
 
 use super::absent::is_absent;
+use super::ends::pods_of_answer;
 
 /// Start of the problems with netpold's own annotations, which API servers accept.
 const ANNOTATIONS: &str = "metadata.annotations.";
@@ -70,7 +70,7 @@ pub(crate) fn all_read_as(
 }
 
 /// Returns the keys of the refused policies.
-pub(super) fn keys(objects: &[Change], is_partial: bool) -> Vec<Key> {
+pub(crate) fn refused_keys(objects: &[Change], is_partial: bool) -> Vec<Key> {
     let key = |object: &Change| {
         let Change::Policy(policy) = object else { return None };
         problem(policy, is_partial).map(|_| policy.key.clone())
@@ -84,21 +84,7 @@ pub(super) fn about<'c>(
     refused: &[Key],
     answer: &Explanation,
 ) -> Option<&'c Policy> {
-    let pod = |party: &Party| -> Vec<&Pod> {
-        let pods = match party {
-            Party::Pod(key) => cluster.pods().get(key).into_iter().collect(),
-            Party::Address(address) => match cluster.owner(*address) {
-                Some(owner) => vec![owner],
-                None => cluster.refused_claimants(*address),
-            },
-            Party::Service(_) => Vec::new(),
-        };
-        pods.into_iter().map(|pod| &**pod).collect()
-    };
-    let senders = pod(&answer.probe.from);
-    let backends = answer.backends.iter().filter_map(|backend| backend.pod.as_ref());
-    let backends = backends.filter_map(|key| cluster.pods().get(key)).map(|pod| &**pod);
-    let receivers: Vec<&Pod> = pod(&answer.probe.to).into_iter().chain(backends).collect();
+    let [senders, receivers] = pods_of_answer(cluster, answer);
     let policies = refused.iter().filter_map(|key| cluster.policies().get(key));
     let ends = [(Direction::Egress, senders), (Direction::Ingress, receivers)];
     policies.map(|policy| &**policy).find(|policy| {

@@ -16,6 +16,7 @@ use netpold_core::probe::{Party, Probe};
 use super::services::{BackendPort, ServiceQuestion, of_pods, selected};
 use crate::doctor::Details;
 use crate::doctor::details::{PortReference, WrittenService};
+use crate::first_names::first_names;
 
 /// Most pods that a text names.
 const NAMED: usize = 3;
@@ -179,12 +180,7 @@ fn cause(cluster: &Cluster, details: &Details, key: &Key) -> String {
         })
         .filter(|name| missing(name))
         .collect();
-    let titles: Vec<String> = pods.iter().take(NAMED).map(|pod| pod.title()).collect();
-    let more = match pods.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    let pods = format!("{}{more}", titles.join(", "));
+    let pods = first_names(pods.iter().map(|pod| pod.title()), NAMED);
     match names.first() {
         Some(name) => format!("its targetPort {name} is not the name of a port of {pods}"),
         None => format!("its selector matches {pods}"),

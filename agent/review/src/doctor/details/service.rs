@@ -8,12 +8,10 @@ use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use netpold_core::model::{Key, Protocol};
-use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
+use netpold_kube::convert::{DEFAULT_NAMESPACE, SERVICE_NAME_LABEL, protocol};
 
 use super::Details;
 
-/// Label of an EndpointSlice with the name of its Service.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Labels of name server Services: kubeadm and most distributions, and OpenShift's operator.
 const DNS_LABELS: [(&str, &str); 3] = [
     ("k8s-app", "kube-dns"),
@@ -87,7 +85,7 @@ impl Details {
     pub(super) fn add_endpoint_slice(&mut self, slice: discovery::EndpointSlice) {
         let namespace = of_api(&slice.metadata).namespace;
         let labels = slice.metadata.labels.unwrap_or_default();
-        let Some(service) = labels.get(SERVICE_NAME) else { return };
+        let Some(service) = labels.get(SERVICE_NAME_LABEL) else { return };
         let service = Key::new(namespace.clone(), service.clone());
         for endpoint in slice.endpoints {
             let node = endpoint.node_name.unwrap_or_default();
