@@ -19,9 +19,8 @@
 //! ```
 //!
 //! [`compile::Compiler`] does all of this. [`explain::Explainer`] reads the same cluster state and gives the reasons of
-//! a verdict; [`bindings::Bindings`] binds veths to pods. Imports point only down this list: `compile` (compiler,
-//! compiled, update, ordering, tables, rules, sets), `explain`, `options`, `ops`, `bindings`, `cluster`, `budget`,
-//! `ports`, `probe`, `prefix`, `model`; `tests/layers.rs` checks it.
+//! a verdict; [`bindings::Bindings`] binds veths to pods. Imports point only down the list `LAYERS` in
+//! `tests/all/layers.rs`.
 //!
 //! # Glossary
 //!
@@ -53,7 +52,7 @@
 //! Node `here` runs pods `shop/web` (10.0.0.1, interface 1) and `shop/db` (10.0.0.2, interface 2); `ops/probe`
 //! (10.0.1.1) runs elsewhere. Policy `shop/web` allows ingress to `app=web` from 10.0.1.0/24 at TCP 80, policy
 //! `shop/db` allows ingress to `app=db` from `app=web` at TCP 5432. The operations of the first update (compared by
-//! `tests/worked_example.rs`):
+//! `tests/all/worked_example.rs`):
 //!
 //! ```text
 //! fill row 1: class 2 TCP 80

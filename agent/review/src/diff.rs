@@ -2,11 +2,15 @@
 
 mod args;
 mod baseline;
+mod class;
 mod class_numbers;
 mod clients;
 mod compare;
+mod compare_objects;
 mod difference;
 mod ends;
+mod ends_builder;
+mod escape;
 mod isolation;
 mod judge;
 pub mod live;
@@ -33,18 +37,15 @@ mod worlds;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
-use ipnet::IpNet;
 use netpold_api::flows::{FlowFilter, merge};
 use netpold_client::flows;
-use netpold_client::offline::{ranges, stand_in};
 use netpold_client::output::print;
 use netpold_core::cluster::Cluster;
-use netpold_core::model::Change;
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
 pub use baseline::{ClusterPair, ComparisonBaseline};
 pub use compare::compare;
-use compare::compare_until;
+pub use compare_objects::{compare_objects, lasting};
 pub use difference::{ConnectivityChange, Difference};
 pub use isolation::{HostNetworkChange, Isolation, IsolationChange, UnmatchedWorkload};
 pub use named_pairs::{IsolationState, NamedPair, NamedPairs, PartyIsolation, named_pairs};
@@ -54,14 +55,13 @@ pub use render::{counts, document, line_documents};
 pub use sources::Sources;
 pub use workloads::ComparedWorkload;
 
-use crate::judge::are_possible;
-
 /// Exit status: no difference of the kind of `--fail-on`.
 const SAME: u8 = 0;
 /// Exit status: some difference of the kind.
 const DIFFERENT: u8 = 1;
 /// Exit status: no difference was found, but the comparison is incomplete; or a document cannot be read.
 const CANNOT_TELL: u8 = 2;
+
 /// Prints the difference to standard output. Returns the exit status.
 ///
 /// # Errors
@@ -85,67 +85,6 @@ pub fn run(args: &DiffArgs) -> Result<u8> {
     })
 }
 
-/// Compares objects before and after a change, and returns their clusters, too. `pod_cidrs`: see [`ranges`].
-///
-/// # Errors
-/// As [`compare()`], or `ended` was set because nobody waits for the answer.
-pub fn compare_objects(
-    sources: Sources,
-    pod_cidrs: &[IpNet],
-    ended: &AtomicBool,
-) -> Result<([Cluster; 2], Difference)> {
-    let Sources { objects, details, is_partial, gaps, notes, .. } = sources;
-    let objects = places::place(objects.map(lasting));
-    let refused = refused::refused(&objects, is_partial);
-    let objects = match refused {
-        Some(_) => refused::in_force(objects, is_partial),
-        None => objects,
-    };
-    let services = services::differing(&objects, &details);
-    let judges = (!services.is_empty())
-        .then(|| services::judges(objects.clone(), details.clone(), pod_cidrs, is_partial));
-    let may_depend = objects.iter().any(|objects| are_possible(objects));
-    let [before, after] = objects.map(|objects| objects.into_iter().collect());
-    let clusters = [&before, &after];
-    let ranges = ranges(pod_cidrs, &clusters);
-    let mut difference = compare_until(&before, &after, &ranges, ended)?;
-    if let Some(refused) = refused {
-        let depending = refused.depending(&difference, &ranges, ended)?;
-        difference.isolation.unknown.extend(depending);
-    }
-    add_gaps(&mut difference, clusters, &ranges, (gaps, may_depend), ended)?;
-    if let Some([before, after]) = &judges {
-        services::compare([before, after], &services, &mut difference, ended)?;
-        let new = new_services::notes([before, after], &services, &difference, ended)?;
-        difference.notes.extend(new);
-    }
-    difference.notes.extend(notes);
-    difference.notes.extend(clients::notes(&details[1], &after, &ranges, &difference));
-    Ok(([before, after], difference))
-}
-
-/// Adds the gaps of the sources, the parts of changed policies without pods and, where labels that the objects lack may
-/// decide, the changes that depend on them.
-fn add_gaps(
-    difference: &mut Difference,
-    clusters: [&Cluster; 2],
-    ranges: &[IpNet],
-    (gaps, may_depend): (Vec<String>, bool),
-    ended: &AtomicBool,
-) -> Result<()> {
-    difference.isolation.unknown.splice(0..0, gaps);
-    let unmatched = unmatched::unmatched(clusters);
-    match unmatched.is_partial {
-        true => difference.isolation.unknown.extend(unmatched.parts),
-        false => difference.notes.extend(unmatched.note()),
-    }
-    if may_depend {
-        let depending = worlds::depending(clusters, ranges, ended)?;
-        difference.isolation.unknown.extend(depending);
-    }
-    Ok(())
-}
-
 /// Finds the open connections that the change cuts, on this node or in the cluster.
 fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts> {
     let filter = FlowFilter::default();
@@ -160,10 +99,4 @@ fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts
     let mut cuts = live::cuts(before, after, &merge(all.answers));
     cuts.problems.extend(unknown);
     Ok(cuts)
-}
-
-/// Adds the pods of pod templates without pods, and lets the pods of runs go on.
-#[must_use]
-pub fn lasting(objects: Vec<Change>) -> Vec<Change> {
-    runs::go_on(stand_in(objects))
 }

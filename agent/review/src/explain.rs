@@ -1,88 +1,33 @@
 //! `netpold explain`: whether policy allows a connection, and why.
 
+mod args;
 mod node;
 mod nodes;
+mod print;
 mod remarks;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::doctor;
-use crate::judge::{Judge, service_named};
-use crate::unenforced;
-use anyhow::{Context, Result, bail};
-use clap::Args;
-use ipnet::IpNet;
+use anyhow::{Context, Result};
 use netpold_api::probe::SourceVerdict;
-use netpold_client::arguments::PartyArg;
-use netpold_client::live::{self, ClusterArgs};
-use netpold_client::offline::{self, Recursive, Reviewed};
+use netpold_client::live;
+use netpold_client::offline::{self, Reviewed};
 use netpold_client::output::{Output, is_read};
 use netpold_core::explain::Verdict;
 use netpold_core::printable::printable;
-use netpold_core::probe::{IpProtocol, Party, Probe};
-use owo_colors::{OwoColorize, Style};
+use netpold_core::probe::{Party, Probe};
 use serde_json::{Map, Value};
 
-use nodes::NodeAnswers;
+pub use self::args::ExplainArgs;
+use self::args::probe;
+use self::nodes::NodeAnswers;
+use self::print::{ALLOWED, CANNOT_TELL, DENIED, print};
+use crate::doctor;
+use crate::judge::{Judge, service_named};
+use crate::unenforced;
 
-/// Flags of `netpold explain`.
-#[derive(Debug, Args)]
-pub struct ExplainArgs {
-    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
-    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
-    pub manifests: Option<PathBuf>,
-    /// Subdirectories of --manifests.
-    #[command(flatten)]
-    pub depth: Recursive,
-    /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
-    /// [default: private addresses]
-    #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
-    pub pod_cidrs: Vec<IpNet>,
-    /// Control socket of an agent, to ask instead of manifests: the agent compares its objects, its
-    /// tables and the kernel's programs
-    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET")]
-    pub socket: Option<PathBuf>,
-    /// Sender: namespace/pod, namespace/workload, a pod or workload of the namespace of -n (also as deployment/web),
-    /// or an address
-    #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
-    pub from: Option<PartyArg>,
-    /// Receiver: as --from, or svc/namespace/name
-    #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
-    pub to: Option<PartyArg>,
-    /// Destination port (TCP, UDP and SCTP need one)
-    #[arg(long, env = "NETPOLD_PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub port: Option<u16>,
-    /// TCP, UDP, SCTP, ICMP, ICMPv6 or an IP protocol number
-    #[arg(long, env = "NETPOLD_PROTOCOL", default_value = "TCP")]
-    pub protocol: IpProtocol,
-    /// Answer many probes at once: JSON lines with from, to, port and protocol in, the same lines with
-    /// verdict out; `-` is standard input
-    #[arg(long, value_name = "FILE", env = "NETPOLD_PROBES", conflicts_with_all = ["from", "to", "port"])]
-    pub probes: Option<PathBuf>,
-    /// In a cluster, also ask the agents of the pods' nodes, and compare their objects, their tables and the kernel's
-    /// programs
-    #[arg(long, env = "NETPOLD_NODES", conflicts_with_all = ["probes", "manifests", "local"])]
-    pub nodes: bool,
-    /// Cluster to ask.
-    #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// Namespace of pods named without one, and of manifests without one; also the only namespace to read where RBAC forbids to list objects in all
-    /// namespaces [default: the context's; without a cluster: default]
-    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
-    pub namespace: Option<String>,
-    /// Format of the answer
-    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
-    pub output: Output,
-}
-
-/// Exit status: allowed, or all probes answered.
-const ALLOWED: u8 = 0;
-/// Exit status: denied.
-const DENIED: u8 = 1;
-/// Exit status: unknown.
-const CANNOT_TELL: u8 = 2;
 /// Most pods of a workload that are compared.
 const REPLICAS: usize = 32;
 /// Lines per batch, answered in parallel on all processors.
@@ -239,47 +184,8 @@ pub fn document(judge: &Judge, probe: &Probe) -> Result<Value> {
     Ok(json)
 }
 
-/// Builds the probe of the flags.
-fn probe(args: &ExplainArgs) -> Result<Probe> {
-    let (Some(from), Some(to)) = (args.from.clone(), args.to.clone()) else {
-        bail!("--from and --to are needed, or --probes");
-    };
-    let mut namespace = String::new();
-    if from.lacks_namespace() || to.lacks_namespace() {
-        let (manifests, given) = (args.manifests.as_deref(), args.namespace.as_deref());
-        namespace = live::namespace(manifests, &args.cluster, given)?;
-    }
-    let [from, to] = [from, to].map(|who| who.in_namespace(&namespace));
-    Probe::new(from, to, args.protocol, args.port)
-        .map_err(|error| anyhow::anyhow!("{error}: give --port"))
-}
-
 fn verdict_text(verdict: Verdict) -> &'static str {
     SourceVerdict::from(verdict).verb()
-}
-
-fn print(verdict: Verdict, lines: &[String]) {
-    let style = match verdict {
-        Verdict::Allow => Style::new().green().bold(),
-        Verdict::Deny => Style::new().red().bold(),
-        Verdict::Unknown => Style::new().yellow().bold(),
-    };
-    print_lines(lines, style);
-}
-
-/// Prints an answer; the first line contains the verdict.
-fn print_lines(lines: &[String], style: Style) {
-    for (index, line) in lines.iter().map(|line| printable(line)).enumerate() {
-        match line.split_once(':') {
-            Some((verdict, probe)) if index == 0 => {
-                anstream::println!("{}:{probe}", verdict.style(style));
-            }
-            Some((direction, text)) if !line.starts_with(' ') => {
-                anstream::println!("{}:{text}", direction.bold());
-            }
-            _ => anstream::println!("{line}"),
-        }
-    }
 }
 
 /// Sets `verdict` to `allow` or `deny`; an unknown verdict sets `error` instead.

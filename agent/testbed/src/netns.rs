@@ -92,26 +92,44 @@ impl Netns {
         Ok(command)
     }
 
-    /// Feeds lines to `ip -batch` inside the namespace, one command a line without the word `ip`.
+    /// Runs `ip -batch` inside the namespace: one command a line, without the word `ip`.
     ///
     /// # Errors
     /// With the output of `ip`, at the first line it refuses.
     pub fn ip(&self, batch: &str) -> Result<()> {
+        self.feed("ip", &["-batch", "-"], batch)
+    }
+
+    /// Runs an nftables script inside the namespace.
+    ///
+    /// # Errors
+    /// With the output of `nft`, which then changes nothing.
+    pub fn nft(&self, rules: &str) -> Result<()> {
+        self.feed("nft", &["-f", "-"], rules)
+    }
+
+    /// Runs a program inside the namespace with a text on its standard input.
+    pub(crate) fn feed(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
         let mut child = self
-            .command("ip")?
-            .args(["-batch", "-"])
+            .command(program)?
+            .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .context("cannot run ip (Debian package iproute2)")?;
+            .with_context(|| {
+                format!("cannot run {program} (Debian packages iproute2, nftables, iptables)")
+            })?;
         if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(batch.as_bytes()).context("cannot write to ip -batch")?;
+            stdin
+                .write_all(input.as_bytes())
+                .with_context(|| format!("cannot write to {program}"))?;
         }
-        let output = child.wait_with_output().context("cannot wait for ip")?;
+        let output =
+            child.wait_with_output().with_context(|| format!("cannot wait for {program}"))?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("ip -batch in {} failed: {}\n{batch}", self.name, said.trim());
+            let message = String::from_utf8_lossy(&output.stderr);
+            bail!("{program} in {} failed: {}\n{input}", self.name, message.trim());
         }
         Ok(())
     }

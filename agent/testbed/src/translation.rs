@@ -8,11 +8,9 @@
 mod iptables;
 mod nftables;
 
-use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
-use std::process::Stdio;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
 use crate::ProbeProtocol;
 use crate::host::Host;
@@ -95,10 +93,10 @@ impl Host {
         for v6 in [false, true] {
             let services: Vec<TranslatedPort> = services.iter().filter_map(|s| s.of(v6)).collect();
             match proxy {
-                Proxy::Nftables => self.feed("nft", &["-f", "-"], &nftables::rules(v6, &services)),
+                Proxy::Nftables => self.netns().nft(&nftables::rules(v6, &services)),
                 Proxy::Iptables => {
                     let program = if v6 { "ip6tables-restore" } else { "iptables-restore" };
-                    self.feed(program, &[], &iptables::rules(&services))
+                    self.netns().feed(program, &[], &iptables::rules(&services))
                 }
             }?;
         }
@@ -120,28 +118,6 @@ impl Host {
                  {family} saddr {{ {own} }} {family} daddr != {{ {own} }} masquerade\n }}\n}}\n"
             );
         }
-        self.feed("nft", &["-f", "-"], &rules)
-    }
-
-    fn feed(&self, program: &str, arguments: &[&str], rules: &str) -> Result<()> {
-        let mut child = self
-            .command(program)?
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| {
-                format!("cannot run {program} (Debian packages nftables, iptables)")
-            })?;
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(rules.as_bytes()).with_context(|| format!("cannot feed {program}"))?;
-        }
-        let output = child.wait_with_output().with_context(|| format!("cannot wait: {program}"))?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("{program} of {} refuses: {}\n{rules}", self.name(), said.trim());
-        }
-        Ok(())
+        self.netns().nft(&rules)
     }
 }

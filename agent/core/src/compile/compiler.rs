@@ -181,6 +181,13 @@ impl Compiler {
         late.chain(self.compiled.rules.limits.postponed().cloned()).collect()
     }
 
+    /// Whether rules of ClusterNetworkPolicies are not in force for some pod, because its large policies are deferred.
+    /// Whatever its namespace owes, they must not wait.
+    #[must_use]
+    pub fn has_outdated_tiers(&self) -> bool {
+        self.compiled.tables.endpoints.late().any(|late| late.has_outdated_tiers)
+    }
+
     /// Namespaces with policies closed for a full table.
     #[must_use]
     pub fn left_out(&self) -> BTreeSet<String> {

@@ -1,6 +1,5 @@
-//! Imports in core's `src/` point downwards in one list of modules. In no crate of the agent do two files import each
-//! other, directly or indirectly; in the command line, the benchmarks and the tools of tests, no two top modules of
-//! `src/` do.
+//! Imports in core's `src/` point downwards in one list of modules. In no crate do two files import each other, directly
+//! or indirectly; in the crates of [`MAY_HAVE_CIRCLES_OF_FILES`], no two top modules of `src/` do.
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
 use std::collections::{BTreeMap, BTreeSet};

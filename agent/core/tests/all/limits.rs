@@ -8,12 +8,14 @@ use netpold_core::cluster::ObjectKey;
 use netpold_core::compile::{CompileError, Problem};
 use netpold_core::explain::{Cause, Explainer, Verdict};
 use netpold_core::model::{
-    Change, Direction, IpBlock, Key, Peer, Policy, Requirement, Rule, Selector,
+    Action, Change, Direction, IpBlock, Key, Peer, Policy, Requirement, Rule, Selector, Tier,
 };
 use netpold_core::ops::{Capacity, Table};
 use netpold_core::probe::IpProtocol;
 use netpold_testkit::memory::MemoryTables;
-use netpold_testkit::objects::{block, interface, namespace, pod, policy, rule, select, tcp};
+use netpold_testkit::objects::{
+    block, cluster_policy, cluster_rule, interface, namespace, pod, policy, rule, select, tcp,
+};
 use netpold_testkit::world::World;
 
 const TENANT: u32 = 1;
@@ -318,6 +320,40 @@ fn succeed(world: &mut World, since: impl FnOnce(&mut World)) {
 }
 
 const NEWCOMER: u32 = 3;
+
+/// A ClusterNetworkPolicy that denies egress to a block.
+fn denies(name: &str, to: &str) -> Change {
+    let rule = cluster_rule(Action::Deny, vec![block(to, &[])], None);
+    Change::ClusterPolicy(cluster_policy(name, (Tier::Admin, 1), vec![], vec![rule]))
+}
+
+/// Otherwise a tenant with a large policy would keep its pods out of any further ClusterNetworkPolicy.
+#[test]
+fn deferred_policies_keep_no_pod_out_of_tiers() {
+    let mut world = World::new(two_tenants());
+    install(&mut world, ROOM);
+    world.apply([labelled("large"), selecting("large", each_its_own(2000))]);
+    let (seven, eight) = (host(7).to_string(), host(8).to_string());
+    assert!(world.egress(TENANT, &seven, 7));
+    defer(&mut world, &["tenant"]);
+    assert!(!world.compiler.has_outdated_tiers());
+    world.apply([denies("quarantine", &format!("{seven}/32"))]);
+    // The pod keeps its state for as long as the other compiler takes, whatever its namespace owes.
+    assert!(world.egress(TENANT, &seven, 7) && world.compiler.has_outdated_tiers());
+    // Other pods do not take over that state.
+    let newcomer = pod("tenant", "q", &[("app", "large")], &["10.0.0.3"]);
+    world.apply([Change::Pod(newcomer), Change::Interface(interface(NEWCOMER, &["10.0.0.3"]))]);
+    assert!(!world.egress(NEWCOMER, &seven, 7) && !world.egress(NEWCOMER, &eight, 8));
+    succeed(&mut world, |_| {});
+    assert!(!world.egress(TENANT, &seven, 7) && world.egress(TENANT, &eight, 8));
+    assert!(!world.egress(NEWCOMER, &seven, 7) && world.egress(NEWCOMER, &eight, 8));
+    assert!(!world.compiler.has_outdated_tiers());
+    // An edit of the large policy under the same tiers keeps the state before it, also for new pods.
+    defer(&mut world, &["tenant"]);
+    world.apply([selecting("large", each_its_own(2001))]);
+    assert!(!world.egress(TENANT, &seven, 7) && world.egress(TENANT, &eight, 8));
+    assert!(!world.compiler.has_outdated_tiers());
+}
 
 #[test]
 fn what_is_large_waits_for_another_compiler_and_nobody_else_does() {

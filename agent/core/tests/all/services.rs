@@ -400,3 +400,15 @@ fn an_event_writes_the_words_of_the_addresses_concerned() {
     world.apply([Change::ServiceGone(Key::new("a", "s7"))]);
     assert!(!world.egress(1, "10.96.1.7", 80) && !is_marked(&world, "10.96.1.7"));
 }
+
+/// A waiting Service has no ports yet, but kube-proxy translates its addresses at once.
+#[test]
+fn packets_to_a_service_without_ports_are_judged_after_the_translation() {
+    let mut world = with([service("web", &[WEB], &[])]);
+    assert!(is_marked(&world, WEB) && !world.egress(1, WEB, 80));
+    let rules = vec![rule(Some(vec![block("0.0.0.0/0", &[])]), None)];
+    world.apply([Change::Policy(policy("a", "wide", Selector::default(), None, Some(rules)))]);
+    assert!(is_marked(&world, WEB) && world.egress(1, WEB, 80), "by its address");
+    world.apply([Change::ServiceGone(Key::new("a", "web"))]);
+    assert!(!is_marked(&world, WEB));
+}

@@ -6,14 +6,19 @@
 //! wait with the large ones. Policies wait in the compiler, which keeps newly isolated pods closed for that time;
 //! Services and their EndpointSlices wait here. Small objects cost nothing.
 //!
+//! kube-proxy does not wait: it translates a Service's new addresses at once. So they are compiled at once as those of a
+//! [placeholder](placeholder_key), a Service without ports: policy allows no port of it, and packets that policy allows
+//! anyway are judged again after the translation.
+//!
 //! [`Compiler::defer`]: netpold_core::compile::Compiler::defer
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netpold_core::budget::ORDINARY_UNITS;
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{Change, EndpointSlice, Key};
+use netpold_core::model::{Change, EndpointSlice, Key, Service};
 
 /// Weight of a Service's port: every port is matched against every pod's rules.
 const PER_PORT: u64 = 50;
@@ -85,25 +90,61 @@ fn weigh(change: &Change, cluster: &Cluster) -> Option<(PacedObject, u64)> {
     })
 }
 
+/// Returns the key of a Service's placeholder, which no Service can have.
+fn placeholder_key(service: &Key) -> Key {
+    Key::new(service.namespace.clone(), format!("{} (waiting)", service.name))
+}
+
+/// Returns the placeholder of a waiting Service: its addresses that are not in force.
+fn placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
+    let Change::Service(service) = change else { return None };
+    let in_force = cluster.services().get(&service.key);
+    let is_new = |address: &IpAddr| in_force.is_none_or(|it| !it.addresses.contains(address));
+    let addresses: Vec<IpAddr> = service.addresses.iter().copied().filter(is_new).collect();
+    if service.unserved || addresses.is_empty() {
+        return None;
+    }
+    let is_cluster = |address: &IpAddr| service.cluster.contains(address);
+    Some(Change::Service(Service {
+        key: placeholder_key(&service.key),
+        cluster: addresses.iter().copied().filter(is_cluster).collect(),
+        addresses,
+        ports: Vec::new(),
+        unserved: false,
+    }))
+}
+
+/// Returns the change that removes the placeholder of a Service, if there is one.
+fn without_placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
+    let (Change::Service(Service { key, .. }) | Change::ServiceGone(key)) = change else {
+        return None;
+    };
+    let key = placeholder_key(key);
+    cluster.services().contains_key(&key).then_some(Change::ServiceGone(key))
+}
+
 impl Pace {
-    /// Admits a change: returns it, or keeps it if it has to wait.
+    /// Admits a change: returns it, or keeps it if it has to wait, and returns the change of its placeholder, if any.
     pub(super) fn admit(&mut self, change: Change, cluster: &Cluster) -> Option<Change> {
         let Some((object, units)) = weigh(&change, cluster) else { return Some(change) };
         // A change must not overtake an earlier one of the same object.
         let waits = self.waiting.contains_key(&object) || self.taken.contains_key(&object);
         if waits || units > ORDINARY_UNITS {
+            let placeholder =
+                placeholder(&change, cluster).or_else(|| without_placeholder(&change, cluster));
             self.waiting.insert(object, change);
-            return None;
+            return placeholder;
         }
         Some(change)
     }
 
-    /// Drops waiting changes of the object, because a newer change bypasses the queue.
-    pub(super) fn overtaken(&mut self, change: &Change, cluster: &Cluster) {
-        if let Some((object, _)) = weigh(change, cluster) {
-            self.waiting.remove(&object);
-            self.taken.remove(&object);
-        }
+    /// Drops waiting changes of the object, because a newer change bypasses the queue. Returns the removal of its
+    /// placeholder.
+    pub(super) fn overtaken(&mut self, change: &Change, cluster: &Cluster) -> Option<Change> {
+        let (object, _) = weigh(change, cluster)?;
+        self.waiting.remove(&object);
+        self.taken.remove(&object);
+        without_placeholder(change, cluster)
     }
 
     /// Charges an update that took `took` of a processor while all other updates waited. `compiled`: compiled units
@@ -165,13 +206,14 @@ impl Pace {
         self.owed.get(namespace).and_then(|owed| owed.checked_sub(CREDIT))
     }
 
-    /// Takes the changes that have waited long enough.
-    pub(super) fn take(&mut self, now: Instant) -> Vec<Change> {
+    /// Takes the changes that have waited long enough, with the removals of their placeholders.
+    pub(super) fn take(&mut self, now: Instant, cluster: &Cluster) -> Vec<Change> {
         let waiting = std::mem::take(&mut self.waiting);
         let (taken, waiting): (BTreeMap<_, _>, _) =
             waiting.into_iter().partition(|((key, _), _)| self.is_ready(&key.namespace, now));
         (self.taken, self.waiting) = (taken, waiting);
-        self.taken.values().cloned().collect()
+        let removals = self.taken.values().filter_map(|it| without_placeholder(it, cluster));
+        self.taken.values().cloned().chain(removals).collect()
     }
 
     /// Returns the namespaces of the last taken changes.
@@ -242,7 +284,7 @@ mod tests {
                 compiler.ingest(change);
                 small += 1;
             }
-            let update = pace.take(now);
+            let update = pace.take(now, compiler.cluster());
             if !update.is_empty() {
                 taken += 1;
                 update.into_iter().for_each(|change| compiler.ingest(change));
@@ -255,7 +297,7 @@ mod tests {
         assert_eq!(pace.waiting(), ["large"]);
         // The last change is in force in the end.
         let end = pace.next(&BTreeSet::new(), start + Duration::from_mins(10)).unwrap();
-        assert_eq!(pace.take(end), [service("large", 200, 599)]);
+        assert_eq!(pace.take(end, compiler.cluster()), [service("large", 200, 599)]);
         pace.succeeded(LARGE, BTreeMap::new(), end);
         assert_eq!(pace.next(&BTreeSet::new(), end), None);
     }
@@ -265,15 +307,55 @@ mod tests {
         let compiler = Compiler::new(Options::default());
         let (mut pace, now) = (Pace::default(), Instant::now());
         assert_eq!(pace.admit(service("a", 200, 1), compiler.cluster()), None);
-        assert_eq!(pace.take(now), [service("a", 200, 1)]);
+        assert_eq!(pace.take(now, compiler.cluster()), [service("a", 200, 1)]);
         let small = service("a", 2, 2);
         assert_eq!(pace.admit(small.clone(), compiler.cluster()), None, "overtakes nothing");
         pace.put_back();
-        assert_eq!(pace.take(now), [small], "what was not compiled is outdated");
+        assert_eq!(
+            pace.take(now, compiler.cluster()),
+            [small],
+            "what was not compiled is outdated"
+        );
         pace.succeeded(Duration::ZERO, BTreeMap::new(), now);
         let small = service("a", 2, 3);
         assert_eq!(pace.admit(small.clone(), compiler.cluster()), Some(small));
         assert!(pace.waiting().is_empty());
+    }
+
+    #[test]
+    fn the_addresses_of_a_waiting_service_are_known_at_once() {
+        let mut compiler = Compiler::new(Options::default());
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        let with = |ports, addresses: &[&str]| {
+            let Change::Service(service) = service("a", ports, 0) else { unreachable!() };
+            let addresses: Vec<IpAddr> = addresses.iter().map(|it| it.parse().unwrap()).collect();
+            let cluster = addresses[..1].to_vec();
+            Change::Service(Service { addresses, cluster, ..service })
+        };
+        let placeholder = |addresses: &[&str]| {
+            let Change::Service(service) = with(0, addresses) else { unreachable!() };
+            let cluster = if addresses[0] == "10.96.0.1" { service.cluster } else { Vec::new() };
+            Change::Service(Service { key: Key::new("a", "s (waiting)"), cluster, ..service })
+        };
+        let gone = Change::ServiceGone(Key::new("a", "s (waiting)"));
+        let large = with(200, &["10.96.0.1"]);
+        let admitted = pace.admit(large.clone(), compiler.cluster());
+        assert_eq!(admitted, Some(placeholder(&["10.96.0.1"])));
+        compiler.ingest(admitted.unwrap());
+        assert_eq!(pace.take(now, compiler.cluster()), [large.clone(), gone.clone()]);
+        pace.put_back();
+        pace.take(now, compiler.cluster()).into_iter().for_each(|it| compiler.ingest(it));
+        pace.succeeded(Duration::ZERO, BTreeMap::new(), now);
+        assert_eq!(compiler.cluster().services().len(), 1);
+        // Of an edit, the further addresses.
+        let edited = with(200, &["10.96.0.1", "192.0.2.7"]);
+        let admitted = pace.admit(edited, compiler.cluster());
+        assert_eq!(admitted, Some(placeholder(&["192.0.2.7"])));
+        compiler.ingest(admitted.unwrap());
+        // Taken back before it was in force.
+        assert_eq!(pace.admit(large.clone(), compiler.cluster()), Some(gone.clone()));
+        compiler.ingest(gone);
+        assert_eq!(pace.take(now, compiler.cluster()), [large]);
     }
 
     #[test]

@@ -75,14 +75,14 @@ impl Reconciler {
     /// Ingests a change, unless it has to wait.
     pub(super) fn admit(&mut self, change: Change) {
         let cluster = self.compiler.cluster();
-        let change = if self.installed {
-            self.pace.admit(change, cluster)
+        if self.installed {
+            let change = self.pace.admit(change, cluster);
+            self.ingest(change);
         } else {
             // Nothing waits before the first installation.
-            self.pace.overtaken(&change, cluster);
-            Some(change)
-        };
-        self.ingest(change);
+            let removal = self.pace.overtaken(&change, cluster);
+            self.ingest(removal.into_iter().chain([change]));
+        }
     }
 
     /// Ingests changes.

@@ -57,7 +57,8 @@ impl Reconciler {
         let search = self.compiler.has_room_again();
         let search = search.then(|| self.succession.searches_at.unwrap_or(now));
         let asks = self.pace.next(&self.compiler.late(), now).into_iter();
-        let asks = asks.chain(linger).chain(search).chain(crowded.then_some(now));
+        let is_urgent = crowded || self.compiler.has_outdated_tiers();
+        let asks = asks.chain(linger).chain(search).chain(is_urgent.then_some(now));
         asks.min().map(|at| at.max(rests))
     }
 
@@ -78,7 +79,7 @@ impl Reconciler {
         let mut clients = self.compiler.late();
         clients.extend(lingering);
         clients.retain(|namespace| self.pace.is_ready(namespace, now));
-        let changes = self.pace.take(now);
+        let changes = self.pace.take(now, self.compiler.cluster());
         clients.extend(self.pace.taken().map(str::to_owned));
         let order = Order {
             compiler: self.compiler.blank(),

@@ -5,9 +5,10 @@ use netpold_core::explain::{Verdict, Within};
 use netpold_core::model::{DomainName, Key};
 use netpold_core::probe::Party;
 
-use super::{
-    Assertion, AssertionContext, AssertionOutcome, AssumedAddresses, TOLD, side, template,
-};
+use super::assertion::{Assertion, AssumedAddresses};
+use super::context::AssertionContext;
+use super::outcome::{AssertionOutcome, TOLD};
+use super::sides::{side, template};
 
 /// Returns the addresses to which a name is assumed to resolve.
 pub(super) fn within(at: &AssumedAddresses) -> Within {

@@ -8,8 +8,8 @@ use netpold_core::explain::Explainer;
 use netpold_core::model::Pod;
 use netpold_core::probe::Party;
 
+use super::assertion::{NamespaceChoice, Selected};
 use super::outcome::AssertionOutcome;
-use super::{NamespaceChoice, Selected};
 use crate::judge::Judge;
 
 /// Context of assertions.

@@ -2,8 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Assertion;
-use super::probe::ProbeResults;
+use super::assertion::Assertion;
+use super::probe_results::ProbeResults;
+
+/// Most failures shown per assertion.
+pub(super) const TOLD: usize = 5;
+/// Most pods that an error names.
+pub(super) const NAMED: usize = 5;
 
 /// Outcome of an assertion.
 pub(super) struct AssertionOutcome {

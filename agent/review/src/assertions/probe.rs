@@ -5,7 +5,6 @@
 //! use the pod's rights. The output of the image's tools is trusted.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 
 use anyhow::Result;
@@ -18,7 +17,11 @@ use netpold_core::model::Key;
 use netpold_core::printable::cut;
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use super::{Assertion, AssertionContext, AssertionOutcome, Selected, TOLD, pairs, sides};
+use super::assertion::{Assertion, Selected};
+use super::context::AssertionContext;
+use super::outcome::{AssertionOutcome, TOLD};
+use super::probe_results::{ConnectResult, ProbeResults};
+use super::sides::{pairs, sides};
 
 /// Timeout of a connection in seconds.
 const SECONDS: &str = "3";
@@ -34,73 +37,6 @@ const REASON: usize = 256;
 const MARK: &str = "netpold: ";
 const SHELL: &str = include_str!("probe/connect.sh");
 const PYTHON: &str = include_str!("probe/connect.py");
-
-/// Result of a connection attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum ConnectResult {
-    /// The connection was opened.
-    Connected,
-    /// The peer answered that no socket listens at the port.
-    Refused,
-    /// No answer arrived in time.
-    TimedOut,
-    /// A router reported that the address is unreachable.
-    Unreachable,
-}
-
-impl ConnectResult {
-    /// Returns whether packets passed in both directions.
-    const fn passed(self) -> bool {
-        matches!(self, Self::Connected | Self::Refused)
-    }
-}
-
-impl fmt::Display for ConnectResult {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Connected => "connected",
-            Self::Refused => "refused",
-            Self::TimedOut => "timed out",
-            Self::Unreachable => "unreachable",
-        })
-    }
-}
-
-/// Results of an assertion's connections.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct ProbeResults {
-    met: BTreeMap<ConnectResult, usize>,
-    /// Number of connections not attempted, by reason.
-    not: BTreeMap<String, usize>,
-    /// Number of unexpected results.
-    pub(super) wrong: usize,
-    /// Descriptions of the first unexpected results.
-    pub(super) failures: Vec<String>,
-}
-
-impl ProbeResults {
-    /// Returns the number of attempted connections.
-    pub(super) fn count(&self) -> usize {
-        self.met.values().sum()
-    }
-
-    /// Returns the number of connections not attempted.
-    pub(super) fn left_out(&self) -> usize {
-        self.not.values().sum()
-    }
-}
-
-impl fmt::Display for ProbeResults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let met: Vec<String> = self.met.iter().map(|(met, n)| format!("{n} {met}")).collect();
-        let not: Vec<String> = self.not.iter().map(|(why, n)| format!("{n} ({why})")).collect();
-        match (&met[..], &not[..]) {
-            ([], not) => write!(f, "not probed: {}", not.join(", ")),
-            (met, []) => write!(f, "probed: {}", met.join(", ")),
-            (met, not) => write!(f, "probed: {}; not probed: {}", met.join(", "), not.join(", ")),
-        }
-    }
-}
 
 /// Container of a pod that can open connections.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use netpold_core::probe::{IpProtocol, Party};
 use netpold_kube::document::{self, DocumentNode, MappingEntry, ReadError, Value, parse};
 use netpold_kube::manifests::Undecoded;
 
-use super::{Assertion, AssumedAddresses, NamespaceChoice, Selected};
+use super::assertion::{Assertion, AssumedAddresses, NamespaceChoice, Selected};
 
 /// Fields of an assertion.
 const FIELDS: [&str; 6] = ["name", "from", "to", "port", "protocol", "expect"];
@@ -319,16 +319,6 @@ fn named(field: &str, node: &DocumentNode) -> Result<Selected, ReadError> {
     };
     let blocks: Option<Vec<IpNet>> = items.iter().map(block).collect();
     Ok(Selected::Name { name, at: AssumedAddresses::Blocks(blocks.ok_or_else(invalid)?) })
-}
-
-/// Formats a required label of an assertion.
-pub(super) fn label(requirement: &Requirement) -> String {
-    match requirement {
-        Requirement::In(key, values) => format!("{key}={}", values.join("|")),
-        Requirement::NotIn(key, values) => format!("{key}!={}", values.join("|")),
-        Requirement::Exists(key) => key.clone(),
-        Requirement::DoesNotExist(key) => format!("!{key}"),
-    }
 }
 
 #[cfg(test)]

@@ -12,9 +12,10 @@ use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
-use super::outcome::{AssertionOutcome, Verified};
-use super::probe::ProbeResults;
-use super::{Assertion, NAMED, Selected, TestOutput};
+use super::args::TestOutput;
+use super::assertion::{Assertion, Selected};
+use super::outcome::{AssertionOutcome, NAMED, Verified};
+use super::probe_results::ProbeResults;
 use crate::first_names::first_names;
 
 /// Notes on the whole answer.

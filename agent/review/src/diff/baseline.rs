@@ -9,12 +9,13 @@ use netpold_client::offline::{Reviewed, ranges};
 use netpold_core::cluster::{Cluster, ObjectKey};
 use netpold_core::model::{Change, Policy};
 
+use super::clients;
 use super::compare::compare_workloads;
+use super::compare_objects::{add_gaps, compare_objects, lasting};
 use super::difference::Difference;
 use super::services::are_same;
 use super::sources::Sources;
 use super::workloads::{ComparedWorkload, workloads};
-use super::{add_gaps, clients, compare_objects, lasting};
 use crate::judge::are_possible;
 
 /// Clusters before and after a change.

@@ -16,8 +16,9 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{DomainName, Pod, Protocol};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
+use super::class::{Class, ClassKind, PartyEnd, PartyEnds};
 use super::difference::{ConnectivityChange, Difference, LostGained};
-use super::ends::{Class, ClassKind, PartyEnd, PartyEnds, ends_of};
+use super::ends::ends_of;
 use super::isolation::Isolation;
 use super::one_way::{KnownChanges, MatchedPeers, OneWays, PortSets};
 use super::party::few;

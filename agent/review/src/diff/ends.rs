@@ -8,10 +8,11 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, is_subject, is_unaddressed};
 use netpold_core::explain::Blocks;
-use netpold_core::model::{Direction, DomainName, NamedPort, Pod};
+use netpold_core::model::{Direction, DomainName, Pod};
 
+use super::class::{Class, ClassKind, EndTraits, PartyEnd, PartyEnds};
+use super::ends_builder::PartyEndsBuilder;
 use super::isolation::gap;
-use super::nodes::OwnNode;
 use super::party::DiffParty;
 use super::rules::{ApplicableRules, PolicyCriteria, RangeStarts};
 use super::second::{SecondPair, recounted};
@@ -20,139 +21,6 @@ use crate::parallel::in_parts;
 
 /// Most sample addresses per pod without an address.
 const PLACES: usize = 64;
-
-/// Address in one cluster.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PartyEnd<'c> {
-    pub(super) pod: Option<&'c Pod>,
-    /// Node of the pod, or node that has the address; empty if there is none.
-    pub(super) node: &'c str,
-    pub(super) address: IpAddr,
-}
-
-impl PartyEnd<'_> {
-    /// Returns whether the status of the end's pod lists the other end's address: policies treat that address as the pod's
-    /// own, even if another pod has it.
-    pub(super) fn lists(&self, other: &Self) -> bool {
-        self.pod.is_some_and(|pod| pod.addresses.contains(&other.address))
-    }
-}
-
-/// Kind of a class's party.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ClassKind {
-    Pods,
-    Nodes,
-    Outside,
-}
-
-/// Ends that policies treat alike in both clusters.
-#[derive(Debug)]
-pub(super) struct Class<'c> {
-    /// Index of the party.
-    pub(super) party: usize,
-    pub(super) kind: ClassKind,
-    /// Members, each before and after.
-    pub(super) members: Vec<[PartyEnd<'c>; 2]>,
-    /// Whether the address is a Service's, or shared by several nodes: only the explainer resolves these.
-    pub(super) special: bool,
-    /// Whether another object has an address of some member's pod: traffic to that object may count as the pod's own.
-    pub(super) is_contested: bool,
-    /// Whether another pod has an address of some member's status, see [`Class::is_by_address`].
-    pub(super) lacks_address: bool,
-    /// Whether nothing relevant to the class as a sender changed.
-    pub(super) sends_as_before: bool,
-    /// Whether nothing relevant to the class as a receiver changed.
-    pub(super) receives_as_before: bool,
-    /// Ports at which the class's egress may change.
-    pub(super) sends: RangeStarts,
-    /// Ports at which the class's ingress, or a named port's number, may change.
-    pub(super) receives: RangeStarts,
-    /// Domain names in the rules of the class's egress, before or after.
-    pub(super) names: BTreeSet<DomainName>,
-    /// Addresses of no object to which the names are assumed to resolve, one of each set that these rules distinguish.
-    pub(super) resolved: Vec<IpAddr>,
-    /// Addresses of the members' own nodes, one of each set that policies distinguish.
-    pub(super) own_nodes: Vec<OwnNode<'c>>,
-}
-
-impl Class<'_> {
-    pub(super) fn is_ipv6(&self) -> bool {
-        self.members[0][0].address.is_ipv6()
-    }
-
-    /// Returns whether the verdict on connections to another class may depend on the nodes of pods: if Services translate
-    /// them, perhaps to a pod's own node.
-    pub(super) fn is_by_node(&self, to: &Self, node_ports: bool) -> bool {
-        self.special || to.special || node_ports && [self.kind, to.kind].contains(&ClassKind::Nodes)
-    }
-
-    /// Returns whether the verdict on connections to another class may depend on the members' addresses, see
-    /// [`PartyEnd::lists`].
-    pub(super) fn is_by_address(&self, to: &Self) -> bool {
-        self.lacks_address || to.lacks_address
-    }
-}
-
-/// Properties by which policies distinguish ends of one cluster.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(super) struct EndTraits<'c> {
-    labels: Vec<(&'c str, &'c str)>,
-    ports: &'c [NamedPort],
-    block: IpNet,
-    pub(super) special: Option<IpAddr>,
-    /// Node that has the address. The nodes of pods are no trait: [`Class::is_by_node`] judges by nodes where they matter.
-    node: Option<&'c str>,
-}
-
-/// Parties and their classes.
-pub(super) struct PartyEnds<'c> {
-    pub(super) parties: Vec<DiffParty>,
-    pub(super) classes: Vec<Class<'c>>,
-    /// Ports of Services and node ports: relevant at special addresses and at nodes.
-    pub(super) translated: RangeStarts,
-    /// Whether a Service has node ports.
-    pub(super) node_ports: bool,
-    /// Index of [`DiffParty::OwnNode`].
-    pub(super) own_node: usize,
-    /// Index of the party of each domain name.
-    pub(super) names: BTreeMap<DomainName, usize>,
-    /// Number of blocks beyond [`PLACES`], at which pods without an address are not judged.
-    pub(super) left_out: usize,
-    /// Workloads compared in part or not at all, each with the reason.
-    pub(super) not_compared: Vec<String>,
-    /// Pods with an address on a secondary network that begins or ceases to count.
-    pub(super) recounted: BTreeSet<String>,
-}
-
-impl<'c> PartyEnds<'c> {
-    /// Returns whether more than policies and addresses may decide about connections from one class to another: a Service
-    /// that translates them, or an address of several owners.
-    pub(super) fn may_translate(&self, from: &Class<'c>, to: &Class<'c>) -> bool {
-        let special = from.special || to.special || from.is_contested || to.is_contested;
-        special || self.node_ports && to.kind == ClassKind::Nodes
-    }
-}
-
-/// Builder of [`PartyEnds`].
-pub(super) struct PartyEndsBuilder<'c> {
-    pub(super) clusters: [&'c Cluster; 2],
-    pub(super) named: PolicyCriteria,
-    blocks: Blocks,
-    /// Addresses that labels and blocks alone do not determine.
-    special: HashSet<IpAddr>,
-    /// Every address of the objects.
-    known: HashSet<IpAddr>,
-    /// Addresses of nodes, before and after.
-    of_nodes: [HashSet<IpAddr>; 2],
-    /// Namespaces with changed labels.
-    relabelled: HashSet<&'c str>,
-    pub(super) node_ports: bool,
-    /// Sample addresses for pods without one, one of each set that policies distinguish.
-    places: Vec<IpAddr>,
-    pub(super) parties: Vec<DiffParty>,
-    pub(super) classes: Vec<Class<'c>>,
-}
 
 /// Traits of a member that its class depends on: IPv6, whether its node changes, whether it counts for no pod, and its
 /// traits before and, where they differ, after.
@@ -332,11 +200,6 @@ impl<'c> PartyEndsBuilder<'c> {
         }
     }
 
-    /// Returns whether pods without an address are judged.
-    pub(super) fn judges_unaddressed(&self) -> bool {
-        !self.places.is_empty()
-    }
-
     /// Returns whether another object has the address at which a pod is judged.
     fn is_taken(&self, cluster: usize, end: PartyEnd<'c>) -> bool {
         let owner = self.clusters[cluster].owner(end.address);
@@ -432,19 +295,6 @@ impl<'c> PartyEndsBuilder<'c> {
         let after = self.traits(after);
         let after = (after != traits).then_some(after);
         (traits, after)
-    }
-
-    pub(super) fn traits(&self, end: PartyEnd<'c>) -> EndTraits<'c> {
-        let address = end.address;
-        let labels = end.pod.into_iter().flat_map(|pod| pod.labels.iter());
-        let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
-        EndTraits {
-            labels: labels.map(|(key, value)| (key.as_str(), value.as_str())).collect(),
-            ports: end.pod.map_or(&[], |pod| &pod.ports),
-            block: self.blocks.around(address),
-            special: self.special.contains(&address).then_some(address),
-            node: (end.pod.is_none() && !self.special.is_empty()).then_some(end.node),
-        }
     }
 
     /// Creates the class of a pod's address, without members.

@@ -8,7 +8,7 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Enforcement;
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use super::ends::{Class, ClassKind, PartyEnd, PartyEnds};
+use super::class::{Class, ClassKind, PartyEnd, PartyEnds};
 use super::party::DiffParty;
 use super::peers::{ClassPair, Remote};
 use super::ports::{FIRST_PORT, PROTOCOLS, PortRanges};

@@ -13,7 +13,8 @@ use netpold_core::model::{Direction, Enforcement, Peer, Pod, Rule};
 use netpold_core::probe::{IpProtocol, Party};
 use serde::Serialize;
 
-use super::ends::{PartyEnds, ends};
+use super::class::PartyEnds;
+use super::ends::ends;
 use super::judge::{PairJudge, PairVerdict};
 use super::party::DiffParty;
 use super::peers::{ClassPair, PeerIndex, Remote, is_everyone};

@@ -4,20 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use netpold_core::model::Node;
 
-use super::ends::{Class, ClassKind, PartyEnd, PartyEndsBuilder};
+use super::class::{Class, ClassKind, OwnNode, PartyEnd};
+use super::ends_builder::PartyEndsBuilder;
 use super::party::DiffParty;
 use super::rules::RangeStarts;
-
-/// A pod and an address of its own node, each before and after; a pod that moves has another node after.
-#[derive(Debug)]
-pub(super) struct OwnNode<'c> {
-    pub(super) pod: [PartyEnd<'c>; 2],
-    pub(super) node: [PartyEnd<'c>; 2],
-    /// Whether nothing relevant to the node changed.
-    pub(super) is_as_before: bool,
-    /// Whether, moreover, no Service has node ports.
-    pub(super) receives_as_before: bool,
-}
 
 impl<'c> PartyEndsBuilder<'c> {
     /// Returns the addresses of a node in a cluster, without those that a pod owns.

@@ -13,8 +13,8 @@ use netpold_core::explain::Explainer;
 use netpold_core::model::{Direction, Enforcement, Key, NamedPort, Peer, Pod, PortMatch, Rule};
 use netpold_core::probe::IpProtocol;
 
+use super::class::{Class, PartyEnd, PartyEnds};
 use super::class_numbers::ClassNumbers;
-use super::ends::{Class, PartyEnd, PartyEnds};
 use super::peers::PeerIndex;
 use super::ports::{PROTOCOLS, PortRanges};
 use crate::parallel::both;

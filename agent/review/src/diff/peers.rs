@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{DomainName, Peer, Pod, Requirement, Selector};
 
-use super::ends::{Class, ClassKind, PartyEnds};
+use super::class::{Class, ClassKind, PartyEnds};
 use super::party::DiffParty;
 
 /// Other side of a rule: index of a class, or of the party of a domain name.

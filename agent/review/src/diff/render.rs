@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::args::DiffOutput;
 use super::difference::{ConnectivityChange, Difference, LostGained};
+use super::escape::{cell, label};
 use super::isolation::{HostNetworkChange, Isolation, IsolationChange, UnmatchedWorkload};
 use super::live::Cuts;
 use super::party::{DiffParty, SHOWN, few};
@@ -352,18 +353,6 @@ pub fn document(difference: &Difference) -> Value {
     })
 }
 
-/// Escapes text for a cell of a Markdown table.
-pub(super) fn cell(text: &str) -> String {
-    let mut escaped = String::new();
-    for c in text.chars() {
-        if matches!(c, '|' | '`' | '<' | '*' | '_' | '[' | '\\' | '@') {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
-}
-
 fn markdown(difference: &Difference) -> String {
     let mut text = String::new();
     for (word, line) in turned(difference) {
@@ -387,11 +376,6 @@ fn markdown(difference: &Difference) -> String {
         let _ = writeln!(text, "\n{}", cell(&note));
     }
     text
-}
-
-/// Escapes text for a Mermaid label.
-pub(super) fn label(text: &str) -> String {
-    printable(text).replace('#', "#35;").replace('"', "#quot;").replace('<', "#lt;")
 }
 
 fn mermaid(difference: &Difference) -> String {

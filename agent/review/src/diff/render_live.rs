@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 
+use super::escape::{cell, label};
 use super::live::{ConnectionGroup, Cuts};
 use super::party::few;
-use super::render::{cell, label};
 
 /// Most groups in text; JSON has all.
 const GROUPS: usize = 100;

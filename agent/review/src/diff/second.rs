@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use netpold_core::cluster::{is_subject, is_unaddressed};
 use netpold_core::model::Pod;
 
-use super::ends::{PartyEnd, PartyEndsBuilder};
+use super::class::PartyEnd;
+use super::ends_builder::PartyEndsBuilder;
 
 /// An address before and after, and whether each counts for no pod.
 pub(super) type SecondPair<'c> = ([PartyEnd<'c>; 2], [bool; 2]);

@@ -13,7 +13,8 @@ use netpold_core::printable::printable;
 use owo_colors::{OwoColorize as _, Style};
 use serde_json::json;
 
-use super::{ALLOWED, CANNOT_TELL, DENIED, ExplainArgs, print_lines, probe};
+use super::args::{ExplainArgs, probe};
+use super::print::{ALLOWED, CANNOT_TELL, DENIED, print_lines};
 
 /// Returns the socket of the agent to ask, if neither manifests nor a cluster are selected.
 pub(super) fn socket(args: &ExplainArgs) -> Option<&Path> {

@@ -225,8 +225,7 @@ fn quiet(cluster: &TestCluster) {
     let nodes = cluster.nodes.iter().map(|node| &**node as &Host);
     let all = (1..3).flat_map(|node| APPS.map(|app| &**cluster.pod(&format!("{app}{node}"))));
     for host in nodes.chain(all) {
-        let done = host.command("nft").unwrap().arg(RULES).output().unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        host.netns().nft(RULES).unwrap();
     }
 }
 

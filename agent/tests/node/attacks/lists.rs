@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
 use crate::attacks::tunnel;
-use crate::attacks::volley::{Volley, allow_one_port, nft, pairs};
+use crate::attacks::volley::{Volley, allow_one_port, pairs};
 use netpold_testbed::cluster::{PATIENCE, TestCluster};
 use netpold_testbed::packet::{frame, ipv4, ipv6, tcp_message, udp_message};
 use netpold_testbed::{Cni, ProbeProtocol, RawSocket, TestPod, require_root};
@@ -57,7 +57,7 @@ fn add_joining_tunnel(pod: &TestPod) {
          ip version 4 ip frag-off set {LATER} ip id set {DATAGRAM}; \
          ip6 nexthdr 43 ip6 nexthdr set 60 @nh,336,48 set 0x010400000000; }}; }}"
     );
-    nft(pod, &rules);
+    pod.netns().nft(&rules).unwrap();
 }
 
 /// Packets to the denied port (IPv4), or to an address beyond the allowed one (IPv6).

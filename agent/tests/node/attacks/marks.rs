@@ -12,7 +12,7 @@ use netpold_testbed::{Cni, Host, PodSpec, Proxy, RawSocket, require_root, skip};
 use serde_json::Value;
 
 use crate::attacks::bounce::{bounced, can_bounce};
-use crate::attacks::volley::{BOTH, PACKETS, Sender, Tally, Volley, nft, pairs};
+use crate::attacks::volley::{BOTH, PACKETS, Sender, Tally, Volley, pairs};
 
 const PORT: u16 = 4000;
 
@@ -170,7 +170,7 @@ fn erased(cni: Cni) {
     };
     exact(&cluster, &["good"]);
     settled(&mut cluster);
-    nft(&cluster.nodes[0], ERASER);
+    cluster.nodes[0].netns().nft(ERASER).unwrap();
     exact(&cluster, NOBODY);
     said(&mut cluster, &["lost bit 28 of skb->mark on this node", "shop/client", "shop/good"]);
     let log = cluster.agents[0].log();
@@ -179,7 +179,7 @@ fn erased(cni: Cni) {
     cluster.policy("good", isolate("good", &["Egress"])).enforce();
     answer(cluster.pod("client"), &backend(&cluster, "good"), NOBODY);
     cluster.without_policy("good").enforce();
-    nft(&cluster.nodes[0], "delete table inet other");
+    cluster.nodes[0].netns().nft("delete table inet other").unwrap();
     settled(&mut cluster);
     exact(&cluster, &["good"]);
 }

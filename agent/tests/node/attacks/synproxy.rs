@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netpold_testbed::cluster::{PATIENCE, PORT, TestCluster, isolate};
 use netpold_testbed::{ProbeProtocol, Proxy, ReachProbe, probe_all, require_root};
 
-use crate::attacks::volley::{BOTH, PACKETS, Tally, nft};
+use crate::attacks::volley::{BOTH, PACKETS, Tally};
 
 const RULES: &str = "table inet guard {
     chain raw {
@@ -53,7 +53,7 @@ fn connections_that_synproxy_opens() {
     node.translate(Proxy::Nftables, &[]).unwrap();
     node.netns().sysctl("netfilter/nf_conntrack_tcp_loose", "0").unwrap();
     node.netns().sysctl("ipv4/tcp_syncookies", "2").unwrap();
-    nft(node, RULES);
+    node.netns().nft(RULES).unwrap();
     let mut tally = Tally::default();
     cluster.enforce();
     for family in 0..2 {

@@ -15,7 +15,7 @@ use nix::sys::socket::{
 };
 use std::os::fd::AsRawFd as _;
 
-use crate::attacks::volley::{Sender, nft};
+use crate::attacks::volley::Sender;
 
 /// Port outside the ephemeral range.
 const SERVER: u16 = 8080;
@@ -117,10 +117,8 @@ fn a_reset_that_ends_at_the_node_turns_no_connection() {
     let clients = [("friend", 50_000), ("stranger", 50_001), ("sly", 1000), ("late", 1001)];
     let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server"]);
     clients.iter().for_each(|(name, _)| cluster.add(0, name));
-    nft(
-        &cluster.nodes[0],
-        "table inet track { chain forward { type filter hook forward priority 0; ct state new,established accept; }; }",
-    );
+    let rules = "table inet track { chain forward { type filter hook forward priority 0; ct state new,established accept; }; }";
+    cluster.nodes[0].netns().nft(rules).unwrap();
     cluster.nodes[0].netns().sysctl("netfilter/nf_conntrack_tcp_timeout_close", "1").unwrap();
     cluster.enforce();
     let address = (ipv4_of(cluster.pod("server")), SERVER);

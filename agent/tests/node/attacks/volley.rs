@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{PATIENCE, TestCluster, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
-use netpold_testbed::{Host, RawSocket, TestPod};
+use netpold_testbed::{RawSocket, TestPod};
 use serde_json::json;
 
 /// Number of packets of an attack.
@@ -162,12 +162,6 @@ impl Sender {
 /// Returns the address pairs of two pods, one of each family.
 pub(crate) fn pairs(from: &TestPod, to: &TestPod) -> Vec<(IpAddr, IpAddr)> {
     from.addresses().iter().copied().zip(to.addresses().iter().copied()).collect()
-}
-
-/// Runs an nftables script on a node.
-pub(crate) fn nft(node: &Host, rules: &str) {
-    let done = node.command("nft").unwrap().arg(rules).output().unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
 /// Lets `hostile` send to this port of `victim` by these protocols, and nothing else.

@@ -117,8 +117,7 @@ fn probes_that_a_mesh_translates_reach_isolated_pods() {
                 format!("fib saddr type local {family} daddr {to} snat {family} to {source}; ");
             rules += &format!("add rule inet mesh out {of}");
         }
-        let done = node.command("nft").unwrap().arg(rules).output().unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        node.netns().nft(&rules).unwrap();
         for (to, source) in pod.addresses().iter().zip(SOURCES) {
             let to = SocketAddr::new(*to, 8080);
             let listener = pod.run(|| TcpListener::bind(to)).unwrap().unwrap();

@@ -1,8 +1,6 @@
 //! Connections older than the first agent: the kernel's conntrack shows the initiator of each.
 
-use std::io::Write;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::process::Stdio;
 
 use netpold_dataplane::import_conntrack::{KernelFlow, kernel_flows};
 use netpold_testbed::cluster::{MOMENT, PATIENCE, TestCluster, allow_from, allow_to, isolate};
@@ -27,10 +25,7 @@ fn track(cluster: &TestCluster) {
             }}
         }}"
     );
-    let mut nft = cluster.nodes[0].command("nft").unwrap();
-    let mut child = nft.args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(rules.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success());
+    cluster.nodes[0].netns().nft(&rules).unwrap();
 }
 
 fn open(cluster: &TestCluster, from: &str, to: (IpAddr, u16)) -> TestFlow {

@@ -177,8 +177,7 @@ fn from_policy_to_packet() {
 /// Makes the node's kernel track its flows, as kube-proxy does.
 fn track(world: &World) {
     let rules = "table inet track { chain forward { type filter hook forward priority 0; ct state new accept; }; }";
-    let done = world.node.netns().command("nft").unwrap().arg(rules).status();
-    assert!(done.unwrap().success());
+    world.node.netns().nft(rules).unwrap();
 }
 
 async fn rounds(world: &World, stream: &Stream, took: &mut Took) {

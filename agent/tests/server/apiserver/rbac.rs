@@ -138,8 +138,7 @@ fn a_rule_that_erases_marks_is_reported_on_the_node() {
     });
     let rules = "add table inet other; add chain inet other passing { type filter hook forward priority 0; }; \
                  add rule inet other passing meta mark set 0";
-    let done = world.node.command("nft").unwrap().arg(rules).output().unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    world.node.netns().nft(rules).unwrap();
     // Packets before the first check (10 s after the start) are not reported.
     for _ in 0..20 {
         assert!(

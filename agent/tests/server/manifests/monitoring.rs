@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::manifests::rendered::{can_render, deploy, find, option, render, tool};
 use netpold_testbed::skip;
 
-/// Returns the names in `deploy/metrics.md`; `tests/traffic/metrics.rs` compares the page with the served metrics.
+/// Returns the names in `deploy/metrics.md`; `tests/node/traffic/metrics.rs` compares the page with the served metrics.
 fn documented() -> BTreeSet<String> {
     let text = std::fs::read_to_string(deploy().join("metrics.md")).unwrap();
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));

@@ -35,6 +35,8 @@ pub(crate) struct Late {
     pub(crate) of: Combination,
     /// The pods are closed meanwhile; otherwise they keep the state before the last edit.
     pub(crate) is_closed: bool,
+    /// Rules of ClusterNetworkPolicies for the pods have changed, too, so the delay must not depend on the namespace.
+    pub(crate) has_outdated_tiers: bool,
 }
 
 impl Late {

@@ -56,18 +56,25 @@ impl DirectionPolicyInput {
     }
 }
 
+impl DirectionPolicyInput {
+    /// Whether the rules of tiers are those of another input.
+    fn has_tiers_of(&self, other: &Self) -> bool {
+        let mut tiers = self.tiers.iter().zip(&other.tiers);
+        self.tiers.len() == other.tiers.len()
+            && tiers.all(|(one, other)| Arc::ptr_eq(one, other))
+            && self.refused == other.refused
+    }
+}
+
 impl PartialEq for DirectionPolicyInput {
     fn eq(&self, other: &Self) -> bool {
-        let tiers = || self.tiers.iter().zip(&other.tiers);
         let policies = || self.policies.iter().zip(&other.policies);
         self.direction == other.direction
             && self.policies.len() == other.policies.len()
             && policies().all(|(one, other)| Arc::ptr_eq(one, other))
-            && self.tiers.len() == other.tiers.len()
-            && tiers().all(|(one, other)| Arc::ptr_eq(one, other))
+            && self.has_tiers_of(other)
             && self.ports == other.ports
             && self.served == other.served
-            && self.refused == other.refused
             && self.labelled == other.labelled
     }
 }
@@ -148,7 +155,12 @@ impl DirectionPolicies {
         let units = weights.map(|weight| weight.units(direction)).sum();
         if !limits.admits(&of, units) {
             let former = self.former(&made, before);
-            let late = Late { of, is_closed: former.is_none() };
+            let late = Late {
+                of,
+                is_closed: former.is_none(),
+                has_outdated_tiers: former.is_some_and(|(other, _)| !other.has_tiers_of(&made)),
+            };
+            let former = former.map(|(_, direction_policy)| direction_policy.clone());
             return Some((former.unwrap_or_else(|| made.closed(builder)), Some(late)));
         }
         // A policy beyond its budget isolates and grants nothing.
@@ -169,28 +181,28 @@ impl DirectionPolicies {
         Some((direction_policy, None))
     }
 
-    /// The direction policy that a pod keeps until its policies are compiled: its present one if only policies changed;
-    /// otherwise one built from the same policies before an edit, for this pod or for a pod with the same ports and
-    /// Services.
+    /// The direction policy that a pod keeps until its policies are compiled, with its input: its present one if only
+    /// policies changed; otherwise one built from the same policies before an edit, with the same rules of tiers, for
+    /// this pod or for a pod with the same ports and Services.
     fn former(
         &self,
         made: &DirectionPolicyInput,
         before: Option<Before<'_>>,
-    ) -> Option<Arc<DirectionPolicy>> {
+    ) -> Option<(&DirectionPolicyInput, &Arc<DirectionPolicy>)> {
         let of = combination(made.direction, &made.policies);
         // The pod's own direction policy first, then the newest.
         let rank = |(other, direction_policy): &(&DirectionPolicyInput, &Arc<DirectionPolicy>)| {
             let own = before.filter(|own| Arc::ptr_eq(own.direction_policy, direction_policy));
             let same = || {
                 other.labelled == made.labelled
+                    && other.has_tiers_of(made)
                     && combination(other.direction, &other.policies) == of
                     && (own.is_some() || (other.ports == made.ports && other.served == made.served))
             };
             let fits = own.is_some_and(|own| own.same_labels) || same();
             fits.then(|| (own.is_some(), self.id(direction_policy)))
         };
-        let best = self.made.iter().max_by_key(rank).filter(|best| rank(best).is_some());
-        best.map(|(_, direction_policy)| direction_policy.clone())
+        self.made.iter().max_by_key(rank).filter(|best| rank(best).is_some())
     }
 
     /// The number of a direction policy that is in use.

@@ -255,7 +255,8 @@ impl Settling<'_> {
             peer_sets.extend(self.registry.served(&service.key, v6));
         }
         peer_sets.sort_unstable();
-        if !targets.is_empty() {
+        // A Service without known ports has an empty target: packets to it are marked, and judged after the translation.
+        if !targets.is_empty() || !services.at(address).is_empty() {
             let target = |((protocol, port, elsewhere), backends)| TargetPort {
                 protocol,
                 port,

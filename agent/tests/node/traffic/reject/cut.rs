@@ -162,15 +162,14 @@ impl Loss {
              add chain inet loss segments {{ type filter hook {hook} priority 0; }}; \
              add rule inet loss segments tcp {port} {LISTENING} drop"
         );
-        assert!(host.command("nft").unwrap().arg(rules).status().unwrap().success());
+        host.netns().nft(&rules).unwrap();
         Self(Arc::clone(host.netns()))
     }
 }
 
 impl Drop for Loss {
     fn drop(&mut self) {
-        let removed = self.0.command("nft").unwrap().arg("delete table inet loss").status();
-        assert!(removed.unwrap().success());
+        self.0.nft("delete table inet loss").unwrap();
     }
 }
 

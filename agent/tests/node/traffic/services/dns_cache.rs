@@ -36,19 +36,14 @@ fn start_cache(node: &TestNode, addresses: &[IpAddr]) {
         }
     }
     node.netns().ip(&batch).unwrap();
-    nft(node, &rules);
+    node.netns().nft(&rules).unwrap();
     PROTOCOLS.into_iter().for_each(|protocol| node.serve(protocol, DNS).unwrap());
 }
 
 /// Stops the cache as on SIGTERM: removes its device and its rules.
 fn stop_cache(node: &TestNode) {
-    nft(node, "delete table ip dnscache\ndelete table ip6 dnscache\n");
+    node.netns().nft("delete table ip dnscache\ndelete table ip6 dnscache\n").unwrap();
     node.netns().ip(&format!("link del {DEVICE}\n")).unwrap();
-}
-
-fn nft(node: &TestNode, rules: &str) {
-    let output = node.command("nft").unwrap().arg(rules).output().unwrap();
-    assert!(output.status.success(), "{rules}{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Asserts that exactly the servers `names` answer a pod at these addresses; the empty name means no answer.
