@@ -21,7 +21,7 @@
 //! [`compile::Compiler`] does all of this. [`explain::Explainer`] reads the same cluster state and gives the reasons of
 //! a verdict; [`bindings::Bindings`] binds veths to pods. Imports point only down this list: `compile` (compiler,
 //! compiled, update, ordering, tables, rules, sets), `explain`, `options`, `ops`, `bindings`, `cluster`, `budget`,
-//! `ports`, `probe`, `prefix`, `model`; `tests/layers.rs` checks it.
+//! `ports`, `probe`, `prefix`, `model`, helpers; `tests/all/layers.rs` checks it.
 //!
 //! # Glossary
 //!
@@ -84,6 +84,7 @@ pub mod bindings;
 pub mod budget;
 pub mod cluster;
 pub mod compile;
+pub mod error_chain;
 pub mod explain;
 pub mod labels;
 pub mod lock;
