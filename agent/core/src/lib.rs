@@ -86,6 +86,7 @@ pub mod cluster;
 pub mod compile;
 pub mod error_chain;
 pub mod explain;
+pub mod first_names;
 pub mod labels;
 pub mod lock;
 pub mod model;

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use netpold_core::compile::Compiler;
+use netpold_core::first_names::first_names;
 use netpold_ebpf::layout::Unproven;
 
 use netpold_dataplane::Dataplane;
@@ -86,7 +87,7 @@ impl Missing {
         let (erased, packets) = self.at_fault(Fault::Erased, name);
         let (skipped, others) = self.at_fault(Fault::Skipped, name);
         if !erased.is_empty() {
-            let pods = named(&[&erased[..], &skipped[..]].concat());
+            let pods = first_names([&erased[..], &skipped[..]].concat().iter(), NAMED);
             problems.push(format!(
                 "{} packets of {pods} lost bit {} of skb->mark on this node after netpold had judged them: an \
                  nftables or iptables rule that sets the mark without a mask, or a tc or BPF program of another \
@@ -109,7 +110,7 @@ impl Missing {
                  this node clears skb->mark and skb->tc_index, or each of these pods bypasses the program (by an ifb \
                  in the pod, which needs NET_ADMIN); these packets are judged where they leave; answers and packets \
                  that the node has translated drop",
-                named(&skipped)
+                first_names(skipped.iter(), NAMED)
             ));
         }
         let (unmarked, packets) = self.at_fault(Fault::Unmarked, name);
@@ -120,7 +121,7 @@ impl Missing {
                  translation; make that filter return TC_ACT_UNSPEC (continue); or a rule sets bit {} of skb->mark \
                  on packets that bypass netpold's program (CONNMARK --restore-mark without a mask): make it leave \
                  {proof:#x} out",
-                named(&unmarked),
+                first_names(unmarked.iter(), NAMED),
                 proof.trailing_zeros(),
             ));
         }
@@ -183,13 +184,6 @@ fn plus(one: Unproven, other: Unproven) -> Unproven {
         skipped: one.skipped + other.skipped,
         unmarked: one.unmarked + other.unmarked,
     }
-}
-
-/// Names the first few pods.
-fn named(pods: &[String]) -> String {
-    let more = pods.len().saturating_sub(NAMED);
-    let first = pods.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if more == 0 { first } else { format!("{first} and {more} more") }
 }
 
 #[cfg(test)]
