@@ -16,19 +16,20 @@ mod yaml;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use netpold_api::learn::{LEARN_REQUEST, LearnAnswer, merge};
 use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_api::unix_time::unix_time;
 use netpold_client::live::{self, ClusterArgs};
 use netpold_client::offline::{self, Recursive};
 use netpold_client::output::{Output, print};
 use netpold_client::socket;
 use netpold_core::cluster::is_subject;
-use netpold_core::model::Change;
 use netpold_core::first_names::first_names;
+use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 
@@ -41,9 +42,9 @@ pub use text::text;
 pub use unseen::{UnseenPeer, UnseenTraffic};
 pub use yaml::{json, prepare, yaml};
 
-/// Exit status: the observed flows stay allowed.
 /// Number of pods or nodes that a message names.
 const SHOWN: usize = 5;
+/// Exit status: the observed flows stay allowed.
 const PROVED: u8 = 0;
 /// Exit status: some observed flows would be denied.
 const DENIED: u8 = 1;
@@ -122,8 +123,7 @@ impl LearnArgs {
 
     /// Drops the flows that the flags exclude.
     pub fn select(&self, answer: &mut LearnAnswer) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let since = self.since.map_or(0, |time| now.saturating_sub(time).as_secs());
+        let since = self.since.map_or(0, |time| unix_time().saturating_sub(time).as_secs());
         answer.select(self.namespace.as_deref(), since);
     }
 
