@@ -94,7 +94,7 @@ pub mod ops;
 pub mod options;
 pub mod owner;
 pub mod pattern;
-pub mod ports;
+mod ports;
 mod prefix;
 pub mod printable;
 pub mod probe;

@@ -329,7 +329,11 @@ impl Generation {
     ///
     /// # Errors
     /// A table cannot be mapped, or the kernel does not report its identifier.
-    pub fn adopt_resolutions(&self, map: u32, former: &[AtomicU64]) -> Result<(), TableError> {
+    pub(super) fn adopt_resolutions(
+        &self,
+        map: u32,
+        former: &[AtomicU64],
+    ) -> Result<(), TableError> {
         let settings = self.tables.current_settings()?;
         let learned = array(&self.bpf, LEARNED)?;
         let info = learned.info().map_err(|cause| TableError::Map { name: LEARNED, cause })?;
@@ -476,7 +480,7 @@ impl Generation {
     ///
     /// # Errors
     /// Error of bpffs.
-    pub fn pin_missing(&self, pins: &MapPins) -> Result<u64, GenerationError> {
+    pub(super) fn pin_missing(&self, pins: &MapPins) -> Result<u64, GenerationError> {
         let missing = self.pinned.iter().filter(|(name, _)| !pins.map(name).exists());
         let mut count = 0;
         for (name, map) in missing {
