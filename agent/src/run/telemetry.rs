@@ -9,7 +9,7 @@ use netpold_engine::denied::{DeniedCounters, EventKind};
 use netpold_engine::events::DropLog;
 use netpold_engine::metrics::{Exported, Metrics};
 use netpold_engine::observe::{Attributions, Feed, ObserveServer};
-use netpold_engine::{Engine, observed};
+use netpold_engine::{Engine, watched_events};
 use netpold_export::{ExportNumbers, Exporter, Unreported};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -138,7 +138,8 @@ pub(super) fn observer(
 ) -> Arc<ObserveServer> {
     let engine = Arc::clone(engine);
     let mut attributions = Attributions::default();
-    let resolve =
-        move |seen: &[_], filter: &_| observed(&lock(&engine), seen, filter, &mut attributions);
+    let resolve = move |seen: &[_], filter: &_| {
+        watched_events(&lock(&engine), seen, filter, &mut attributions)
+    };
     Arc::new(ObserveServer::new(node.to_owned(), lock(drops).journal(), resolve))
 }

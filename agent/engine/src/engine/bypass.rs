@@ -66,7 +66,7 @@ impl Bypass {
 
     /// Returns the pods that unjudged packets have reached lately.
     pub(super) fn problems(&self, interfaces: &NodeInterfaces) -> impl Iterator<Item = String> {
-        let lately = |past: &Past| past.last.is_some_and(|last| last.elapsed() < SAID);
+        let lately = |past: &Past| past.last.is_some_and(|last| last.elapsed() < REPORTED_FOR);
         self.pods.iter().filter(move |(_, past)| lately(past)).map(|((ifindex, _), past)| {
             format!(
                 "{}: {} packets reached the pod unjudged, past its programs: another tool redirects them \

@@ -17,11 +17,11 @@ use netpold_dataplane::conntrack::{FlowCounts, Pass};
 use netpold_ebpf::layout::{LEARNED_BUCKETS, NAME_WAYS};
 use netpold_ebpf::reason::Reason;
 
+use super::Engine;
 use super::counters::drops_by_reason;
 use super::interfaces::{NodeInterfaces, pod_of};
 use super::reconciler::Reconciler;
-use super::second;
-use super::steps::Engine;
+use super::secondary;
 use crate::events::Dropped;
 
 /// Maximum number of distinct drops explained per status: each explanation walks over policies.
@@ -58,7 +58,7 @@ impl Engine {
             waiting: waiting(compiler, &self.interfaces),
             devices: self.interfaces.judging_devices(dataplane),
             uplinks: uplinks(dataplane),
-            not_enforced: second::not_enforced(self),
+            not_enforced: secondary::not_enforced(self),
             problems: problems(self, &endpoints),
             endpoints,
             ..AgentStatus::default()
@@ -197,7 +197,7 @@ fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
         .chain(door_problem(interfaces))
         .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
         .chain(bindings.iter().map(ToString::to_string))
-        .chain(second::refused_claims(compiler.cluster()))
+        .chain(secondary::refused_claims(compiler.cluster()))
         .chain(waiting)
         .chain(reconciler.succession.problem())
         .collect()
