@@ -4,12 +4,12 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
 
-use super::Engine;
 use super::counters::{drops_by_reason, evicted, rejected};
 use super::health::Health;
 use super::reconciler::Reconciler;
 use super::report::{tables, wrong_with_node};
 use super::unsupported;
+use crate::engine::Engine;
 use crate::metrics::{EndpointCounts, Instruments, Snapshot};
 
 /// Kinds of repairs by [`Engine::repair`] and [`Engine::readback`].
