@@ -1,10 +1,12 @@
 //! Command line. The environment twin of a flag is `NETPOLD_` and the flag's name.
 
+mod values;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use ipnet::IpNet;
 use netpold_api::socket::{DEFAULT_BPFFS, DEFAULT_SOCKET};
 use netpold_client::arguments::time;
@@ -15,6 +17,12 @@ use netpold_export::CollectorAddress;
 use netpold_kube::cluster::Access;
 
 use netpold_engine::interfaces::NodeDevices;
+
+pub use values::{
+    CheckSource, ClusterNetworkPolicies, Denial, DnsTransports, ExportedLogs, LogFormat, NewPods,
+    ObserveFlows, PeersFrom, PodEgressHook, SecondInterfaces, UplinkDrops, WatchNodes,
+    WritePeerSlices,
+};
 
 /// Default file of the last good state. The state must survive a reboot, so the file is not below /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";
@@ -344,19 +352,6 @@ pub struct OtlpArgs {
     pub otlp_metrics_interval: u16,
 }
 
-/// Events to export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ExportedLogs {
-    /// Denied packets.
-    Deny,
-    /// Flows that audited policies would deny.
-    Audit,
-    /// New flows.
-    Allow,
-    /// No events.
-    None,
-}
-
 /// Parses an address or a CIDR.
 fn address_block(text: &str) -> Result<IpNet, String> {
     let address = text.parse::<IpAddr>().map(IpNet::from);
@@ -369,132 +364,6 @@ fn lifetime(text: &str) -> Result<Duration, String> {
         seconds @ 15..=315_360_000 => Ok(Duration::from_secs(seconds)),
         _ => Err("give 15s to 3650d".to_owned()),
     }
-}
-
-/// Pods under the source check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum CheckSource {
-    /// None
-    Off,
-    /// Pods that some policy isolates
-    Isolated,
-    /// Every pod
-    All,
-}
-
-/// Secondary interfaces of pods under policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SecondInterfaces {
-    /// All, except those without known addresses in namespaces with the label netpold.io/second-interfaces: open
-    Enforce,
-    /// Like enforce, and an interface without known addresses sends nothing
-    Strict,
-    /// None
-    Off,
-}
-
-/// Pods with records of their flows while no policy selects them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ObserveFlows {
-    /// None
-    None,
-    /// Pods of namespaces with the label netpold.io/observe: flows
-    Labelled,
-    /// Every pod
-    All,
-}
-
-/// Treatment of an interface until its pod is identified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum NewPods {
-    /// All its traffic passes
-    Allow,
-    /// Only traffic with the node passes
-    Deny,
-}
-
-/// Transports of answers with names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DnsTransports {
-    /// UDP
-    Udp,
-    /// UDP and TCP
-    UdpTcp,
-}
-
-/// Treatment of denied packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Denial {
-    /// They disappear
-    Drop,
-    /// They are answered
-    Reject,
-}
-
-/// Node objects to watch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum WatchNodes {
-    /// This node, and all nodes once policy on this node depends on their addresses
-    Auto,
-    /// All nodes
-    All,
-    /// This node only: node ports of other nodes are denied where a policy restricts egress, and ClusterNetworkPolicies
-    /// do not know other nodes
-    Own,
-}
-
-/// Origin of the pods of other nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PeersFrom {
-    /// A watch of all pods
-    Pods,
-    /// Peer slices, which a controller with --peer-slices on writes; all pods while it does not
-    Slices,
-}
-
-/// Whether to write peer slices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum WritePeerSlices {
-    /// Never
-    Off,
-    /// While this replica leads
-    On,
-}
-
-/// Whether to follow ClusterNetworkPolicies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ClusterNetworkPolicies {
-    /// If their CRD is installed, now or later
-    Auto,
-    /// Never; they are not requested from the API server
-    Off,
-}
-
-/// Denied packets that XDP drops at an uplink.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum UplinkDrops {
-    /// Packets that begin a TCP connection or an SCTP association
-    Openings,
-    /// All packets of no known flow: only where the node translates nothing (no kube-proxy)
-    All,
-}
-
-/// First hook that judges packets of a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PodEgressHook {
-    /// TC only
-    Tc,
-    /// XDP drops the packets that TC would drop. The pod's TCP loses segmentation offload
-    Xdp,
-}
-
-/// Format of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// Human-readable text
-    Text,
-    /// One JSON object per line
-    Json,
 }
 
 /// Flags of `netpold uninstall`.

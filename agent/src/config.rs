@@ -7,23 +7,19 @@ use anyhow::{Result, bail, ensure};
 use netpold_api::events::TrafficVerdict;
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::SecondNetworks;
-use netpold_core::model::Denial;
-use netpold_core::options::{
-    CheckSource, NewPods, ObserveFlows, Options, SecondInterfaces, SourceExempt,
-};
+use netpold_core::options::{Options, SourceExempt};
 use netpold_core::pattern::block;
 use netpold_dataplane::Rejections;
 use netpold_dataplane::bpffs::TakesFrom;
 use netpold_dataplane::uplink_xdp::DesiredUplinks;
-use netpold_ebpf::xdp::uplink::Scope;
 use netpold_engine::interfaces::NodeDevices;
-use netpold_kube::cluster::{self, FollowedNodes, FollowedPeers, PeerTimes};
+use netpold_kube::cluster;
 use netpold_kube::opened::SourceOrigin;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{
-    self, ClusterNetworkPolicies, ExportedLogs, LogFormat, OtlpArgs, PeersFrom, PodEgressHook,
-    RunArgs, UplinkDrops, WatchNodes,
+    ClusterNetworkPolicies, DnsTransports, ExportedLogs, LogFormat, OtlpArgs, PodEgressHook,
+    RunArgs,
 };
 use crate::logging::{log_filter, start_log};
 
@@ -115,15 +111,8 @@ impl TryFrom<RunArgs> for RunConfig {
                 timeout: Duration::from_secs(args.api_timeout.into()),
             },
             node: args.node_name.clone(),
-            nodes: match args.watch_nodes {
-                WatchNodes::Auto => FollowedNodes::Needed,
-                WatchNodes::All => FollowedNodes::All,
-                WatchNodes::Own => FollowedNodes::Own,
-            },
-            peers: match args.peers {
-                PeersFrom::Pods => FollowedPeers::Pods,
-                PeersFrom::Slices => FollowedPeers::Slices(PeerTimes::default()),
-            },
+            nodes: args.watch_nodes.into(),
+            peers: args.peers.into(),
             cluster_policies: args.cluster_network_policies == ClusterNetworkPolicies::Auto,
         };
         let log = log_filter(&args.log)?;
@@ -143,33 +132,15 @@ impl TryFrom<RunArgs> for RunConfig {
             export,
             options: Options {
                 node: args.node_name.clone(),
-                check_source: match args.check_source {
-                    cli::CheckSource::Off => CheckSource::Off,
-                    cli::CheckSource::Isolated => CheckSource::Isolated,
-                    cli::CheckSource::All => CheckSource::All,
-                },
+                check_source: args.check_source.into(),
                 source_exempt: source_exempt(&args.source_check_exempt)?,
-                new_pods: match args.new_pods {
-                    cli::NewPods::Allow => NewPods::Allow,
-                    cli::NewPods::Deny => NewPods::Deny,
-                },
-                second_interfaces: match args.second_interfaces {
-                    cli::SecondInterfaces::Enforce => SecondInterfaces::Enforce,
-                    cli::SecondInterfaces::Strict => SecondInterfaces::Strict,
-                    cli::SecondInterfaces::Off => SecondInterfaces::Off,
-                },
-                observe_flows: match args.observe_flows {
-                    cli::ObserveFlows::None => ObserveFlows::None,
-                    cli::ObserveFlows::Labelled => ObserveFlows::Labelled,
-                    cli::ObserveFlows::All => ObserveFlows::All,
-                },
+                new_pods: args.new_pods.into(),
+                second_interfaces: args.second_interfaces.into(),
+                observe_flows: args.observe_flows.into(),
                 second_networks: second_networks(&args.second_networks)?,
-                denial: match args.deny {
-                    cli::Denial::Drop => Denial::Drop,
-                    cli::Denial::Reject => Denial::Reject,
-                },
+                denial: args.deny.into(),
                 resolvers: args.dns_servers.into_iter().collect(),
-                names_over_tcp: args.dns_transports == cli::DnsTransports::UdpTcp,
+                names_over_tcp: args.dns_transports == DnsTransports::UdpTcp,
                 ..Options::default()
             },
             node: args.node_name,
@@ -179,10 +150,7 @@ impl TryFrom<RunArgs> for RunConfig {
                 mark_bit: args.mark_bit,
                 uplinks: (!args.xdp_uplink.is_empty()).then_some(DesiredUplinks {
                     names: args.xdp_uplink,
-                    scope: match args.xdp_uplink_drops {
-                        UplinkDrops::Openings => Scope::Openings,
-                        UplinkDrops::All => Scope::All,
-                    },
+                    scope: args.xdp_uplink_drops.into(),
                 }),
                 pod_xdp: args.pod_egress_hook == PodEgressHook::Xdp,
                 rejections: Rejections { pod: args.reject_rate, node: args.reject_node_rate },

@@ -53,7 +53,8 @@ use crate::{memory, requirements, service_manager, standby};
 
 /// Number of parts in which the kernel's tables are compared per `--readback` interval.
 const SLICES: u32 = 40;
-/// Interval at which an agent checks for another one that claims its node.
+/// Interval at which an agent checks for another one: the successor that claims its node, or the predecessor that offers
+/// one.
 const OFFERED: Duration = Duration::from_millis(100);
 /// Time that an agent has to begin its offer of a takeover.
 const OFFER_PATIENCE: Duration = Duration::from_mins(1);
@@ -93,7 +94,7 @@ pub fn run(mut config: RunConfig) -> Result<()> {
             // Opened first, because a failure here changes nothing.
             OpenedSource::now(&config.origin).await?
         };
-        let opened = when_due(opened, &config).await;
+        let opened = complete_before_takeover(opened, &config).await;
         RunningAgent::start(&config, opened, exporter.clone())?.serve(config.readback).await
     });
     // The next agent waits for the pin root, which the last task releases. A credential plugin may still run.
@@ -106,9 +107,9 @@ pub fn run(mut config: RunConfig) -> Result<()> {
     }
 }
 
-/// Opens the source. An agent that takes over from another one first waits until all objects are known, because the
-/// other judges new pods until then. An agent that has just begun offers no takeover yet.
-async fn when_due(opened: OpenedSource, config: &RunConfig) -> OpenedSource {
+/// Waits, where another agent offers its node, until all objects are known: the other judges new pods until then. An agent
+/// that has just begun makes no offer yet, so a busy pin root is asked again.
+async fn complete_before_takeover(opened: OpenedSource, config: &RunConfig) -> OpenedSource {
     let (root, from) = (&config.files.bpffs, config.takes_from);
     let end = Instant::now() + OFFER_PATIENCE;
     while !config.give_way && Instant::now() < end {
@@ -121,7 +122,7 @@ async fn when_due(opened: OpenedSource, config: &RunConfig) -> OpenedSource {
         if from != TakesFrom::Predecessor || !PinRoot::is_busy(root) {
             break;
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(OFFERED).await;
     }
     opened
 }
@@ -148,6 +149,8 @@ struct RunningAgent {
     /// Whether all interfaces of the start are known.
     interfaces_in_sync: bool,
     reading_events: bool,
+    /// Number of sweeps with the source's state in force.
+    settled_sweeps: u32,
     /// Whether tables or programs of an earlier agent were there at the start.
     is_successor: bool,
     /// Offer of the pin root to another agent, which takes it by asking.
@@ -176,7 +179,7 @@ impl RunningAgent {
         let began = || attacher.closing().was_pinned() && !start::remembered(config).is_empty();
         let all = config.hooks.node_devices == NodeDevices::Auto && (pins.has_tables() || began());
         let guard = NewcomerGuard::start(attacher.closing().clone(), veths, all);
-        let guard = guard.context("cannot watch for new interfaces")?;
+        let guard = guard.context("cannot start to close new interfaces")?;
         let pinned = PinnedState::read(&pins)?;
         // Tables of another version are not read, but its programs judge packets.
         let mut attached = attacher.attached()?;
@@ -210,7 +213,7 @@ impl RunningAgent {
         telemetry.export(&metrics);
         let readiness = Arc::clone(&metrics);
         let observer = telemetry::observer(&config.node, &engine, &drops);
-        telemetry.begin(&engine, &observer);
+        telemetry.prepare_feed(&engine, &observer);
         let requests =
             requests(&config.node, &engine, &drops, observer, inputs.status(), readiness);
         let admin = Admin::serve(&config.files.socket, requests)?;
@@ -235,6 +238,7 @@ impl RunningAgent {
             interfaces,
             interfaces_in_sync: false,
             reading_events: false,
+            settled_sweeps: 0,
             is_successor: inherited,
             offer,
             hands_over: (config.takes_from == TakesFrom::Predecessor)
@@ -257,7 +261,6 @@ impl RunningAgent {
         let mut asked = tokio::time::interval(OFFERED);
         asked.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut starting = true;
-        let mut rounds = 0;
         let mut retry: Option<Instant> = None;
         let mut grace = Grace::default();
         let mut taken = false;
@@ -279,21 +282,8 @@ impl RunningAgent {
                     continue;
                 }
                 _ = sweep.tick() => {
-                    block_in_place(|| {
-                        let mut engine = lock(&self.engine);
-                        let news = engine.sweep();
-                        tell_of_flows(&engine, &self.drops, news);
-                        retry = retry.into_iter().chain(engine.repair()).min();
-                        let denied = lock(&self.drops).take_denied();
-                        engine.record_denied(&denied);
-                        self.reports.record_events(&engine, denied);
-                        self.records.write_counted(engine.rule_use());
-                        // The first sweep may precede the first comparison of the tables.
-                        rounds += u32::from(engine.is_settled() && !self.inputs.are_restored());
-                        if rounds == 2 {
-                            memory::give_back_the_start();
-                        }
-                    });
+                    let due = block_in_place(|| self.sweep_and_report());
+                    retry = retry.into_iter().chain(due).min();
                     continue;
                 }
                 _ = asked.tick(), if self.offer.is_some() => {
@@ -342,6 +332,25 @@ impl RunningAgent {
         info!("netpold exits; enforcement stays in place");
         // An agent that gives way waits for no other agent.
         Ok(if taken && self.hands_over.is_some() { EndReason::HandedOver } else { EndReason::Told })
+    }
+
+    /// Sweeps the flow table, repairs, and reports the flows and denials since the last sweep. Returns the time of the
+    /// next attempt at a repair.
+    fn sweep_and_report(&mut self) -> Option<Instant> {
+        let mut engine = lock(&self.engine);
+        let news = engine.sweep();
+        tell_of_flows(&engine, &self.drops, news);
+        let due = engine.repair();
+        let denied = lock(&self.drops).take_denied();
+        engine.record_denied(&denied);
+        self.reports.record_events(&engine, denied);
+        self.records.write_counted(engine.rule_use());
+        self.settled_sweeps += u32::from(engine.is_settled() && !self.inputs.are_restored());
+        // The first sweep may precede the first comparison of the tables.
+        if self.settled_sweeps == 2 {
+            memory::give_back_the_start();
+        }
+        due
     }
 
     /// Lets the next agent of this node take over from this one.
@@ -400,7 +409,7 @@ impl RunningAgent {
         self.reading_events = true;
         let (engine, drops) = (Arc::clone(&self.engine), Arc::clone(&self.drops));
         let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
-        self.telemetry.feed(self.is_successor, || {
+        self.telemetry.start_feed(self.is_successor, || {
             let lines = events::take(&mut ring, &drops);
             lines.iter().for_each(|line| events::say(line, &pod));
         });

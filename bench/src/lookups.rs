@@ -18,7 +18,7 @@ use netpold_ebpf::layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settin
 use netpold_ebpf::packet::protocol::{TCP_ACK, TCP_SYN};
 use netpold_ebpf::tables::Tables;
 use netpold_ebpf::tables::policy::PolicyTables;
-use netpold_engine::install;
+use netpold_engine::compile_with_room;
 use netpold_testkit::flows::MemoryFlowTables;
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::node::{NodeTables, Plain};
@@ -67,7 +67,7 @@ pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> 
     let mut compiler = Compiler::new(options);
     cluster.changes().into_iter().for_each(|change| compiler.ingest(change));
     let mut memory = MemoryTables::new();
-    for op in install(&mut compiler, capacity, &BTreeSet::new())? {
+    for op in compile_with_room(&mut compiler, capacity, &BTreeSet::new())? {
         memory.write(&op)?;
     }
     let flows = MemoryFlowTables::new(BUCKETS);

@@ -20,7 +20,7 @@ use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket, Settings};
-use netpold_engine::install;
+use netpold_engine::compile_with_room;
 
 use crate::cluster::NODE;
 
@@ -73,7 +73,7 @@ impl LoadedCluster {
         let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
         let mut compiler = Compiler::new(options);
         changes.into_iter().for_each(|change| compiler.ingest(change));
-        let ops = install(&mut compiler, capacity, &BTreeSet::new())?;
+        let ops = compile_with_room(&mut compiler, capacity, &BTreeSet::new())?;
         let compile = start.elapsed();
         let start = Instant::now();
         let mut generation = Generation::load(&pins, &compiler.capacity(), buckets)?;

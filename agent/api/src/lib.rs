@@ -1,5 +1,5 @@
 //! Wire types of netpold: kinds of its API, requests to an agent, and the answers. Data and its serialization only: no
-//! I/O, no client, no kernel.
+//! I/O but the clock, no client, no kernel.
 #![forbid(unsafe_code)]
 
 pub mod crd;
@@ -17,4 +17,5 @@ pub mod socket;
 pub mod source;
 pub mod status;
 pub mod trace;
+pub mod unix_time;
 pub mod workload;

@@ -37,7 +37,7 @@ pub struct FileStatus {
 pub struct KindStatus {
     /// Resource and API group, such as `networkpolicies.networking.k8s.io`.
     pub kind: String,
-    /// Whether the kind was fully listed at some time since the agent started.
+    /// Whether the kind was fully listed since the agent started, or is known not to be served.
     pub in_sync: bool,
     /// Whether the server serves the kind.
     pub served: bool,

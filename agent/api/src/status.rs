@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::source::SourceStatus;
 
-/// Path of the request for a [`AgentStatus`].
+/// Path of the request for an [`AgentStatus`].
 pub const STATUS_REQUEST: &str = "/status";
 
 /// Path of the request for the reasons why an agent is not ready, a list of strings.

@@ -16,17 +16,19 @@ mod yaml;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use netpold_api::learn::{LEARN_REQUEST, LearnAnswer, merge};
 use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_api::unix_time::unix_time;
 use netpold_client::live::{self, ClusterArgs};
 use netpold_client::offline::{self, Recursive};
 use netpold_client::output::{Output, print};
 use netpold_client::socket;
 use netpold_core::cluster::is_subject;
+use netpold_core::first_names::first_names;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
@@ -40,6 +42,8 @@ pub use text::text;
 pub use unseen::{UnseenPeer, UnseenTraffic};
 pub use yaml::{json, prepare, yaml};
 
+/// Number of pods or nodes that a message names.
+const SHOWN: usize = 5;
 /// Exit status: the observed flows stay allowed.
 const PROVED: u8 = 0;
 /// Exit status: some observed flows would be denied.
@@ -119,8 +123,7 @@ impl LearnArgs {
 
     /// Drops the flows that the flags exclude.
     pub fn select(&self, answer: &mut LearnAnswer) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let since = self.since.map_or(0, |time| now.saturating_sub(time).as_secs());
+        let since = self.since.map_or(0, |time| unix_time().saturating_sub(time).as_secs());
         answer.select(self.namespace.as_deref(), since);
     }
 
@@ -219,7 +222,7 @@ pub fn write(
     let silent = unrecorded_nodes(&objects, answer, &options.namespace);
     let learned = generate(objects, answer, options);
     if !silent.is_empty() {
-        let nodes = some(silent.iter().cloned());
+        let nodes = first_names(silent.iter(), SHOWN);
         say(&format!(
             "pods of namespace {namespace} run on nodes without records, so flows may be missing: {nodes}"
         ));
@@ -228,14 +231,14 @@ pub fn write(
         bail!("no pods in namespace {namespace}, and no recorded flows of its pods");
     }
     if !learned.unwatched.is_empty() {
-        let pods = some(learned.unwatched.iter().map(ToString::to_string));
+        let pods = first_names(learned.unwatched.iter(), SHOWN);
         say(&format!(
             "no policy selects these pods, so their flows are not recorded: {pods}; run `netpold learn --prepare -n \
              {namespace} | kubectl apply -f -` and wait until they have had all their usual traffic"
         ));
     }
     if !learned.unlabelled.is_empty() {
-        let pods = some(learned.unlabelled.iter().map(ToString::to_string));
+        let pods = first_names(learned.unlabelled.iter(), SHOWN);
         say(&format!("no policy can select these pods, which have no labels: {pods}"));
     }
     if let Some(flows) = answer.left_out.get(&options.namespace) {
@@ -268,16 +271,6 @@ fn unrecorded_nodes(objects: &[Change], answer: &LearnAnswer, namespace: &str) -
     };
     let nodes = objects.iter().filter_map(node);
     nodes.filter(|node| !node.is_empty() && !recorded.contains(node.as_str())).collect()
-}
-
-/// Joins the first of some names, and the number of the others.
-fn some(names: impl Iterator<Item = String>) -> String {
-    const SHOWN: usize = 5;
-    let names: Vec<String> = names.collect();
-    match names.len().checked_sub(SHOWN).filter(|more| *more > 0) {
-        Some(more) => format!("{} and {more} more", names[..SHOWN].join(", ")),
-        None => names.join(", "),
-    }
 }
 
 fn say(text: &str) {

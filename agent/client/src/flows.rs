@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use netpold_api::flows::{
     FLOWS_REQUEST, FlowFilter, FlowPage, FlowsAnswer, FlowsRequest, PAGE, PodFlows, TranslatedFlow,
 };
+use netpold_api::unix_time::unix_time;
 use netpold_core::model::Key;
 use netpold_core::probe::IpProtocol;
 
@@ -41,17 +41,12 @@ pub fn ask_cluster(
     live::ask(cluster, &arguments)
 }
 
-/// Returns the seconds since the epoch.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
 /// Returns the flows of a node: at most `limit`; the rest is counted.
 ///
 /// # Errors
 /// No agent answers, or the answer is of another version.
 pub fn ask(path: &Path, filter: &FlowFilter, limit: Option<u32>) -> Result<FlowsAnswer> {
-    let mut answer = FlowsAnswer { as_of: now(), ..FlowsAnswer::default() };
+    let mut answer = FlowsAnswer { as_of: unix_time().as_secs(), ..FlowsAnswer::default() };
     let mut others: BTreeMap<Key, u64> = BTreeMap::new();
     let mut left = limit.unwrap_or(u32::MAX);
     let mut translated: HashMap<(IpProtocol, SocketAddr, SocketAddr), TranslatedFlow> =

@@ -24,7 +24,7 @@ mod tables;
 mod update;
 
 pub use compiled::CompileError;
-pub use compiler::{Compiler, News};
+pub use compiler::{Compiler, CompilerInput};
 pub use image::{Allowed, EndpointImage, Granted, Image};
 pub use report::{EndpointInfo, Problem};
 pub use sets::set::{HairpinService, PeerSet, ServiceTarget};

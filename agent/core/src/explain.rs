@@ -13,7 +13,7 @@ mod lacks;
 mod literal;
 mod resolved;
 mod rule;
-mod second;
+mod secondary;
 mod services;
 mod text;
 mod tiers;
@@ -40,7 +40,7 @@ use crate::model::{Direction, DomainName, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
-use second::SecondSides;
+use secondary::SecondSides;
 use services::{ServiceTranslator, backends, frontends};
 use unaddressed::ProbeEnd;
 
@@ -168,7 +168,7 @@ impl<'c> Explainer<'c> {
                 _ if answer.verdict == Verdict::Unknown => return answer,
                 None => first = Some((answer, pods)),
                 Some((other, of_other)) if other.verdict != answer.verdict => {
-                    let reason = second::depends_on_pod([(other, *of_other), (&answer, pods)]);
+                    let reason = secondary::depends_on_pod([(other, *of_other), (&answer, pods)]);
                     let (verdict, reason) = (Verdict::Unknown, Some(reason));
                     return Explanation { verdict, reason, ..answer };
                 }

@@ -61,7 +61,7 @@ const OF_KINDS: [(&str, &[&str]); 6] = [
 /// Labels that the controllers of this kind add to every pod of a workload, with values that differ by pod or revision.
 /// Empty for a kind without such labels.
 #[must_use]
-pub fn set_by_controller(kind: &str) -> &'static [&'static str] {
+pub(crate) fn set_by_controller(kind: &str) -> &'static [&'static str] {
     OF_KINDS.iter().find(|(of, _)| *of == kind).map_or(&[], |(_, labels)| labels)
 }
 

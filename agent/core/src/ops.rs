@@ -156,7 +156,7 @@ impl Capacity {
 
 /// Used and available elements of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Fill {
+pub struct TableUse {
     /// Name of the table.
     pub table: Table,
     /// Elements in use, including reserved and quarantined ones.

@@ -64,8 +64,7 @@ pub fn owner(pod: &Pod) -> Option<Owner<'_>> {
 }
 
 /// Strips the time of the run from the name of a CronJob's Job.
-#[must_use]
-pub fn without_run(job: &str) -> &str {
+fn without_run(job: &str) -> &str {
     let is_run = |end: &str| {
         let number = Some(end).filter(|end| end.bytes().all(|b| b.is_ascii_digit()));
         let number = number.and_then(|digits| digits.parse::<u64>().ok());

@@ -10,7 +10,7 @@ use netpold_ebpf::layout::Settings;
 use super::audit::{Repaired, UnexpectedEntries};
 use super::flow_growth::FlowGrowth;
 use super::generation::{Generation, GenerationError};
-use super::probing::{Probed, Shown};
+use super::probing::{ProbeRun, Probed};
 use super::settings::ActiveSettings;
 use super::shared_maps::SharedMaps;
 use super::tables::TableError;
@@ -196,7 +196,7 @@ impl ActiveGeneration {
     ///
     /// # Errors
     /// The cause, if the probe gives no result.
-    pub fn show(&mut self, shown: &Shown<'_>) -> Result<bool, String> {
+    pub fn show(&mut self, shown: &ProbeRun<'_>) -> Result<bool, String> {
         let tables = match shown.flow {
             Some(_) => self.flow_tables().map_err(|error| error.to_string())?,
             None => None,

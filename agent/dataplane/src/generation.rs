@@ -4,16 +4,17 @@
 //! continues to judge packets, then each link's program is replaced. Generations share conntrack, fragments, counters
 //! and events by pins; all other maps belong to their generation and are freed with the last program that uses them.
 
+mod error;
+
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use aya::maps::{MapData, PerCpuArray, RingBuf};
-use aya::programs::{ProgramError, SchedClassifier, Xdp};
-use aya::{Ebpf, EbpfError, EbpfLoader};
+use aya::programs::{SchedClassifier, Xdp};
+use aya::{Ebpf, EbpfLoader};
 use netpold_core::ops::{Capacity, Op, TableWriter};
 use netpold_ebpf::layout::{MAY_BE_BEHIND, Settings, Unproven};
 use netpold_ebpf::reason::COUNTERS;
@@ -35,83 +36,10 @@ use super::xdp::XdpProgram;
 use super::{connection, features, kernel_types};
 use crate::bpf::mmap::MmapError;
 use crate::bpf::{sys, test_run};
-use crate::object::{ObjectMissing, object};
+use crate::object::object;
 
-/// Failure to create a generation.
-#[derive(Debug, thiserror::Error)]
-pub enum GenerationError {
-    /// This binary contains no eBPF object.
-    #[error(transparent)]
-    Object(#[from] ObjectMissing),
-    /// The kernel refused a map, or the object cannot be parsed.
-    #[error(
-        "cannot create the eBPF maps: {} (needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; \
-         kernel 5.12 or later)",
-        chain(cause)
-    )]
-    Load {
-        /// Cause.
-        cause: Box<EbpfError>,
-    },
-    /// The kernel refused one of the tables that are created for the loader.
-    #[error(
-        "cannot create the eBPF maps: {name}: {cause} (needs root, or CAP_BPF, CAP_NET_ADMIN and \
-         CAP_PERFMON; kernel 5.12 or later)"
-    )]
-    Offer {
-        /// Name of the table.
-        name: &'static str,
-        /// Error of the kernel.
-        cause: io::Error,
-    },
-    /// The kernel rejected a program.
-    #[error("cannot load the eBPF program {name}: {}", chain(cause))]
-    Program {
-        /// Name of the program.
-        name: &'static str,
-        /// Cause, with the verifier's message.
-        cause: Box<ProgramError>,
-    },
-    /// The kernel does not support XDP programs for frames in several buffers.
-    #[error("this kernel's XDP does not support frames in several buffers (Linux 5.18 does)")]
-    XdpFragments,
-    /// The object has no such program.
-    #[error("the eBPF object has no program {0}; agent and object are of different versions")]
-    NoProgram(&'static str),
-    /// The kernel's clock could not be read.
-    #[error("cannot read the kernel's clock: {0}")]
-    Clock(io::Error),
-    /// The traced programs do not match the ordinary ones.
-    #[error("cannot load the traced eBPF programs: {0}")]
-    Traced(String),
-    /// A table could not be written.
-    #[error(transparent)]
-    Table(#[from] TableError),
-    /// A map could not be pinned or read back.
-    #[error("map {name} at {path}: {reason}")]
-    Pin {
-        /// Name of the map.
-        name: &'static str,
-        /// Path of the pin.
-        path: String,
-        /// Cause.
-        reason: String,
-    },
-}
-
-/// An error with its causes on one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
-}
+pub use error::GenerationError;
+pub(super) use error::pin_error;
 
 /// Program that returns the kernel's clock in a test run.
 const CLOCK: &str = "netpold_clock";
@@ -242,7 +170,7 @@ impl Generation {
             loader.load(&object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
         drop((offered, loader));
         load_programs(&mut bpf)?;
-        let maps = shared_maps::maps(&bpf).map_err(|e| GenerationError::Traced(e.to_string()))?;
+        let maps = shared_maps::maps(&bpf).map_err(GenerationError::Maps)?;
         let tables = BpfTables::open(&mut bpf)?;
         let published = PUBLISHED.map(|Section { name, section, .. }| (name, section));
         let mut pinned = SHARED
@@ -265,7 +193,7 @@ impl Generation {
     pub fn shared_maps(&self) -> Result<SharedMaps, GenerationError> {
         let copy = |(name, map): (&String, &OwnedFd)| Ok((name.clone(), map.try_clone()?));
         let maps: io::Result<_> = self.maps.iter().map(copy).collect();
-        let maps = maps.map_err(|error| GenerationError::Traced(error.to_string()))?;
+        let maps = maps.map_err(GenerationError::Maps)?;
         Ok(SharedMaps { maps, globals: *globals(), generation: self.id(Program::Ingress)? })
     }
 
@@ -401,7 +329,11 @@ impl Generation {
     ///
     /// # Errors
     /// A table cannot be mapped, or the kernel does not report its identifier.
-    pub fn adopt_resolutions(&self, map: u32, former: &[AtomicU64]) -> Result<(), TableError> {
+    pub(super) fn adopt_resolutions(
+        &self,
+        map: u32,
+        former: &[AtomicU64],
+    ) -> Result<(), TableError> {
         let settings = self.tables.current_settings()?;
         let learned = array(&self.bpf, LEARNED)?;
         let info = learned.info().map_err(|cause| TableError::Map { name: LEARNED, cause })?;
@@ -548,7 +480,7 @@ impl Generation {
     ///
     /// # Errors
     /// Error of bpffs.
-    pub fn pin_missing(&self, pins: &MapPins) -> Result<u64, GenerationError> {
+    pub(super) fn pin_missing(&self, pins: &MapPins) -> Result<u64, GenerationError> {
         let missing = self.pinned.iter().filter(|(name, _)| !pins.map(name).exists());
         let mut count = 0;
         for (name, map) in missing {
@@ -585,10 +517,6 @@ fn replace_pin(pins: &PinRoot, name: &str, map: BorrowedFd<'_>) -> io::Result<()
     remove_if_there(&fresh)?;
     sys::obj_pin(map, &fresh)?;
     std::fs::rename(&fresh, pins.map(name))
-}
-
-pub(super) fn pin_error(pin: PathBuf, name: &'static str, reason: String) -> GenerationError {
-    GenerationError::Pin { name, path: pin.display().to_string(), reason }
 }
 
 /// Number of elements of an array map, at least one.

@@ -30,6 +30,7 @@ pub mod flow_numbers;
 mod front;
 pub mod gate;
 pub mod generation;
+pub mod generation_inputs;
 pub mod global_sections;
 pub mod hook;
 pub mod import_conntrack;
@@ -51,7 +52,6 @@ pub mod pod_xdp;
 pub mod priority;
 mod probing;
 pub mod quiescence;
-pub mod recipe;
 pub mod role;
 mod settings;
 pub mod shared_maps;
@@ -73,11 +73,11 @@ use bridges::Bridge;
 use flow_growth::FlowGrowth;
 use flow_migration::FlowMigration;
 use generation::{FlowTables, Generation, GenerationError};
+use generation_inputs::GenerationInputs;
 use packet_counters::PacketCounts;
 use pinned_state::PinnedState;
 use pod_xdp::PodXdp;
-pub use probing::Shown;
-use recipe::Recipe;
+pub use probing::ProbeRun;
 use role::{Program, Role, Roles};
 use settings::ActiveSettings;
 use tc_hooks::{InterfaceProblems, TcHooks};
@@ -213,11 +213,11 @@ impl Dataplane {
         self.put_in_place(fresh).map(drop)
     }
 
-    /// Recipe of the next generation; `None` before the first.
+    /// Inputs of the next generation; `None` before the first.
     #[must_use]
-    pub fn recipe(&self) -> Option<Recipe> {
+    pub fn generation_inputs(&self) -> Option<GenerationInputs> {
         self.active.generation()?;
-        Some(Recipe {
+        Some(GenerationInputs {
             pins: self.pins.maps(),
             flow_tables: self.active.growth.next(self.active.settings.buckets()?),
             settings: self.active.settings()?,

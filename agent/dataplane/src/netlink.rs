@@ -4,6 +4,8 @@
 //! rejects the whole message if a newer kernel changes one attribute, and the agent needs a handful of them. Sockets
 //! stay in the network namespace in which they were opened.
 
+pub mod link;
+
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aya::Pod;
 use aya::maps::{MapData, MapError};
+use netpold_core::error_chain::with_causes;
 use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{BRIDGES, Endpoint, Settings};
 
 use super::bpffs::PinRoot;
-use super::generation::{GenerationError, chain, pin_error};
+use super::generation::{GenerationError, pin_error};
 use super::other_layout::OtherLayout;
 use crate::bpf::mmap::MappedArray;
 
@@ -86,6 +87,6 @@ fn pinned<T: Pod>(
         return Ok(None);
     }
     let failed = |reason: String| pin_error(pins.map(name), name, reason);
-    let map = MapData::from_pin(&path).map_err(|e: MapError| failed(chain(&e)))?;
-    MappedArray::flat(&map).map(Some).map_err(|e| failed(chain(&e)))
+    let map = MapData::from_pin(&path).map_err(|e: MapError| failed(with_causes(&e)))?;
+    MappedArray::flat(&map).map(Some).map_err(|e| failed(with_causes(&e)))
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
+use netpold_core::first_names::first_names;
 use nix::net::if_::if_indextoname;
 
 use super::generation::Generation;
@@ -191,9 +192,5 @@ fn names(indexes: &[u32]) -> String {
         Ok(name) => name.to_string_lossy().into_owned(),
         Err(_) => format!("interface {index}"),
     };
-    let named: Vec<String> = indexes.iter().take(NAMED).map(name).collect();
-    match indexes.len().saturating_sub(NAMED) {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
-    }
+    first_names(indexes.iter().map(name), NAMED)
 }

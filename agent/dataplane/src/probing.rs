@@ -15,7 +15,7 @@ const DENIED: [u32; 2] = [2, 7];
 
 /// A probe packet for a pod's program.
 #[derive(Clone, Debug)]
-pub struct Shown<'p> {
+pub struct ProbeRun<'p> {
     /// Hook of the pod.
     pub direction: Direction,
     /// Interface index of the pod.
@@ -43,7 +43,7 @@ impl Probed {
     /// Runs a generation's program on a packet, and removes the flow that it leaves in these tables.
     pub(super) fn show(
         &mut self,
-        shown: &Shown<'_>,
+        shown: &ProbeRun<'_>,
         generation: &Generation,
         tables: Option<&Sweeper>,
     ) -> Result<bool, String> {
@@ -64,9 +64,9 @@ impl Probed {
     }
 }
 
-fn answer(shown: &Shown<'_>, generation: &Generation) -> Result<u32, String> {
+fn answer(shown: &ProbeRun<'_>, generation: &Generation) -> Result<u32, String> {
     let program = generation.fd(Program::from(shown.direction)).map_err(|e| e.to_string())?;
-    let Shown { ifindex, came_by: ingress_ifindex, frame: packet, .. } = *shown;
+    let ProbeRun { ifindex, came_by: ingress_ifindex, frame: packet, .. } = *shown;
     let once = Run { packet, ifindex, ingress_ifindex, mark: 0, cb: [0; 2], repeat: 1 };
     run(program, &once).map(|answer| answer.retval).map_err(|error| error.to_string())
 }

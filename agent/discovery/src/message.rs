@@ -6,7 +6,11 @@ use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use netpold_dataplane::netlink::{MessageBody, attributes, word};
+use netpold_dataplane::netlink::link::{
+    IFLA_ADDRESS, IFLA_IFNAME, IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO, IFLA_MASTER,
+    IFLA_NEW_NETNSID, LINK_HEADER, link_kind, master_kind, text,
+};
+use netpold_dataplane::netlink::{MessageBody, word};
 
 use crate::device::{Device, PASSED_ON};
 use crate::table::{HostRoute, VethLink};
@@ -16,18 +20,6 @@ const RTM_DELLINK: u16 = 17;
 const RTM_NEWADDR: u16 = 20;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
-
-const LINK_HEADER: usize = 16;
-const IFLA_ADDRESS: u16 = 1;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_LINK: u16 = 5;
-const IFLA_MASTER: u16 = 10;
-const IFLA_LINKINFO: u16 = 18;
-const IFLA_LINK_NETNSID: u16 = 37;
-/// Namespace that a link moved to (kernel 4.15).
-const IFLA_NEW_NETNSID: u16 = 45;
-const IFLA_INFO_KIND: u16 = 1;
-const IFLA_INFO_SLAVE_KIND: u16 = 4;
 
 const ADDRESS_HEADER: usize = 8;
 const IFA_ADDRESS: u16 = 1;
@@ -180,9 +172,7 @@ pub(super) fn bridge(message: MessageBody<'_>) -> Option<u32> {
     for (kind, value) in message.attributes(LINK_HEADER) {
         match kind {
             IFLA_MASTER => master = word(value),
-            IFLA_LINKINFO => {
-                kinds = (info(value, IFLA_INFO_KIND), info(value, IFLA_INFO_SLAVE_KIND));
-            }
+            IFLA_LINKINFO => kinds = (link_kind(value), master_kind(value)),
             _ => {}
         }
     }
@@ -190,14 +180,8 @@ pub(super) fn bridge(message: MessageBody<'_>) -> Option<u32> {
     master.filter(|_| of_master == "bridge" && !PASSED_ON.contains(&own.as_str()))
 }
 
-/// Returns a string attribute of `IFLA_LINKINFO`.
-fn info(value: &[u8], wanted: u16) -> String {
-    let found = attributes(value).find(|(kind, _)| *kind == wanted);
-    found.map(|(_, value)| text(value)).unwrap_or_default()
-}
-
 fn link(message: MessageBody<'_>, index: u32) -> Option<LinkEvent> {
-    let mut link_kind = String::new();
+    let mut own = String::new();
     let mut veth = VethLink { index, ..VethLink::default() };
     for (kind, value) in message.attributes(LINK_HEADER) {
         match kind {
@@ -208,24 +192,19 @@ fn link(message: MessageBody<'_>, index: u32) -> Option<LinkEvent> {
                 veth.leads_away = true;
                 veth.namespace = word(value).map(u32::cast_signed);
             }
-            IFLA_LINKINFO => link_kind = info(value, IFLA_INFO_KIND),
+            IFLA_LINKINFO => own = link_kind(value),
             _ => {}
         }
     }
-    if link_kind != "veth" {
+    if own != "veth" {
         // struct ifinfomsg: the ARPHRD_* type is the second 16-bit field.
         let hardware_type = u16::from_ne_bytes(*message.payload.get(2..)?.first_chunk::<2>()?);
-        let device = Device::new(veth.name, &link_kind, hardware_type, veth.leads_away);
+        let device = Device::new(veth.name, &own, hardware_type, veth.leads_away);
         return Some(LinkEvent::Other(index, device));
     }
     // The kernel reports a negative identifier if it could not assign one.
     veth.namespace = veth.namespace.filter(|&id| id >= 0);
     Some(LinkEvent::Now(veth))
-}
-
-fn text(value: &[u8]) -> String {
-    let end = value.iter().position(|&byte| byte == 0).unwrap_or(value.len());
-    String::from_utf8_lossy(&value[..end]).into_owned()
 }
 
 /// Builds a request for all addresses in the agent's namespace.

@@ -30,7 +30,7 @@ pub struct LocalPod {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Reader of the node's flows, with pods and revision as of its creation; see [`crate::engine::flow_reader`].
+/// Reader of the node's flows, with pods and revision as of its creation; see [`crate::engine::flows::flow_reader`].
 #[derive(Debug)]
 pub struct FlowReader {
     /// Name of the node.

@@ -26,7 +26,12 @@ pub mod questions;
 pub mod rule_use;
 pub mod trace;
 
-pub use engine::{
-    EnforcementState, Engine, EngineError, PodEnforcement, PolicyEnforcement, denials, flow_reader,
-    hindrances, install, interfaces, name_remotes, observed, to_tell_of_node, unsupported_policies,
-};
+pub use engine::denials::denials;
+pub use engine::enforcement::{EnforcementState, PodEnforcement, PolicyEnforcement};
+pub use engine::error::EngineError;
+pub use engine::flows::{flow_reader, name_remotes};
+pub use engine::report::{hindrances, to_tell_of_node};
+pub use engine::room::compile_with_room;
+pub use engine::unsupported::unsupported_policies;
+pub use engine::watched_events::watched_events;
+pub use engine::{Engine, interfaces};

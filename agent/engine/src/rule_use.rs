@@ -10,12 +10,12 @@
 //! to itself).
 
 mod flows;
-mod observed;
 mod opened;
 mod pods;
 mod records;
 pub mod round;
 mod trials;
+mod unisolated_flows;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -33,12 +33,12 @@ use crate::kept;
 use crate::learn::{self, Recorder};
 pub use flows::SweepResult;
 use flows::{RuleCache, denied_flow};
-pub use observed::ObservedRound;
-use observed::SweepRecords;
 use opened::OpenedFlows;
 use pods::SweptPods;
 use records::{PolicyRecord, RuleRecords};
 use trials::Trials;
+pub use unisolated_flows::ObservedRound;
+use unisolated_flows::SweepRecords;
 
 /// File of the saved use of rules.
 pub const FILE: kept::RecordKind =

@@ -1,10 +1,9 @@
 //! Events as log records. deploy/export.md lists the attributes.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use k8s_openapi::jiff::Timestamp;
 use netpold_api::events::TrafficVerdict;
 use netpold_api::observe::ObservedEvent;
+use netpold_api::unix_time::unix_time;
 use netpold_core::cluster::AddressOwner;
 use netpold_core::model::Direction;
 
@@ -25,8 +24,7 @@ pub struct Unreported {
 
 /// Returns the nanoseconds since 1970.
 pub(crate) fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+    u64::try_from(unix_time().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns the record of an event.

@@ -52,7 +52,7 @@ pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::{Follower, Narrow};
 use self::hub::{Hub, KindUpdate, KindVersion, NodeScope};
 use self::kind::{ClusterNetworkPolicy, WatchedKind};
-pub use self::list::{Listed, Lister};
+pub use self::list::{Listed, Lister, PAGE};
 use self::node_use::NodeUse;
 use self::outage::{Following, Outage};
 use self::peers::{AskServer, PeerChannels, PeerKinds, Peers};

@@ -14,7 +14,8 @@ pub mod assertions;
 pub mod diff;
 pub mod doctor;
 pub mod explain;
-mod first_names;
 pub mod judge;
 mod parallel;
 mod unenforced;
+
+use netpold_core::first_names;

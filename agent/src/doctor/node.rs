@@ -10,7 +10,8 @@ use netpold_api::status::{AgentStatus, STATUS_REQUEST};
 use netpold_client::socket::answer;
 use netpold_dataplane::attach::AttachMode;
 use netpold_dataplane::bpffs::is_bpffs;
-use netpold_dataplane::netlink::{MessageBody, NetlinkConnection, attributes};
+use netpold_dataplane::netlink::link::{IFLA_IFNAME, IFLA_LINKINFO, LINK_HEADER, link_kind, text};
+use netpold_dataplane::netlink::{MessageBody, NetlinkConnection};
 use netpold_dataplane::nftables;
 use netpold_discovery::SERVICE_DEVICE;
 use netpold_review::doctor::DoctorArgs;
@@ -91,12 +92,6 @@ const IPVS: Check = Check {
     problem: "kube-proxy's IPVS mode is not supported: policy for packets to Services was not tested there",
     fix: "set mode: nftables or mode: iptables in kube-proxy's configuration",
 };
-
-/// `struct ifinfomsg`, `IFLA_IFNAME`, `IFLA_LINKINFO` and `IFLA_INFO_KIND`.
-const LINK_HEADER: usize = 16;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_LINKINFO: u16 = 18;
-const IFLA_INFO_KIND: u16 = 1;
 
 /// Mount point where other tools pin.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -217,10 +212,8 @@ fn devices(found: &mut Findings) -> io::Result<()> {
 
 /// Reads name and kind of a link.
 fn device(link: MessageBody<'_>) -> Option<(String, String)> {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
     let attribute = |wanted| link.attributes(LINK_HEADER).find(|(kind, _)| *kind == wanted);
     let (_, name) = attribute(IFLA_IFNAME)?;
-    let info = attribute(IFLA_LINKINFO).map(|(_, info)| info).unwrap_or_default();
-    let kind = attributes(info).find(|(kind, _)| *kind == IFLA_INFO_KIND);
-    Some((text(name), kind.map_or_else(String::new, |(_, kind)| text(kind))))
+    let kind = attribute(IFLA_LINKINFO).map(|(_, info)| link_kind(info)).unwrap_or_default();
+    Some((text(name), kind))
 }

@@ -21,7 +21,7 @@ pub(super) struct Reports {
     event_recorder: Arc<OnceLock<EventRecorder>>,
     publisher: Option<Publisher>,
     /// Notifies the publisher.
-    ring: Arc<Notify>,
+    wake: Arc<Notify>,
     /// Settings of the publisher until it is started; `None` from the start if another agent publishes.
     publish: Option<PublishSettings>,
 }
@@ -32,7 +32,7 @@ impl Reports {
         event_recorder: Arc<OnceLock<EventRecorder>>,
         publish: Option<PublishSettings>,
     ) -> Self {
-        Self { event_recorder, publisher: None, ring: Arc::default(), publish }
+        Self { event_recorder, publisher: None, wake: Arc::default(), publish }
     }
 
     /// Records Events for policies that cannot be enforced, for problems of the node, and for denials.
@@ -50,7 +50,7 @@ impl Reports {
         engine: &Arc<Mutex<Engine>>,
         source: watch::Receiver<SourceStatus>,
     ) {
-        self.ring.notify_one();
+        self.wake.notify_one();
         let Some(event_recorder) = self.event_recorder.get() else { return };
         // Taken once: the publisher runs on its own.
         let Some(settings) = self.publish.take() else { return };
@@ -62,7 +62,7 @@ impl Reports {
             let (enforcement, problems) = (EnforcementState::of(&engine), hindrances(&engine));
             (AgentState { enforcement, problems, in_sync }, held_since.elapsed())
         };
-        let ring = Arc::clone(&self.ring);
-        self.publisher = Some(Publisher::start(event_recorder, settings, ring, look));
+        let wake = Arc::clone(&self.wake);
+        self.publisher = Some(Publisher::start(event_recorder, settings, wake, look));
     }
 }

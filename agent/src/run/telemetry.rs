@@ -9,7 +9,7 @@ use netpold_engine::denied::{DeniedCounters, EventKind};
 use netpold_engine::events::DropLog;
 use netpold_engine::metrics::{Exported, Metrics};
 use netpold_engine::observe::{Attributions, Feed, ObserveServer};
-use netpold_engine::{Engine, observed};
+use netpold_engine::{Engine, watched_events};
 use netpold_export::{ExportNumbers, Exporter, Unreported};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -26,8 +26,8 @@ pub(super) struct Telemetry {
     /// Counters of denied traffic by workload, if they are served.
     denied: Option<Arc<Mutex<DeniedCounters>>>,
     exporter: Option<Exporter>,
-    /// Reader of events until it starts.
-    begun: Option<Feed>,
+    /// Reader of events that has not started.
+    unstarted_feed: Option<Feed>,
     /// End of the reader of events, and its task.
     feed: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
@@ -37,7 +37,7 @@ impl Telemetry {
         let most = usize::from(config.denied_series);
         let serves = (config.listen.is_some() || exporter.is_some()) && most > 0;
         let denied = serves.then(|| Arc::new(Mutex::new(DeniedCounters::new(most))));
-        Self { denied, exporter, begun: None, feed: None }
+        Self { denied, exporter, unstarted_feed: None, feed: None }
     }
 
     /// Creates the metrics, which also answer readiness.
@@ -73,7 +73,11 @@ impl Telemetry {
     /// Records the present totals of packets and flows, and the position after the latest event; later events are
     /// counted by workload and exported. Call before the engine enforces, so that denied traffic counts from the first
     /// packet on.
-    pub(super) fn begin(&mut self, engine: &Arc<Mutex<Engine>>, observer: &Arc<ObserveServer>) {
+    pub(super) fn prepare_feed(
+        &mut self,
+        engine: &Arc<Mutex<Engine>>,
+        observer: &Arc<ObserveServer>,
+    ) {
         if self.denied.is_none() && !self.exporter.as_ref().is_some_and(Exporter::wants_events) {
             return;
         }
@@ -92,15 +96,16 @@ impl Telemetry {
             exporter.send(&events, &unreported.collect::<Vec<_>>());
         };
         let sink = Box::new(sink);
-        self.begun = Some(Feed::new(Arc::clone(observer), dropped, denied, sink, with_flows));
+        self.unstarted_feed =
+            Some(Feed::new(Arc::clone(observer), dropped, denied, sink, with_flows));
     }
 
-    /// Starts to count denied traffic by workload and to export events, from the position of [`Telemetry::begin`].
+    /// Starts to count denied traffic by workload and to export events, from the position of [`Telemetry::prepare_feed`].
     /// `take_left` reads the events that are in the kernel's ring. If a former agent may have left them, they are
     /// recorded, but neither counted nor exported one by one.
-    pub(super) fn feed(&mut self, may_be_former: bool, take_left: impl FnOnce()) {
+    pub(super) fn start_feed(&mut self, may_be_former: bool, take_left: impl FnOnce()) {
         take_left();
-        let Some(mut feed) = self.begun.take() else { return };
+        let Some(mut feed) = self.unstarted_feed.take() else { return };
         if may_be_former {
             feed.skip();
         }
@@ -133,7 +138,8 @@ pub(super) fn observer(
 ) -> Arc<ObserveServer> {
     let engine = Arc::clone(engine);
     let mut attributions = Attributions::default();
-    let resolve =
-        move |seen: &[_], filter: &_| observed(&lock(&engine), seen, filter, &mut attributions);
+    let resolve = move |seen: &[_], filter: &_| {
+        watched_events(&lock(&engine), seen, filter, &mut attributions)
+    };
     Arc::new(ObserveServer::new(node.to_owned(), lock(drops).journal(), resolve))
 }

@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::child::KillOnDrop;
+use crate::child::{KillOnDrop, log_end};
 use crate::host::Host;
 use crate::http::exchange;
 use crate::manifests::MARKERS;
@@ -311,9 +311,7 @@ impl Agent {
     }
 
     fn log_end(&self) -> String {
-        let log = self.log();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
+        log_end(&self.log())
     }
 }
 

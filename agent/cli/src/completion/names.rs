@@ -47,12 +47,17 @@ impl TypedFlags {
             let mut found = None;
             for (index, word) in words.iter().enumerate().skip(1) {
                 let Some(word) = word.to_str() else { continue };
-                let (flag, value) =
-                    word.split_once('=').map_or((word, None), |(f, v)| (f, Some(v)));
-                if flags.contains(&flag) {
-                    let next = || words.get(index + 1)?.to_str();
-                    found = value.or_else(next).map(str::to_owned);
-                }
+                let next = || words.get(index + 1)?.to_str();
+                let values = flags.iter().filter_map(|flag| {
+                    let rest = word.strip_prefix(flag)?;
+                    match rest.strip_prefix('=') {
+                        Some(value) => Some(value),
+                        None if rest.is_empty() => next(),
+                        // The value of a short flag may follow without a space.
+                        None => Some(rest).filter(|_| !flag.starts_with("--")),
+                    }
+                });
+                found = values.last().map(str::to_owned).or(found);
             }
             found.or_else(|| env::var(twin).ok()).filter(|value| !value.is_empty())
         };
@@ -166,6 +171,10 @@ mod tests {
         let typed = read("netpold explain --context=a -n shop --from x --context b --to");
         assert_eq!(typed.cluster.unwrap().context.as_deref(), Some("b"));
         assert_eq!(typed.namespace.as_deref(), Some("shop"));
+        for words in ["-n=shop", "-nshop", "--namespace=shop", "--namespace shop"] {
+            let typed = read(&format!("netpold flows {words} --namespaces other --pod"));
+            assert_eq!(typed.namespace.as_deref(), Some("shop"), "{words}");
+        }
     }
 
     #[test]

@@ -2,12 +2,12 @@
 
 use std::fmt::Display;
 use std::fmt::Write as _;
-use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use netpold_api::status::{AgentStatus, EndpointStatus, TableStatus, UplinkStatus};
+use netpold_api::unix_time::unix_time;
 use netpold_client::printable_document::printable_json;
 use netpold_client::socket::NOT_UNDERSTOOD;
 use owo_colors::{OwoColorize, Style};
@@ -98,8 +98,7 @@ fn files(text: &mut String, status: &AgentStatus) {
 }
 
 fn kinds(text: &mut String, status: &AgentStatus) {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let now = now.map_or(0, |time| time.as_secs());
+    let now = unix_time().as_secs();
     let mut table = table(&["watched", "objects", "state", "last event", "lists", "failures"]);
     for kind in &status.source.kinds {
         let state = match (&kind.error, kind.served, kind.in_sync) {

@@ -1,11 +1,11 @@
 //! Policies in force: the cluster's policies, the nodes' reports of their generations, and the status of the agents.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use netpold_api::crd::{NodePolicyStatus, PolicyOnNode};
 use netpold_api::status::AgentStatus;
+use netpold_api::unix_time::unix_time;
 use netpold_client::live;
 use netpold_core::cluster::is_subject;
 use netpold_core::model::{Direction, Enforcement, Pod, Selector};
@@ -163,8 +163,7 @@ pub(super) fn document(source: &ObjectSource, world: &ObjectSnapshot) -> Result<
 
 fn read_reports(source: &ObjectSource) -> Result<NodeReports> {
     let mut reports = NodeReports::default();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    let now = i64::try_from(unix_time().as_secs()).unwrap_or(i64::MAX);
     live::block_on(live::pages(&source.cluster, REPORTS, |json| {
         let page: ReportPage = serde_json::from_str(json)?;
         page.items.into_iter().for_each(|report| reports.add(report, now));

@@ -7,6 +7,8 @@ use std::process::Command;
 use netpold_review::doctor::{DoctorReport, Finding, Severity};
 use tempfile::TempDir;
 
+use crate::objects;
+
 /// Pods `app/web` and `app/api`, a name server, and the API server at 192.168.5.11:6443 of node `n1`.
 const CLUSTER: &str = "
 {apiVersion: v1, kind: Node, metadata: {name: n1}, status: {addresses: [{type: InternalIP, address: 192.168.5.11}]}}
@@ -82,10 +84,7 @@ fn ingress(rules: &str) -> String {
 }
 
 fn folder(objects: &[&str]) -> TempDir {
-    let folder = TempDir::new().unwrap();
-    let all = [&[CLUSTER], objects].concat();
-    fs::write(folder.path().join("all.yaml"), all.join("\n---\n")).unwrap();
-    folder
+    objects::folder(&[&[CLUSTER], objects].concat())
 }
 
 fn run(arguments: &[&str], folder: &TempDir) -> (i32, String) {

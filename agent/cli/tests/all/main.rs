@@ -10,7 +10,7 @@ mod objects;
 mod possible;
 mod presets;
 mod recursive;
-mod second;
+mod secondary;
 mod statements;
 mod ui;
 mod written;

@@ -8,6 +8,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::objects::folder;
+
 const ALLOWED: i32 = 0;
 const DENIED: i32 = 1;
 const CANNOT_TELL: i32 = 2;
@@ -33,15 +35,9 @@ fn generated(spec: &str) -> String {
     )
 }
 
-fn written(objects: &[&str]) -> TempDir {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("all.yaml"), objects.join("\n---\n")).unwrap();
-    folder
-}
-
 /// Runs a command about objects in namespace `shop`. Returns its exit status and its output.
 fn netpold(command: &str, objects: &[&str], arguments: &[&str]) -> (i32, String) {
-    let folder = written(objects);
+    let folder = folder(objects);
     let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
     process.arg(command).arg("--manifests").arg(folder.path()).args(["-n", "shop"]);
     let output = process.args(arguments).env_clear().output().unwrap();
@@ -196,7 +192,7 @@ fn a_namespace_selected_by_a_label_that_it_lacks_is_named() {
 #[test]
 fn a_pipe_is_read_as_a_file() {
     let [web, api] = ["web", "api"].map(deployment);
-    let folder = written(&[NAMESPACE, &web, &api]);
+    let folder = folder(&[NAMESPACE, &web, &api]);
     let deny = generated("policyTypes: [Ingress]");
     let foreign = "{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: x}}";
     let change = [&deny, SERVICE, foreign].join("\n---\n");

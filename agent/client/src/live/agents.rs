@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::cluster::failure::Failure;
-use netpold_kube::cluster::{self, Lister};
+use netpold_kube::cluster::{self, Lister, PAGE};
 use netpold_kube::convert::Kind;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
@@ -26,8 +26,6 @@ use super::runtime::block_on;
 const LABEL: &str = "app.kubernetes.io/name=netpold";
 /// Agents asked concurrently.
 const AT_ONCE: usize = 16;
-/// Pods per page.
-const PAGE: u32 = 500;
 /// Longest silence on a connection that carries lines as events occur.
 const LINES_SILENCE: Duration = Duration::from_hours(24);
 /// Capacity of the channel for the lines of all nodes.

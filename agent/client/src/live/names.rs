@@ -8,13 +8,10 @@ use kube::api::{ListParams, PartialObjectMeta};
 use kube::config::Kubeconfig;
 use kube::core::{NamespaceResourceScope, Resource};
 use kube::{Api, Client};
-use netpold_kube::cluster;
+use netpold_kube::cluster::{self, PAGE};
 use serde::de::DeserializeOwned;
 
 use super::args::{ClusterArgs, SILENCE};
-
-/// Most names per list.
-const PAGE: u32 = 500;
 
 /// Kinds of objects to list by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

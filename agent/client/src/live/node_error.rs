@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use netpold_core::first_names::first_names;
 use netpold_core::printable::{cut, printable};
 
 /// Most nodes named per reason.
@@ -82,12 +83,8 @@ pub fn report(failures: &[(String, NodeError)]) {
 }
 
 fn named(nodes: &[&str]) -> String {
-    let first = &nodes[..nodes.len().min(NAMED)];
     let word = if nodes.len() == 1 { "node" } else { "nodes" };
-    match nodes.len() - first.len() {
-        0 => format!("{word} {}", first.join(", ")),
-        more => format!("{word} {} and {more} more", first.join(", ")),
-    }
+    format!("{word} {}", first_names(nodes.iter(), NAMED))
 }
 
 #[cfg(test)]

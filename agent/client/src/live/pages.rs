@@ -4,13 +4,10 @@ use anyhow::{Result, anyhow};
 use kube::api::ListParams;
 use kube::core::Request;
 use netpold_core::printable::printable;
-use netpold_kube::cluster::Lister;
 use netpold_kube::cluster::failure::Failure;
+use netpold_kube::cluster::{Lister, PAGE};
 
 use super::args::{ClusterArgs, SILENCE};
-
-/// Objects per page, as kubectl and client-go request.
-const PAGE: u32 = 500;
 
 /// Reads a list, such as `/api/v1/pods`, page by page; `page` takes the JSON and returns the next page's token.
 ///

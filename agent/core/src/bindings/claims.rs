@@ -308,7 +308,7 @@ fn refresh(bound: &mut Bound, cluster: &Cluster, results: &[CniResult]) {
     }
     // An address that now belongs to another pod is not a valid source of an unlisted or deleted pod.
     let uid = bound.pod.uid.clone();
-    let foreign = |a: &IpAddr| cluster.first_owner(*a).is_some_and(|owner| owner.uid != uid);
+    let foreign = |a: &IpAddr| cluster.status_owner(*a).is_some_and(|owner| owner.uid != uid);
     if bound.standing != Standing::Listed && bound.pod.addresses.iter().any(foreign) {
         Arc::make_mut(&mut bound.pod).addresses.retain(|address| !foreign(address));
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::cluster::claims::AddressClaims;
 use crate::cluster::label_groups::PodsByLabels;
 use crate::cluster::pods_by_name::PodsByName;
-use crate::cluster::second::SecondClaims;
+use crate::cluster::secondary::SecondClaims;
 use crate::cluster::strings::Strings;
 use crate::model::{Key, Pod};
 

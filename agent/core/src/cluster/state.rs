@@ -15,7 +15,7 @@ use crate::cluster::pod_policies::PodPolicies;
 use crate::cluster::pods::Pods;
 use crate::cluster::pods_by_name::PodsByName;
 use crate::cluster::policies::Policies;
-use crate::cluster::second::ClaimRefusal;
+use crate::cluster::secondary::ClaimRefusal;
 use crate::cluster::services::Services;
 use crate::model::{
     ClusterPolicy, Denial, Direction, EndpointSlice, Interface, InterfaceOwner, Key, Labels,
@@ -196,19 +196,18 @@ impl Cluster {
     /// Neither a hostNetwork pod nor a finished one owns an address.
     #[must_use]
     pub fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
-        self.first_owner(address).or_else(|| self.second_owner(address))
+        self.status_owner(address).or_else(|| self.secondary_owner(address))
     }
 
     /// Returns the owner of an address by pod status.
     #[must_use]
-    pub fn first_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
+    pub(crate) fn status_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         self.pods.owner(address)
     }
 
     /// Returns the owner of an address on a secondary network: the only pod that claims it, if the address is in one of
     /// the blocks for such networks and belongs to no other object.
-    #[must_use]
-    pub fn second_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
+    fn secondary_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         let claimant = self.pods.second().only(address)?;
         self.refusal(address).is_none().then_some(claimant)
     }
@@ -218,7 +217,7 @@ impl Cluster {
         if !self.second_networks.contains(address) {
             return Some(ClaimRefusal::Elsewhere);
         }
-        if let Some(pod) = self.first_owner(address) {
+        if let Some(pod) = self.status_owner(address) {
             return Some(ClaimRefusal::Held(AddressOwner::Pod(pod.key.clone())));
         }
         if self.nodes.is_any(address) {
@@ -259,7 +258,7 @@ impl Cluster {
     pub fn refused_claimants(&self, address: IpAddr) -> Vec<&Arc<Pod>> {
         let is_held = || matches!(self.refusal(address), Some(ClaimRefusal::Held(_)));
         let is_claimed = self.pods.is_claimed_second(address);
-        if !is_claimed || is_held() || self.second_owner(address).is_some() {
+        if !is_claimed || is_held() || self.secondary_owner(address).is_some() {
             return Vec::new();
         }
         let claimants = || self.pods.second().of(address);
@@ -364,7 +363,7 @@ impl Cluster {
 
     /// Whether an address is neither a pod's nor a Service's cluster address.
     fn is_free(&self, address: IpAddr) -> bool {
-        self.first_owner(address).is_none() && !self.translation.is_cluster_address(address)
+        self.status_owner(address).is_none() && !self.translation.is_cluster_address(address)
     }
 
     /// The local pod behind an interface: the bound pod, else the owner of one of the interface's addresses.
@@ -374,7 +373,7 @@ impl Cluster {
             InterfaceOwner::Pod(bound) => Some(&bound.pod),
             InterfaceOwner::Denied => None,
             InterfaceOwner::Unbound => {
-                let owners = interface.addresses.iter().filter_map(|a| self.first_owner(*a));
+                let owners = interface.addresses.iter().filter_map(|a| self.status_owner(*a));
                 owners.into_iter().find(|pod| pod.node == self.node_name())
             }
         }

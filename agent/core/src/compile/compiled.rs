@@ -10,14 +10,14 @@ use crate::compile::sets::Sets;
 use crate::compile::tables::{DesiredTables, TableSet};
 use crate::compile::update::Update;
 use crate::model::{Direction, Key};
-use crate::ops::{Capacity, Fill, Op, Table};
+use crate::ops::{Capacity, Op, Table, TableUse};
 use crate::options::Options;
 
 /// Reason for a refused update.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// A table is too small. Nothing was written; further updates fail until
-    /// [`Compiler::reinstall`](crate::compile::Compiler::reinstall).
+    /// [`Compiler::recompile`](crate::compile::Compiler::recompile).
     #[error("{table}: {needed} needed, {capacity} available")]
     Full {
         /// The first table that is too small.
@@ -122,7 +122,7 @@ impl Compiled {
     }
 
     /// Used and available elements of every table.
-    pub(super) fn fill(&self, capacity: &Capacity) -> Vec<Fill> {
+    pub(super) fn fill(&self, capacity: &Capacity) -> Vec<TableUse> {
         self.tables.fill(&self.sets.classes, capacity)
     }
 

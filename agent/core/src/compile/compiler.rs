@@ -11,12 +11,12 @@ use crate::compile::snapshot::StateSnapshot;
 use crate::compile::tables::DesiredTables;
 use crate::compile::tables::endpoints::Given;
 use crate::model::{Change, Direction, DomainName, Key, Pod};
-use crate::ops::{Capacity, Fill, Op, Table};
+use crate::ops::{Capacity, Op, Table, TableUse};
 use crate::options::Options;
 
-/// State that one compiler passes to another, see [`Compiler::follow`].
+/// State that one compiler passes to another, see [`Compiler::take_over`].
 #[derive(Debug)]
-pub struct News {
+pub struct CompilerInput {
     objects: Vec<Object>,
     given: Given,
     barred: BTreeMap<String, Table>,
@@ -66,7 +66,7 @@ impl Compiler {
     /// be applied. They count as applied from here on.
     ///
     /// # Errors
-    /// A table is too small. The installed tables stay as they are, and only [`Compiler::reinstall`] helps, with a
+    /// A table is too small. The installed tables stay as they are, and only [`Compiler::recompile`] helps, with a
     /// greater capacity or a smaller cluster.
     pub fn update(&mut self) -> Result<Vec<Op>, CompileError> {
         if let Some(error) = &self.failed {
@@ -109,7 +109,7 @@ impl Compiler {
     ///
     /// # Errors
     /// As for [`Compiler::update`], if `grow` returns `None`.
-    pub fn reinstall(
+    pub fn recompile(
         &mut self,
         capacity: Capacity,
         grow: impl Fn(Capacity, &CompileError) -> Option<Capacity>,
@@ -245,8 +245,8 @@ impl Compiler {
 
     /// All objects, for another compiler. Cheap: they are shared.
     #[must_use]
-    pub fn everything(&self) -> News {
-        News {
+    pub fn all_objects(&self) -> CompilerInput {
+        CompilerInput {
             objects: Object::all(&self.cluster).collect(),
             given: self.compiled.tables.endpoints.given(),
             barred: BTreeMap::new(),
@@ -255,21 +255,21 @@ impl Compiler {
 
     /// Current state of these objects, for another compiler.
     #[must_use]
-    pub fn news(&self, of: impl IntoIterator<Item = ObjectKey>) -> News {
+    pub fn changed_objects(&self, of: impl IntoIterator<Item = ObjectKey>) -> CompilerInput {
         let objects = of.into_iter().map(|key| Object::now(key, &self.cluster)).collect();
         let barred = self.compiled.rules.limits.barred();
-        News { objects, given: self.compiled.tables.endpoints.given(), barred }
+        CompilerInput { objects, given: self.compiled.tables.endpoints.given(), barred }
     }
 
     /// Takes over objects and endpoint numbers of another compiler.
-    pub fn follow(&mut self, news: News) {
+    pub fn take_over(&mut self, input: CompilerInput) {
         let mut intake = Intake { cluster: &mut self.cluster, dirty: &mut self.dirty };
-        news.objects.into_iter().for_each(|object| intake.take_in(object));
+        input.objects.into_iter().for_each(|object| intake.take_in(object));
         if !self.compiled.rules.limits.is_deferring() {
             self.cluster.policies.weigh_exactly();
         }
-        self.compiled.tables.endpoints.take_over(news.given);
-        self.dirty.policies.extend(self.compiled.rules.limits.bar(news.barred));
+        self.compiled.tables.endpoints.take_over(input.given);
+        self.dirty.policies.extend(self.compiled.rules.limits.bar(input.barred));
     }
 
     /// Frees retired numbers. To be called when the operations of the last update are applied and no packet is judged
@@ -280,7 +280,7 @@ impl Compiler {
     }
 
     /// Closes combinations of policies until the table that refused the update has room: those of the namespace that uses
-    /// most of it first. Returns false if there are none to close: then only [`Compiler::reinstall`] with a greater
+    /// most of it first. Returns false if there are none to close: then only [`Compiler::recompile`] with a greater
     /// capacity helps.
     pub fn leave_out(&mut self, error: &CompileError) -> bool {
         let CompileError::Full { table, needed, capacity } = error;
@@ -366,7 +366,7 @@ impl Compiler {
 
     /// Used and available elements of every table.
     #[must_use]
-    pub fn fill(&self) -> Vec<Fill> {
+    pub fn fill(&self) -> Vec<TableUse> {
         self.compiled.fill(&self.options.capacity)
     }
 

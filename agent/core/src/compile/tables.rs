@@ -20,7 +20,7 @@ use netpold_ebpf::layout::{ClassId, ENDPOINT_SLOTS, Endpoint};
 
 use crate::compile::sets::classes::Classes;
 use crate::compile::slots::SlotAllocator;
-use crate::ops::{Capacity, Fill, Table};
+use crate::ops::{Capacity, Table, TableUse};
 use crate::options::Options;
 use crate::ports::tries::Tries;
 use crate::prefix::{IpFamily, Prefix};
@@ -74,10 +74,10 @@ impl TableSet {
     }
 
     /// Used and available elements of every table.
-    pub(crate) fn fill(&self, classes: &Classes, capacity: &Capacity) -> Vec<Fill> {
+    pub(crate) fn fill(&self, classes: &Classes, capacity: &Capacity) -> Vec<TableUse> {
         let fill = |table| {
             let (used, _) = self.elements(table, classes);
-            Fill { table, used, capacity: capacity.of(table) }
+            TableUse { table, used, capacity: capacity.of(table) }
         };
         Table::ALL.map(fill).to_vec()
     }

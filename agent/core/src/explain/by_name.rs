@@ -12,6 +12,7 @@ use crate::explain::blocks::Blocks;
 use crate::explain::literal::Literal;
 use crate::explain::rule::ResolvableNames;
 use crate::explain::unaddressed::named;
+use crate::first_names::first_names;
 use crate::model::{Direction, DomainName, Key, Pod};
 use crate::probe::IpProtocol;
 
@@ -106,10 +107,8 @@ impl NameAnswer {
     #[must_use]
     pub fn depends_on(&self) -> String {
         let list = |is_allowed| {
-            let blocks: Vec<String> = self.blocks(is_allowed).map(|it| it.to_string()).collect();
-            let more = blocks.len().saturating_sub(SHOWN);
-            let first = blocks.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
-            if more == 0 { first } else { format!("{first} and {more} more") }
+            let blocks: Vec<IpNet> = self.blocks(is_allowed).collect();
+            first_names(blocks.iter(), SHOWN)
         };
         let (allowed, denied) = (list(true), list(false));
         format!("depends on the address: allowed in {allowed}; denied in {denied}")

@@ -6,6 +6,7 @@ use crate::cluster::is_unaddressed;
 use crate::explain::answer::Nearest;
 use crate::explain::rule::{ResolvableNames, Traffic, holds};
 use crate::explain::text;
+use crate::first_names::first_names;
 use crate::model::{
     DomainName, IpBlock, Labels, Peer, Policy, PortMatch, PortRule, Requirement, Rule, Selector,
 };
@@ -47,15 +48,12 @@ impl Traffic<'_> {
         if self.is_translated() {
             return format!("{remote} may be translated, so it belongs to no name such as {name}");
         }
-        let all: Vec<String> =
-            resolved.addresses(&self.pod.key, name).map(|at| at.to_string()).collect();
+        let all: Vec<IpAddr> = resolved.addresses(&self.pod.key, name).collect();
         if all.is_empty() {
             return format!("the pod has not resolved {name}, or its answers are past their time");
         }
-        let (told, more) = (all.len().min(text::TOLD), all.len().saturating_sub(text::TOLD));
-        let told = all.get(..told).unwrap_or_default().join(", ");
-        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        format!("the pod resolved {name} to {told}{more}, not to {remote}")
+        let shown = first_names(all.iter(), text::TOLD);
+        format!("the pod resolved {name} to {shown}, not to {remote}")
     }
 
     fn port_lack(&self, ports: &[PortRule]) -> String {

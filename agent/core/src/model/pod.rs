@@ -42,7 +42,7 @@ pub struct Pod {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign_sources: bool,
     /// Interfaces on secondary networks, from the annotation `k8s.v1.cni.cncf.io/network-status`. Everyone who may
-    /// write the pod can write the annotation; [`crate::cluster::Cluster::second_owner`] decides which addresses are
+    /// write the pod can write the annotation; [`crate::cluster::Cluster::owner`] decides which addresses are
     /// accepted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub second: Vec<SecondInterface>,

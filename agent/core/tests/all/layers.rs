@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// The layers, top to bottom; a module belongs to the entry with the longest matching prefix.
-const LAYERS: [&str; 29] = [
+const LAYERS: [&str; 31] = [
     "compile",
     "compile::compiler",
     "compile::compiled",
@@ -34,6 +34,8 @@ const LAYERS: [&str; 29] = [
     "model",
     "lock",
     "labels",
+    "error_chain",
+    "first_names",
     "pattern",
     "printable",
     "turns",

@@ -68,7 +68,7 @@ fn each_its_own(count: u32) -> Vec<Rule> {
 /// Starts over with tables of this size.
 fn install(world: &mut World, capacity: Capacity) {
     world.tables = MemoryTables::new();
-    world.tables.fill(&world.compiler.reinstall(capacity, |_, _| None).unwrap());
+    world.tables.fill(&world.compiler.recompile(capacity, |_, _| None).unwrap());
     world.compiler.grace_passed();
 }
 
@@ -199,7 +199,7 @@ fn a_pod_selector_over_the_budget_isolates_its_namespace_and_takes_no_memory() {
 fn a_table_that_cannot_grow_closes_the_largest() {
     let capacity = Capacity { bitmaps: 64, ..Capacity::default() };
     let mut world = World::new(two_tenants());
-    world.compiler.reinstall(capacity, |_, _| None).unwrap();
+    world.compiler.recompile(capacity, |_, _| None).unwrap();
     world.compiler.ingest(Change::Policy(large("tenant", all_but_one(100))));
     world.compiler.ingest(Change::Policy(small("victim", 80)));
     let error = world.compiler.update().unwrap_err();
@@ -244,7 +244,7 @@ fn more_classes_than_there_are_close_the_largest() {
     assert!(matches!(error, CompileError::Full { .. }));
     let mut refused = 0;
     let ops = loop {
-        match world.compiler.reinstall(capacity, |_, _| None) {
+        match world.compiler.recompile(capacity, |_, _| None) {
             Ok(ops) => break ops,
             Err(error) => {
                 refused += 1;
@@ -300,9 +300,9 @@ const ROOM: Capacity = Capacity {
 /// Replaces the world's compiler by another one.
 fn succeed(world: &mut World, since: impl FnOnce(&mut World)) {
     let mut successor = world.compiler.blank();
-    successor.follow(world.compiler.everything());
+    successor.take_over(world.compiler.all_objects());
     let mut tables = MemoryTables::new();
-    tables.fill(&successor.reinstall(ROOM, |_, _| None).unwrap());
+    tables.fill(&successor.recompile(ROOM, |_, _| None).unwrap());
     successor.grace_passed();
     successor.defer(Some(std::collections::BTreeSet::new()));
     since(world);
@@ -313,7 +313,7 @@ fn succeed(world: &mut World, since: impl FnOnce(&mut World)) {
         ObjectKey::Interface(NEWCOMER),
         ObjectKey::Pod(Key::new("victim", "q")),
     ];
-    successor.follow(world.compiler.news(changed));
+    successor.take_over(world.compiler.changed_objects(changed));
     tables.fill(&successor.update().unwrap());
     successor.grace_passed();
     (world.compiler, world.tables) = (successor, tables);
@@ -466,7 +466,7 @@ fn all_tables_that_are_too_small_grow_for_one_compilation() {
     let mut world = World::new(two_tenants());
     let error = world
         .compiler
-        .reinstall(Capacity { rows: 1, bitmaps: 1, ..ROOM }, |_, _| None)
+        .recompile(Capacity { rows: 1, bitmaps: 1, ..ROOM }, |_, _| None)
         .unwrap_err();
     assert!(matches!(error, CompileError::Full { .. }));
     world.compiler.ingest(Change::Policy(large("tenant", all_but_one(100))));
@@ -474,12 +474,12 @@ fn all_tables_that_are_too_small_grow_for_one_compilation() {
     let asked = std::cell::RefCell::new(Vec::new());
     let alone = || {
         let mut other = world.compiler.blank();
-        other.follow(world.compiler.everything());
-        other.reinstall(ROOM, |_, _| None).unwrap();
+        other.take_over(world.compiler.all_objects());
+        other.recompile(ROOM, |_, _| None).unwrap();
         other.work()
     };
     let alone = alone();
-    let ops = world.compiler.reinstall(small, |capacity, error| {
+    let ops = world.compiler.recompile(small, |capacity, error| {
         let CompileError::Full { table, .. } = error;
         asked.borrow_mut().push(*table);
         Some(match table {

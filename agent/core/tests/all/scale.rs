@@ -170,8 +170,8 @@ fn measure(services: u32) {
     next("policy gone", Change::PolicyGone(edited.key));
     let team = [("team", "team9")];
     next("namespace relabelled", Change::Namespace(namespace("ns3", &team)));
-    timed("reinstall", || {
-        world.compiler.reinstall(netpold_core::ops::Capacity::default(), |_, _| None).unwrap()
+    timed("recompile", || {
+        world.compiler.recompile(netpold_core::ops::Capacity::default(), |_, _| None).unwrap()
     });
 }
 

@@ -169,7 +169,7 @@ fn a_full_table_refuses_the_update_until_reinstalled() {
     compiler.ingest(Change::Pod(far(9, "y")));
     assert_eq!(compiler.update(), Err(full), "later updates do not slip past it");
 
-    let ops = compiler.reinstall(Capacity { rows: 4, ..capacity }, |_, _| None).unwrap();
+    let ops = compiler.recompile(Capacity { rows: 4, ..capacity }, |_, _| None).unwrap();
     let mut tables = MemoryTables::new();
     tables.fill(&ops);
     let see =
@@ -306,11 +306,11 @@ fn slots_are_inherited() {
     let (mut world, sharing) = crowded();
     let before = slots(&world.compiler);
     assert_eq!(before[&sharing[4]], 101, "that of the one that has gone");
-    let objects = world.compiler.everything();
+    let objects = world.compiler.all_objects();
     // An agent starts.
     let options = Options { node: NODE.into(), known_slots: before.clone(), ..Options::default() };
     let mut started = Compiler::new(options.clone());
-    started.follow(Compiler::new(options).everything());
+    started.take_over(Compiler::new(options).all_objects());
     pods_of_two_nodes().into_iter().for_each(|change| started.ingest(change));
     for ifindex in before.keys().filter(|ifindex| **ifindex > 4) {
         started.ingest(Change::Interface(interface(*ifindex, &["10.0.0.3"])));
@@ -319,7 +319,7 @@ fn slots_are_inherited() {
     assert_eq!(slots(&started), before);
     // Tables become larger on another thread, while an interface is removed and another one is added.
     let mut successor = world.compiler.blank();
-    successor.follow(objects);
+    successor.take_over(objects);
     let mut tables = MemoryTables::new();
     let mut update = |successor: &mut Compiler| {
         tables.fill(&successor.update().unwrap());
@@ -334,7 +334,9 @@ fn slots_are_inherited() {
     successor.ingest(Change::Interface(interface(sharing[2], &["10.0.0.3"])));
     update(&mut successor);
     assert_ne!(slots(&successor), slots(&world.compiler));
-    successor.follow(world.compiler.news([sharing[1], sharing[2]].map(ObjectKey::Interface)));
+    successor.take_over(
+        world.compiler.changed_objects([sharing[1], sharing[2]].map(ObjectKey::Interface)),
+    );
     update(&mut successor);
     // The slot of the former interface is free after grace.
     update(&mut successor);
@@ -345,7 +347,7 @@ fn slots_are_inherited() {
     assert_eq!(tables.endpoints.len(), slots(&successor).len());
     // Tables are emptied and written again.
     let before = slots(&world.compiler);
-    world.compiler.reinstall(Capacity::default(), |_, _| None).unwrap();
+    world.compiler.recompile(Capacity::default(), |_, _| None).unwrap();
     assert_eq!(slots(&world.compiler), before);
 }
 

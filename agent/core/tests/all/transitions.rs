@@ -102,15 +102,15 @@ fn a_successor_is_as_if_it_had_been_there() {
     on_states(400, |[first, second, _], choices| {
         let mut world = install(first);
         let mut successor = world.compiler.blank();
-        successor.follow(world.compiler.everything());
+        successor.take_over(world.compiler.all_objects());
         let mut tables = MemoryTables::new();
-        tables.fill(&successor.reinstall(world.compiler.capacity(), |_, _| None).unwrap());
+        tables.fill(&successor.recompile(world.compiler.capacity(), |_, _| None).unwrap());
         same(&successor.image(), &world.compiler.image(), "image")?;
         successor.grace_passed();
         let changes = first.changes_to(second);
         let changed: BTreeSet<ObjectKey> = changes.iter().map(ObjectKey::of).collect();
         world.apply(changes);
-        successor.follow(world.compiler.news(changed));
+        successor.take_over(world.compiler.changed_objects(changed));
         tables.fill(&successor.update().unwrap());
         same(&successor.image(), &world.compiler.image(), "image later")?;
         let view = View::of(&[first, second], choices);

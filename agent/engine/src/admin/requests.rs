@@ -17,7 +17,8 @@ use netpold_core::probe::Probe;
 use tokio::sync::watch;
 
 use super::routes::{answer, shared, stream};
-use crate::engine::{Engine, flow_reader, name_remotes};
+use crate::engine::Engine;
+use crate::engine::flows::{flow_reader, name_remotes};
 use crate::events::DropLog;
 use crate::metrics::Metrics;
 use crate::observe::ObserveServer;

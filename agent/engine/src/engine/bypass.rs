@@ -11,17 +11,13 @@ use std::time::{Duration, Instant};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netpold_core::compile::Compiler;
+use netpold_dataplane::netlink::link::{IFLA_LINK, IFLA_LINK_NETNSID, IFLA_STATS64, LINK_HEADER};
 use netpold_dataplane::netlink::{MessageBody, NetlinkConnection, word};
 
 use super::interfaces::NodeInterfaces;
 
 /// Time after the last packet during which the problem is reported.
-const SAID: Duration = Duration::from_mins(10);
-
-const LINK_HEADER: usize = 16;
-const IFLA_LINK: u16 = 5;
-const IFLA_STATS64: u16 = 23;
-const IFLA_LINK_NETNSID: u16 = 37;
+const REPORTED_FOR: Duration = Duration::from_mins(10);
 
 /// Packets that bypassed the programs, by interface and endpoint.
 #[derive(Debug, Default)]
@@ -70,7 +66,7 @@ impl Bypass {
 
     /// Returns the pods that unjudged packets have reached lately.
     pub(super) fn problems(&self, interfaces: &NodeInterfaces) -> impl Iterator<Item = String> {
-        let lately = |past: &Past| past.last.is_some_and(|last| last.elapsed() < SAID);
+        let lately = |past: &Past| past.last.is_some_and(|last| last.elapsed() < REPORTED_FOR);
         self.pods.iter().filter(move |(_, past)| lately(past)).map(|((ifindex, _), past)| {
             format!(
                 "{}: {} packets reached the pod unjudged, past its programs: another tool redirects them \

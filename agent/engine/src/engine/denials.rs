@@ -8,9 +8,9 @@ use netpold_core::model::Key;
 use netpold_core::turns::in_turns;
 use netpold_kube::cluster::{DenialReport, Denials};
 
+use super::Engine;
 use super::interfaces::pod_of;
 use super::report::explain;
-use super::steps::Engine;
 use crate::events::DropLogLine;
 
 /// Label of a namespace, and its value, that enables Events on its pods.

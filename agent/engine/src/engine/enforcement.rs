@@ -8,8 +8,8 @@ use netpold_core::cluster::is_subject;
 use netpold_core::compile::{Compiler, EndpointInfo};
 use netpold_core::model::{Enforcement, Key, Pod, PolicyVersion};
 
+use super::Engine;
 use super::reconciler::Reconciler;
-use super::steps::Engine;
 
 /// Maximum number of policies examined per namespace, and of ClusterNetworkPolicies: each is matched against the local
 /// pods while the engine waits, and there may be any number.

@@ -6,7 +6,7 @@ use netpold_api::flows::ListedFlow;
 use netpold_dataplane::generation::GenerationError;
 use netpold_dataplane::import_conntrack::ImportRequest;
 
-use super::steps::Engine;
+use super::Engine;
 use crate::events::unix_millis;
 use crate::flows::{FlowReader, LocalPod};
 

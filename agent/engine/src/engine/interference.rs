@@ -6,7 +6,7 @@ use netpold_ebpf::layout::Unproven;
 use super::bypass::Bypass;
 use super::interfaces::{NodeInterfaces, pod_of};
 use super::reconciler::Reconciler;
-use super::unproven::Missing;
+use super::unproven::UnprovenPackets;
 
 /// Counts of packets that escaped a program, and of missing proofs.
 #[derive(Debug, Default)]
@@ -14,7 +14,7 @@ pub(super) struct Interference {
     /// Packets that passed by the programs.
     bypass: Bypass,
     /// Packets that exits saw without their proof.
-    missing: Missing,
+    missing: UnprovenPackets,
 }
 
 impl Interference {

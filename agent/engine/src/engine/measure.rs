@@ -1,6 +1,5 @@
 //! Figures of the engine for metrics and readiness, cheap enough for every scrape.
 
-use netpold_api::status::TableStatus;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
@@ -9,9 +8,9 @@ use super::counters::{drops_by_reason, evicted, rejected};
 use super::health::Health;
 use super::reconciler::Reconciler;
 use super::report::{tables, wrong_with_node};
-use super::steps::Engine;
 use super::unsupported;
-use crate::metrics::{EndpointCounts, Instruments, Snapshot, TableFill};
+use crate::engine::Engine;
+use crate::metrics::{EndpointCounts, Instruments, Snapshot};
 
 /// Kinds of repairs by [`Engine::repair`] and [`Engine::readback`].
 const REPAIRS: [&str; 4] = ["entries", "order", "pins", "programs"];
@@ -44,7 +43,7 @@ impl Engine {
             closed_policies: unsupported::closed(compiler),
             objects: objects(compiler.cluster()),
             endpoints: endpoint_counts(&self.reconciler),
-            tables: tables(compiler, &resolved).into_iter().map(fill).collect(),
+            tables: tables(compiler, &resolved),
             conntrack: health.census.unwrap_or_default(),
             swept: health.swept,
             evicted: evicted(dataplane),
@@ -94,8 +93,4 @@ fn objects(cluster: &Cluster) -> Vec<(&'static str, u64)> {
         ("EndpointSlice", cluster.slices().len()),
     ];
     counts.map(|(kind, count)| (kind, count as u64)).to_vec()
-}
-
-fn fill(TableStatus { name, used, capacity }: TableStatus) -> TableFill {
-    TableFill { table: name.to_lowercase().replace(' ', "_"), used, capacity }
 }

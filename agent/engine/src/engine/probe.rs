@@ -9,7 +9,7 @@ use netpold_core::compile::EndpointInfo;
 use netpold_core::explain::{Explainer, Explanation};
 use netpold_core::model::{Direction, InterfaceOwner, Key};
 use netpold_core::probe::{IpProtocol, Party, Probe};
-use netpold_dataplane::Shown;
+use netpold_dataplane::ProbeRun;
 use netpold_dataplane::conntrack::FlowKey;
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::event;
@@ -68,7 +68,7 @@ impl Engine {
             // The compiled tables lack the tables of resolved names, which the programs write.
             let may_be_named =
                 reason == Reason::Policy && tables.has_names(at.direction, endpoint.slot);
-            let shown = Shown {
+            let shown = ProbeRun {
                 direction: at.direction,
                 ifindex: endpoint.ifindex,
                 came_by,
@@ -272,7 +272,7 @@ fn flow(endpoint: u32, at: &ProbedPacket, packet: &ProbePacket) -> FlowKey {
 }
 
 /// Returns the event of a packet if it is dropped.
-fn expected(shown: &Shown<'_>, endpoint: u32) -> DropEvent {
+fn expected(shown: &ProbeRun<'_>, endpoint: u32) -> DropEvent {
     let mut event = DropEvent { ifindex: shown.ifindex, endpoint, ..DropEvent::default() };
     match shown.direction {
         Direction::Ingress => event::describe::<Ingress, _>(&shown.frame, &mut event),

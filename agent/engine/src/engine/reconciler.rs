@@ -17,7 +17,7 @@ use netpold_dataplane::role::Role;
 
 use super::error::EngineError;
 use super::pace::Pace;
-use super::room::install;
+use super::room::compile_with_room;
 use super::succession::{Succession, WrittenUpdate, thread_time};
 use crate::metrics::Instruments;
 
@@ -142,7 +142,8 @@ impl Reconciler {
     ) -> Result<WrittenUpdate, EngineError> {
         self.installed = false;
         let (capacity, full) = (self.capacity, self.compiler.full_tables());
-        let ops = self.instruments.compiling(|| install(&mut self.compiler, capacity, &full));
+        let ops =
+            self.instruments.compiling(|| compile_with_room(&mut self.compiler, capacity, &full));
         drop(self.compiler.take_compiled());
         let refused = refused.map(|CompileError::Full { table, .. }| table);
         let shares = self.compiler.take_causes(refused);

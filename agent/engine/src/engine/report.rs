@@ -9,6 +9,7 @@ use netpold_core::bindings::BindingProblem as Unbound;
 use netpold_core::cluster::is_subject;
 use netpold_core::compile::Compiler;
 use netpold_core::explain::{Explainer, ResolvedNames};
+use netpold_core::first_names::first_names;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_dataplane::Dataplane;
@@ -16,11 +17,11 @@ use netpold_dataplane::conntrack::{FlowCounts, Pass};
 use netpold_ebpf::layout::{LEARNED_BUCKETS, NAME_WAYS};
 use netpold_ebpf::reason::Reason;
 
+use super::Engine;
 use super::counters::drops_by_reason;
 use super::interfaces::{NodeInterfaces, pod_of};
 use super::reconciler::Reconciler;
-use super::second;
-use super::steps::Engine;
+use super::secondary;
 use crate::events::Dropped;
 
 /// Maximum number of distinct drops explained per status: each explanation walks over policies.
@@ -57,7 +58,7 @@ impl Engine {
             waiting: waiting(compiler, &self.interfaces),
             devices: self.interfaces.judging_devices(dataplane),
             uplinks: uplinks(dataplane),
-            not_enforced: second::not_enforced(self),
+            not_enforced: secondary::not_enforced(self),
             problems: problems(self, &endpoints),
             endpoints,
             ..AgentStatus::default()
@@ -94,11 +95,12 @@ pub fn to_tell_of_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
 fn door_problem(interfaces: &NodeInterfaces) -> Option<String> {
     let mut doors: Vec<&str> = interfaces.doors().collect();
     doors.sort_unstable();
-    let (named, more) = (doors.len().min(NAMED), doors.len().saturating_sub(NAMED));
-    let names = doors.get(..named).filter(|names| !names.is_empty())?.join(", ");
-    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    if doors.is_empty() {
+        return None;
+    }
+    let names = first_names(doors.iter(), NAMED);
     Some(format!(
-        "{names}{more} on top of a link of another network namespace: packets that arrive by it reach no pod and do \
+        "{names} on top of a link of another network namespace: packets that arrive by it reach no pod and do \
          not leave the node; a pod with NET_ADMIN may have created it; if it belongs to the node, list it in \
          --trusted-devices"
     ))
@@ -195,7 +197,7 @@ fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
         .chain(door_problem(interfaces))
         .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
         .chain(bindings.iter().map(ToString::to_string))
-        .chain(second::refused_claims(compiler.cluster()))
+        .chain(secondary::refused_claims(compiler.cluster()))
         .chain(waiting)
         .chain(reconciler.succession.problem())
         .collect()
@@ -285,16 +287,11 @@ fn drops(dataplane: &Dataplane) -> Vec<DropCount> {
 /// Names the pods without a program, while new pods get none.
 fn left_out(endpoints: &[EndpointStatus]) -> String {
     let without = endpoints.iter().filter(|e| e.hook.is_none() && !e.addresses.is_empty());
-    let mut pods: Vec<String> = without.map(|endpoint| endpoint.pod.to_string()).collect();
-    let more = pods.len().saturating_sub(NAMED);
-    pods.truncate(NAMED);
-    match (pods.is_empty(), more) {
-        (true, _) => "new pods are NOT enforced".to_owned(),
-        (false, 0) => format!("new pods are NOT enforced: {}", pods.join(", ")),
-        (false, more) => {
-            format!("new pods are NOT enforced: {} and {more} more", pods.join(", "))
-        }
+    let pods: Vec<&Key> = without.map(|endpoint| &endpoint.pod).collect();
+    if pods.is_empty() {
+        return "new pods are NOT enforced".to_owned();
     }
+    format!("new pods are NOT enforced: {}", first_names(pods.iter(), NAMED))
 }
 
 /// Returns the fill of the flow tables, and that of the tables of observed flows unless these are empty.

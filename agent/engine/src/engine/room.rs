@@ -1,15 +1,14 @@
 //! Sizes of the tables, and their growth.
 //!
 //! Tables begin at the size for a node of a small cluster ([`Capacity::SMALL`], 4 MB). Once one of them is half full,
-//! all grow to the size for a large cluster ([`Capacity::default`], 55 MB), except that many domain names need no room
-//! elsewhere: their table grows alone. From then on each table grows alone when an
-//! eighth is left. Larger tables need a new generation, which is built while the one in force continues
+//! all grow to the size for a large cluster ([`Capacity::default`], 55 MB). A table of domain names that alone is half full
+//! grows alone. From then on each table grows alone when an eighth is left. Larger tables need a new generation, which is built while the one in force continues
 //! ([`super::successor`]). Tables never shrink.
 
 use std::collections::BTreeSet;
 
 use netpold_core::compile::{CompileError, Compiler};
-use netpold_core::ops::{Capacity, Fill, Op, Table};
+use netpold_core::ops::{Capacity, Op, Table, TableUse};
 
 /// Largest size of each table. All tables together, in two generations while one replaces the other, stay below the
 /// memory limit of the DaemonSet (2 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 144 of
@@ -30,14 +29,14 @@ const LARGEST: Capacity = Capacity {
 ///
 /// # Errors
 /// The state exceeds the numbers that the tables' layout can represent.
-pub fn install(
+pub fn compile_with_room(
     compiler: &mut Compiler,
     capacity: Capacity,
     full: &BTreeSet<Table>,
 ) -> Result<Vec<Op>, CompileError> {
     let (mut capacity, mut full) = (capacity, full.clone());
     loop {
-        match compiler.reinstall(capacity, grown) {
+        match compiler.recompile(capacity, grown) {
             Ok(ops) => {
                 compiler.enlarge(roomy(compiler.capacity(), &compiler.fill()));
                 let Some(table) = full.iter().copied().find(|it| compiler.keep_reserve(*it)) else {
@@ -83,18 +82,18 @@ fn enlarged(mut capacity: Capacity, table: Table, size: u32, least: u32) -> Opti
 }
 
 /// Returns whether at most an eighth of a table is left.
-fn is_crowded(fill: &Fill) -> bool {
-    fill.used > fill.capacity - fill.capacity / 8
+fn is_crowded(table: &TableUse) -> bool {
+    table.used > table.capacity - table.capacity / 8
 }
 
 /// Returns whether a table of small size is more than half full.
-fn is_outgrown(fill: &Fill) -> bool {
-    fill.capacity < Capacity::default().of(fill.table) && fill.used > fill.capacity / 2
+fn is_outgrown(table: &TableUse) -> bool {
+    table.capacity < Capacity::default().of(table.table) && table.used > table.capacity / 2
 }
 
 /// Returns sizes with spare room: at least [`Capacity::default`] for all tables once a small table is outgrown (for the
 /// table of names alone if only that one is), and a third more than used for crowded tables.
-pub(super) fn roomy(capacity: Capacity, fill: &[Fill]) -> Capacity {
+pub(super) fn roomy(capacity: Capacity, fill: &[TableUse]) -> Capacity {
     let large = Capacity::default();
     let capacity = fill.iter().filter(|fill| is_outgrown(fill)).fold(capacity, |capacity, fill| {
         let names = Capacity { names: large.names, ..capacity };
@@ -113,20 +112,20 @@ mod tests {
     #[test]
     fn crowded_tables_get_room_up_to_what_they_may_have() {
         let capacity = Capacity { bitmaps: 2000, rows: 16_000, ..Capacity::default() };
-        let fill = |table, used| Fill { table, used, capacity: capacity.of(table) };
-        let of = |fills: &[Fill]| roomy(capacity, fills);
+        let fill = |table, used| TableUse { table, used, capacity: capacity.of(table) };
+        let of = |fills: &[TableUse]| roomy(capacity, fills);
         assert_eq!(of(&[fill(Table::Bitmaps, 1750), fill(Table::Classes, 65_000)]), capacity);
         assert_eq!(of(&[fill(Table::Bitmaps, 1800)]), Capacity { bitmaps: 2400, ..capacity });
         assert_eq!(of(&[fill(Table::Rows, 16_000)]), Capacity { rows: LARGEST.rows, ..capacity });
         let configured = Capacity { rows: 20_000, ..capacity };
-        let full = Fill { table: Table::Rows, used: 20_000, capacity: 20_000 };
+        let full = TableUse { table: Table::Rows, used: 20_000, capacity: 20_000 };
         assert_eq!(roomy(configured, &[full]), configured);
     }
 
     #[test]
     fn a_node_that_is_not_small_any_more_has_room_everywhere() {
         let small = Capacity::SMALL;
-        let of = |table, used| roomy(small, &[Fill { table, used, capacity: small.of(table) }]);
+        let of = |table, used| roomy(small, &[TableUse { table, used, capacity: small.of(table) }]);
         assert_eq!(of(Table::Bitmaps, 32), small);
         assert_eq!(of(Table::Bitmaps, 33), Capacity::default());
         assert_eq!(of(Table::Rows, 128), Capacity::default());
@@ -134,10 +133,10 @@ mod tests {
         assert_eq!(of(Table::Names, 512), small);
         assert_eq!(of(Table::Names, 513), names, "names need no room elsewhere");
         let fills = [(Table::Names, 10_000), (Table::Bitmaps, 33)];
-        let fills = fills.map(|(table, used)| Fill { table, used, capacity: names.of(table) });
+        let fills = fills.map(|(table, used)| TableUse { table, used, capacity: names.of(table) });
         assert_eq!(roomy(names, &fills), Capacity::default());
         let grown = Capacity { rows: 4000, ..small };
-        let fill = Fill { table: Table::Bitmaps, used: 64, capacity: 64 };
+        let fill = TableUse { table: Table::Bitmaps, used: 64, capacity: 64 };
         assert_eq!(roomy(grown, &[fill]), Capacity { rows: 4000, ..Capacity::default() });
     }
 

@@ -5,15 +5,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use netpold_core::cluster::ObjectKey;
-use netpold_core::compile::{Compiler, News};
+use netpold_core::compile::{Compiler, CompilerInput};
 use netpold_core::model::Change;
 use netpold_core::ops::{Capacity, Table};
 use netpold_dataplane::generation::Generation;
-use netpold_dataplane::recipe::Recipe;
+use netpold_dataplane::generation_inputs::GenerationInputs;
 use nix::time::{ClockId, clock_gettime};
 
 use super::error::EngineError;
-use super::room::install;
+use super::room::compile_with_room;
 use crate::metrics::Instruments;
 
 /// Shortest and longest pause before a failed compilation is retried.
@@ -24,7 +24,7 @@ pub(super) const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration
 pub(super) struct Succession {
     pub(super) job: Option<Job>,
     /// Compiled, but many objects have changed since its start.
-    pub(super) behind: Option<Behind>,
+    pub(super) outdated: Option<OutdatedSuccessor>,
     /// Earliest start of the next successor.
     pub(super) rests_until: Option<Instant>,
     /// Earliest start of a successor that only looks for room for closed policies.
@@ -40,15 +40,15 @@ pub(super) struct Job {
     /// Objects that changed since the job received its input.
     pub(super) changed: BTreeSet<ObjectKey>,
     /// Namespaces with large policies or Services in this job.
-    pub(super) clients: BTreeSet<String>,
+    pub(super) charged_namespaces: BTreeSet<String>,
     pub(super) rounds: u32,
 }
 
 /// A compiler that has to catch up with changes, on its own thread again.
-pub(super) struct Behind {
+pub(super) struct OutdatedSuccessor {
     pub(super) made: BuiltSuccessor,
     pub(super) changed: BTreeSet<ObjectKey>,
-    pub(super) clients: BTreeSet<String>,
+    pub(super) charged_namespaces: BTreeSet<String>,
     pub(super) rounds: u32,
 }
 
@@ -58,59 +58,59 @@ pub(super) struct BuiltSuccessor {
     pub(super) generation: Generation,
     /// Processor time used.
     pub(super) took: Duration,
-    pub(super) workshop: Workshop,
+    pub(super) settings: CompilationSettings,
 }
 
 /// Input of a compilation.
-pub(super) struct Order {
+pub(super) struct CompilationInput {
     pub(super) compiler: Compiler,
-    pub(super) news: News,
+    pub(super) input: CompilerInput,
     /// Changes held back in the engine.
     pub(super) changes: Vec<Change>,
-    pub(super) workshop: Workshop,
+    pub(super) settings: CompilationSettings,
 }
 
 /// Inputs of a new generation and its compilation.
 #[derive(Clone)]
-pub(super) struct Workshop {
+pub(super) struct CompilationSettings {
     pub(super) capacity: Capacity,
     /// Tables for which policies are closed.
     pub(super) full: BTreeSet<Table>,
-    pub(super) recipe: Recipe,
+    pub(super) generation_inputs: GenerationInputs,
     pub(super) instruments: Instruments,
 }
 
-impl Order {
+impl CompilationInput {
     pub(super) fn make(self) -> Result<BuiltSuccessor, EngineError> {
-        let Self { mut compiler, news, changes, workshop } = self;
+        let Self { mut compiler, input, changes, settings } = self;
         let begin = thread_time();
-        compiler.follow(news);
+        compiler.take_over(input);
         changes.into_iter().for_each(|change| compiler.ingest(change));
-        let mut made = workshop.make(compiler)?;
+        let mut made = settings.make(compiler)?;
         made.took = thread_time().saturating_sub(begin);
         Ok(made)
     }
 }
 
-impl Workshop {
+impl CompilationSettings {
     /// Compiles everything into a new generation.
     pub(super) fn make(self, mut compiler: Compiler) -> Result<BuiltSuccessor, EngineError> {
-        let Self { capacity, full, recipe, instruments } = &self;
-        let ops = instruments.compiling(|| install(&mut compiler, *capacity, full))?;
-        let generation = recipe.make(&compiler.capacity(), &ops)?;
-        // The clients are charged, not the namespaces whose policies had to be closed.
+        let Self { capacity, full, generation_inputs, instruments } = &self;
+        let ops = instruments.compiling(|| compile_with_room(&mut compiler, *capacity, full))?;
+        let generation = generation_inputs.make(&compiler.capacity(), &ops)?;
+        // The namespaces with large policies are charged, not those whose policies had to be closed.
         drop(compiler.take_causes(None));
         // No packet is judged by this generation yet.
         compiler.grace_passed();
         compiler.defer(Some(BTreeSet::new()));
-        Ok(BuiltSuccessor { compiler, generation, took: Duration::ZERO, workshop: self })
+        Ok(BuiltSuccessor { compiler, generation, took: Duration::ZERO, settings: self })
     }
 }
 
 impl BuiltSuccessor {
     /// Takes over the changes since the last call; returns the number of operations.
-    pub(super) fn catch_up(&mut self, news: News) -> Result<usize, EngineError> {
-        self.compiler.follow(news);
+    pub(super) fn catch_up(&mut self, input: CompilerInput) -> Result<usize, EngineError> {
+        self.compiler.take_over(input);
         let ops = self.compiler.update()?;
         self.generation.fill(&ops)?;
         self.compiler.grace_passed();
@@ -118,20 +118,20 @@ impl BuiltSuccessor {
     }
 
     /// Takes over changes on the other thread; starts over if a table is too full for them.
-    pub(super) fn catch_up_beside(mut self, news: News) -> Result<Self, EngineError> {
+    pub(super) fn catch_up_beside(mut self, input: CompilerInput) -> Result<Self, EngineError> {
         let begin = thread_time();
         let took = self.took;
-        let mut made = match self.catch_up(news) {
+        let mut made = match self.catch_up(input) {
             Ok(_) => self,
             Err(EngineError::Compile(error)) => {
                 tracing::info!(%error, "a table is too full for the latest changes: starting over");
-                let Self { mut compiler, generation, mut workshop, .. } = self;
+                let Self { mut compiler, generation, mut settings, .. } = self;
                 // Two generations in memory are enough.
                 drop(generation);
-                workshop.full.extend(compiler.full_tables());
-                workshop.capacity = compiler.capacity();
+                settings.full.extend(compiler.full_tables());
+                settings.capacity = compiler.capacity();
                 compiler.defer(None);
-                workshop.make(compiler)?
+                settings.make(compiler)?
             }
             Err(error) => return Err(error),
         };
@@ -144,7 +144,7 @@ impl Succession {
     /// Records a changed object.
     pub(super) fn note(&mut self, change: &Change) {
         let job = self.job.as_mut().map(|job| &mut job.changed);
-        let changed = job.or(self.behind.as_mut().map(|behind| &mut behind.changed));
+        let changed = job.or(self.outdated.as_mut().map(|outdated| &mut outdated.changed));
         if let Some(changed) = changed {
             changed.insert(ObjectKey::of(change));
         }
@@ -152,7 +152,7 @@ impl Succession {
 
     /// Returns whether a compiler is at work.
     pub(super) fn is_busy(&self) -> bool {
-        self.job.is_some() || self.behind.is_some()
+        self.job.is_some() || self.outdated.is_some()
     }
 
     /// Returns why large policies are not compiled.

@@ -22,7 +22,9 @@ use netpold_core::compile::CompileError;
 use super::error::EngineError;
 use super::reconciler::Reconciler;
 use super::room::roomy;
-use super::succession::{Behind, BuiltSuccessor, Job, Order, Workshop, WrittenUpdate};
+use super::succession::{
+    BuiltSuccessor, CompilationInput, CompilationSettings, Job, OutdatedSuccessor, WrittenUpdate,
+};
 
 /// Interval at which the engine checks whether the other thread has finished.
 const POLL: Duration = Duration::from_millis(20);
@@ -64,8 +66,8 @@ impl Reconciler {
 
     /// Starts to compile large policies and Services, if some are due.
     pub(super) fn begin_successor(&mut self) {
-        if let Some(behind) = self.succession.behind.take() {
-            self.catch_up(behind);
+        if let Some(outdated) = self.succession.outdated.take() {
+            self.catch_up(outdated);
             return;
         }
         let now = Instant::now();
@@ -75,36 +77,36 @@ impl Reconciler {
         if self.succession.is_busy() || self.successor_due(now).is_none_or(|due| due > now) {
             return;
         }
-        let Some(recipe) = self.dataplane.recipe() else { return };
-        let mut clients = self.compiler.late();
-        clients.extend(lingering);
-        clients.retain(|namespace| self.pace.is_ready(namespace, now));
+        let Some(generation_inputs) = self.dataplane.generation_inputs() else { return };
+        let mut charged_namespaces = self.compiler.late();
+        charged_namespaces.extend(lingering);
+        charged_namespaces.retain(|namespace| self.pace.is_ready(namespace, now));
         let changes = self.pace.take(now, self.compiler.cluster());
-        clients.extend(self.pace.taken().map(str::to_owned));
-        let order = Order {
+        charged_namespaces.extend(self.pace.taken().map(str::to_owned));
+        let compilation = CompilationInput {
             compiler: self.compiler.blank(),
-            news: self.compiler.everything(),
+            input: self.compiler.all_objects(),
             changes,
-            workshop: Workshop {
+            settings: CompilationSettings {
                 capacity: self.capacity,
                 full: self.compiler.full_tables(),
-                recipe,
+                generation_inputs,
                 instruments: self.instruments.clone(),
             },
         };
-        self.spawn(clients, 0, move || order.make());
+        self.spawn(charged_namespaces, 0, move || compilation.make());
     }
 
     /// Lets a compiler catch up on its own thread. Runs after an update, so that new endpoints have their numbers.
-    fn catch_up(&mut self, behind: Behind) {
-        let Behind { made, changed, clients, rounds } = behind;
-        let news = self.compiler.news(changed);
-        self.spawn(clients, rounds + 1, move || made.catch_up_beside(news));
+    fn catch_up(&mut self, outdated: OutdatedSuccessor) {
+        let OutdatedSuccessor { made, changed, charged_namespaces, rounds } = outdated;
+        let input = self.compiler.changed_objects(changed);
+        self.spawn(charged_namespaces, rounds + 1, move || made.catch_up_beside(input));
     }
 
     fn spawn(
         &mut self,
-        clients: BTreeSet<String>,
+        charged_namespaces: BTreeSet<String>,
         rounds: u32,
         work: impl FnOnce() -> Result<BuiltSuccessor, EngineError> + Send + 'static,
     ) {
@@ -115,7 +117,7 @@ impl Reconciler {
         match std::thread::Builder::new().name("successor".into()).spawn(work) {
             Ok(thread) => {
                 let changed = BTreeSet::new();
-                self.succession.job = Some(Job { thread, changed, clients, rounds });
+                self.succession.job = Some(Job { thread, changed, charged_namespaces, rounds });
             }
             Err(error) => self.abandon(&EngineError::Thread(error)),
         }
@@ -132,7 +134,7 @@ impl Reconciler {
         let Some(job) = self.succession.job.take_if(|job| job.thread.is_finished()) else {
             return Ok(None);
         };
-        let Job { thread, changed, clients, rounds } = job;
+        let Job { thread, changed, charged_namespaces, rounds } = job;
         let made = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let mut made = match made {
             Ok(made) => made,
@@ -142,17 +144,18 @@ impl Reconciler {
             }
         };
         if changed.len() > FEW && rounds < ROUNDS {
-            self.succession.behind = Some(Behind { made, changed, clients, rounds });
+            self.succession.outdated =
+                Some(OutdatedSuccessor { made, changed, charged_namespaces, rounds });
             return Ok(None);
         }
-        let news = self.compiler.news(changed);
+        let input = self.compiler.changed_objects(changed);
         made.compiler.defer(Some(self.pace.held(Instant::now())));
         let compiled = made.compiler.take_compiled();
-        let client_shares = clients.iter().map(|namespace| {
+        let shares = charged_namespaces.iter().map(|namespace| {
             (namespace.clone(), compiled.get(namespace).copied().unwrap_or(0).max(1))
         });
         let took = made.took;
-        let written = match made.catch_up(news) {
+        let written = match made.catch_up(input) {
             Ok(operations) => {
                 let replaced = self.replace(made, operations.max(1));
                 // The former compiler lacks the changes that the successor took.
@@ -166,11 +169,11 @@ impl Reconciler {
             }
         };
         let now = Instant::now();
-        self.pace.succeeded(took, client_shares.collect(), now);
+        self.pace.succeeded(took, shares.collect(), now);
         self.succession.failure = None;
         self.succession.rests_until = Some(now + took * REST);
         self.succession.searches_at = Some(now + SEARCH.0.max(took * SEARCH.1));
-        tracing::debug!(?took, ?clients, "large policies and Services are in force");
+        tracing::debug!(?took, clients = ?charged_namespaces, "large policies and Services are in force");
         Ok(Some(written))
     }
 

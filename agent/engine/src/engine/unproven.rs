@@ -9,30 +9,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use netpold_core::compile::Compiler;
+use netpold_core::first_names::first_names;
 use netpold_ebpf::layout::Unproven;
 
 use netpold_dataplane::Dataplane;
 
 /// Time after the last packet during which the problem is reported.
-const SAID: Duration = Duration::from_secs(30);
+const REPORTED_FOR: Duration = Duration::from_secs(30);
 /// A pod that guesses hits the witness once in 511 packets. More than one hit in this many packets is not a guess.
-const GUESSED: u64 = 16;
+const PACKETS_PER_GUESS: u64 = 16;
 /// Maximum number of pods named in a problem.
 const NAMED: usize = 5;
 
 /// Packets without proof or witness, by interface and endpoint.
 #[derive(Debug, Default)]
-pub(super) struct Missing {
-    pods: BTreeMap<(u32, u32), Counted>,
+pub(super) struct UnprovenPackets {
+    pods: BTreeMap<(u32, u32), EndpointCounters>,
     /// Packets of all pods since the start.
     total: Unproven,
 }
 
 #[derive(Debug)]
-struct Counted {
+struct EndpointCounters {
     /// The kernel's counters at the last look.
     read: Unproven,
-    /// Packets since the last pause of [`SAID`].
+    /// Packets since the last pause of [`REPORTED_FOR`].
     recent: Unproven,
     last: Option<Instant>,
 }
@@ -48,14 +49,14 @@ enum Fault {
     Skipped,
 }
 
-impl Counted {
+impl EndpointCounters {
     fn fault(&self) -> Option<Fault> {
-        self.last.filter(|last| last.elapsed() < SAID)?;
+        self.last.filter(|last| last.elapsed() < REPORTED_FOR)?;
         let Unproven { erased, skipped, unmarked } = self.recent;
         Some(match (erased, skipped) {
             (0, 0) if unmarked == 0 => return None,
             (0, 0) => Fault::Unmarked,
-            _ if erased.saturating_mul(GUESSED) > skipped => Fault::Erased,
+            _ if erased.saturating_mul(PACKETS_PER_GUESS) > skipped => Fault::Erased,
             _ => Fault::Skipped,
         })
     }
@@ -65,7 +66,7 @@ impl Counted {
     }
 }
 
-impl Missing {
+impl UnprovenPackets {
     /// Reads the exits' counters; returns whether the causes have changed.
     pub(super) fn look(&mut self, compiler: &Compiler, dataplane: &Dataplane) -> bool {
         let pods = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
@@ -86,7 +87,7 @@ impl Missing {
         let (erased, packets) = self.at_fault(Fault::Erased, name);
         let (skipped, others) = self.at_fault(Fault::Skipped, name);
         if !erased.is_empty() {
-            let pods = named(&[&erased[..], &skipped[..]].concat());
+            let pods = first_names([&erased[..], &skipped[..]].concat().iter(), NAMED);
             problems.push(format!(
                 "{} packets of {pods} lost bit {} of skb->mark on this node after netpold had judged them: an \
                  nftables or iptables rule that sets the mark without a mask, or a tc or BPF program of another \
@@ -109,7 +110,7 @@ impl Missing {
                  this node clears skb->mark and skb->tc_index, or each of these pods bypasses the program (by an ifb \
                  in the pod, which needs NET_ADMIN); these packets are judged where they leave; answers and packets \
                  that the node has translated drop",
-                named(&skipped)
+                first_names(skipped.iter(), NAMED)
             ));
         }
         let (unmarked, packets) = self.at_fault(Fault::Unmarked, name);
@@ -120,7 +121,7 @@ impl Missing {
                  translation; make that filter return TC_ACT_UNSPEC (continue); or a rule sets bit {} of skb->mark \
                  on packets that bypass netpold's program (CONNMARK --restore-mark without a mask): make it leave \
                  {proof:#x} out",
-                named(&unmarked),
+                first_names(unmarked.iter(), NAMED),
                 proof.trailing_zeros(),
             ));
         }
@@ -147,12 +148,12 @@ impl Missing {
         let Some(counted) = self.pods.get_mut(&key) else {
             // Earlier packets belong to another pod, or precede the program.
             let recent = Unproven::default();
-            self.pods.insert(key, Counted { read, recent, last: None });
+            self.pods.insert(key, EndpointCounters { read, recent, last: None });
             return;
         };
         let fresh = since(read, counted.read);
         counted.read = read;
-        if counted.last.is_some_and(|last| last.elapsed() >= SAID) {
+        if counted.last.is_some_and(|last| last.elapsed() >= REPORTED_FOR) {
             (counted.recent, counted.last) = (Unproven::default(), None);
         }
         if fresh != Unproven::default() {
@@ -185,19 +186,12 @@ fn plus(one: Unproven, other: Unproven) -> Unproven {
     }
 }
 
-/// Names the first few pods.
-fn named(pods: &[String]) -> String {
-    let more = pods.len().saturating_sub(NAMED);
-    let first = pods.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if more == 0 { first } else { format!("{first} and {more} more") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn fault(looks: &[(u64, u64, u64)]) -> Option<Fault> {
-        let mut missing = Missing::default();
+        let mut missing = UnprovenPackets::default();
         for &(erased, skipped, unmarked) in looks {
             missing.count((1, 1), Unproven { erased, skipped, unmarked });
         }
@@ -226,7 +220,7 @@ mod tests {
 
     #[test]
     fn all_packets_count() {
-        let mut missing = Missing::default();
+        let mut missing = UnprovenPackets::default();
         for erased in [3, 5, 1] {
             missing.count((1, 1), Unproven { erased, ..Unproven::default() });
         }

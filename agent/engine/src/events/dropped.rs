@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::jiff::Timestamp;
 use netpold_api::events::AUDIT;
+use netpold_api::unix_time::unix_time;
 use netpold_core::model::Direction;
 use netpold_core::probe::IpProtocol;
 use netpold_dataplane::conntrack::EndpointFlow;
@@ -140,8 +140,7 @@ impl Dropped {
 
 /// Returns the milliseconds since 1970.
 pub(crate) fn unix_millis() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(unix_time().as_millis()).unwrap_or(u64::MAX)
 }
 
 fn address(family: u8, bytes: &[u8; 16]) -> Option<IpAddr> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use netpold_api::status::Revision;
+use netpold_api::status::{Revision, TableStatus};
 use netpold_core::model::{Direction, Key};
 use netpold_dataplane::conntrack::{FlowCounts, Pass};
 use netpold_ebpf::layout::Unproven;
@@ -17,17 +17,6 @@ pub struct ByDirection {
     pub ingress: u64,
     /// Number for pod egress.
     pub egress: u64,
-}
-
-/// Fill level of a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TableFill {
-    /// Value of the label `table`.
-    pub table: String,
-    /// Elements in use.
-    pub used: u64,
-    /// Elements in total.
-    pub capacity: u64,
 }
 
 /// Numbers of local pods' interfaces.
@@ -57,7 +46,7 @@ pub struct Snapshot {
     /// Local pods' interfaces.
     pub endpoints: EndpointCounts,
     /// Fill levels of the policy tables.
-    pub tables: Vec<TableFill>,
+    pub tables: Vec<TableStatus>,
     /// Content of the flow tables as of the last sweep.
     pub conntrack: Pass,
     /// Flows that sweeps removed since the agent's start.
@@ -152,10 +141,10 @@ impl Snapshot {
     }
 
     fn write_tables(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
-        let labels = |fill: &TableFill| [("table", fill.table.clone())];
-        let used = self.tables.iter().map(|fill| (labels(fill), fill.used));
+        let labels = |table: &TableStatus| [("table", table.name.to_lowercase().replace(' ', "_"))];
+        let used = self.tables.iter().map(|table| (labels(table), table.used));
         writer.gauges("table_entries", "Elements of a table in use", used)?;
-        let capacity = self.tables.iter().map(|fill| (labels(fill), fill.capacity));
+        let capacity = self.tables.iter().map(|table| (labels(table), table.capacity));
         writer.gauges("table_capacity_entries", "Capacity of a table in elements", capacity)
     }
 

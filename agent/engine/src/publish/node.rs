@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info};
 
+use super::enforced_state::ObservedState;
 use super::follow::{Condition, ConditionsStatus, follow};
-use super::observed_state::ObservedState;
 use super::published::{MESSAGE_MAX, STARTUP_TAINT, TICK, now};
 use super::write::{ObjectWriter, WriteError};
 use super::write_retry::{WriteRetry, random_part};

@@ -21,8 +21,8 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
 
+use super::enforced_state::ObservedState;
 use super::follow::{Condition, ConditionsStatus, follow};
-use super::observed_state::ObservedState;
 use super::published::{PASSING, TICK, now};
 use super::write::{ObjectWriter, WriteError};
 use super::write_retry::{WriteRetry, random_part};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::engine::EnforcementState;
+use crate::engine::enforcement::EnforcementState;
 
 /// Default readiness gate and condition of a pod.
 pub const READINESS_GATE: &str = "netpold.io/network-ready";

@@ -21,11 +21,11 @@ use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::budget::ReportBudget;
-use super::observed_state::ObservedState;
+use super::enforced_state::ObservedState;
 use super::published::{MESSAGE_MAX, PASSING, now};
 use super::write::{ObjectWriter, WriteError};
 use super::write_retry::{WriteRetry, random_part};
-use crate::engine::PolicyEnforcement;
+use crate::engine::enforcement::PolicyEnforcement;
 
 /// Least time between two reports.
 const PACE: Duration = Duration::from_secs(5);

@@ -14,9 +14,9 @@ use netpold_ebpf::reason::Reason;
 use crate::events::JournalEvent;
 
 /// Flows of one sweep that are reported one by one; the rest is only counted.
-const TOLD: usize = 4096;
+const SAMPLE: usize = 4096;
 /// Number of a pod's reported flows that other pods' flows do not displace.
-const ASSURED: usize = 32;
+const ASSURED_PER_POD: usize = 32;
 /// Attempts to find a place for such a flow: most places of a full sample belong to pods with more flows.
 const TRIES: usize = 16;
 
@@ -50,20 +50,20 @@ impl OpenedFlows {
     }
 
     fn take_in(&mut self, endpoint: u32, seen: impl FnOnce() -> JournalEvent) {
-        if self.told.len() < TOLD {
+        if self.told.len() < SAMPLE {
             self.told.push(seen());
             *self.shares.entry(endpoint).or_default() += 1;
             return;
         }
         self.untold += 1;
         let share = self.shares.get(&endpoint).copied().unwrap_or(0);
-        let place = if share < ASSURED {
-            let places: [usize; TRIES] = std::array::from_fn(|_| self.below(TOLD));
+        let place = if share < ASSURED_PER_POD {
+            let places: [usize; TRIES] = std::array::from_fn(|_| self.below(SAMPLE));
             places.into_iter().find(|place| self.may_go(*place))
         } else {
             // Reservoir sampling: each flow so far is in the sample with the same probability.
-            let met = TOLD + usize::try_from(self.untold).unwrap_or(usize::MAX / 2);
-            Some(self.below(met)).filter(|place| *place < TOLD && self.may_go(*place))
+            let met = SAMPLE + usize::try_from(self.untold).unwrap_or(usize::MAX / 2);
+            Some(self.below(met)).filter(|place| *place < SAMPLE && self.may_go(*place))
         };
         let Some(told) = place.and_then(|place| self.told.get_mut(place)) else { return };
         let former = std::mem::replace(told, seen()).packet.endpoint;
@@ -74,7 +74,7 @@ impl OpenedFlows {
     /// Returns whether a flow of the sample may be displaced: its pod has enough others.
     fn may_go(&self, place: usize) -> bool {
         let share = self.told.get(place).and_then(|seen| self.shares.get(&seen.packet.endpoint));
-        share.is_some_and(|share| *share > ASSURED)
+        share.is_some_and(|share| *share > ASSURED_PER_POD)
     }
 
     /// Returns a random number below `end` (xorshift).
@@ -110,13 +110,13 @@ mod tests {
     #[test]
     fn few_flows_are_all_told_and_of_many_some_from_all_over() {
         let mut opened = OpenedFlows::default();
-        meet(&mut opened, 1, 0..TOLD as u32);
+        meet(&mut opened, 1, 0..SAMPLE as u32);
         let (told, untold) = opened.take();
-        assert_eq!((told.len(), untold), (TOLD, 0));
-        let all = 16 * TOLD as u32;
+        assert_eq!((told.len(), untold), (SAMPLE, 0));
+        let all = 16 * SAMPLE as u32;
         meet(&mut opened, 1, 0..all);
         let (told, untold) = opened.take();
-        assert_eq!((told.len(), untold), (TOLD, u64::from(all) - TOLD as u64));
+        assert_eq!((told.len(), untold), (SAMPLE, u64::from(all) - SAMPLE as u64));
         let number = |seen: &JournalEvent| {
             let Some(IpAddr::V4(address)) = seen.packet.remote else { panic!("{seen:?}") };
             address.to_bits()
@@ -125,7 +125,7 @@ mod tests {
         for quarter in 0..4 {
             let of = quarter * all / 4..(quarter + 1) * all / 4;
             let some = told.iter().filter(|seen| of.contains(&number(seen))).count();
-            assert!(some.abs_diff(TOLD / 4) < 170, "{some} of quarter {quarter}");
+            assert!(some.abs_diff(SAMPLE / 4) < 170, "{some} of quarter {quarter}");
         }
     }
 
@@ -136,7 +136,7 @@ mod tests {
         (2..50).for_each(|endpoint| meet(&mut opened, endpoint, 0..10));
         meet(&mut opened, 1, 20_000..40_000);
         let (told, untold) = opened.take();
-        assert_eq!((told.len() as u64 + untold, told.len()), (40_480, TOLD));
+        assert_eq!((told.len() as u64 + untold, told.len()), (40_480, SAMPLE));
         for endpoint in 2..50 {
             let some = told.iter().filter(|seen| seen.packet.endpoint == endpoint).count();
             assert_eq!(some, 10, "of endpoint {endpoint}");

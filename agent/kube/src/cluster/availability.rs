@@ -1,8 +1,9 @@
 //! Availability of a kind on its server: the status, and the meaning of failures.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use netpold_api::source::KindStatus;
+use netpold_api::unix_time::unix_time;
 
 use super::failure::Failure;
 use super::kind::Absence;
@@ -41,7 +42,7 @@ impl Availability {
 
     /// Records a good answer of the server.
     pub(super) fn heard(&mut self) {
-        self.status.last_event = unix_seconds();
+        self.status.last_event = Some(unix_time().as_secs());
         self.status.served = true;
         self.status.error = None;
         self.status.unreachable = false;
@@ -95,10 +96,6 @@ impl Availability {
             }
         }
     }
-}
-
-fn unix_seconds() -> Option<u64> {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok().map(|time| time.as_secs())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use kube::core::Status;
+use netpold_core::error_chain;
 
 /// Reason for which a request failed.
 #[derive(Debug)]
@@ -154,24 +155,14 @@ fn hint(words: &str) -> &'static str {
     }
 }
 
-/// Joins an error and its causes without repetition: libraries include the cause in their own text, and name the
-/// client's layers.
-fn chain(error: &dyn Error) -> String {
-    let mut texts = Vec::new();
-    let mut cause = Some(error);
-    while let Some(error) = cause {
+/// Joins an error and its causes, without the client's layers, which libraries name in the text.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let texts = error_chain::chain(error).filter_map(|error| {
         let text = error.to_string();
         let text = text.trim_start_matches("ServiceError: ");
-        if !text.starts_with("client error (") {
-            texts.push(text.to_owned());
-        }
-        cause = error.source();
-    }
-    let mut all = texts.first().cloned().unwrap_or_else(|| error.to_string());
-    for text in texts.iter().skip(1).filter(|text| !all.contains(*text)).collect::<Vec<_>>() {
-        all = format!("{all}: {text}");
-    }
-    all
+        (!text.starts_with("client error (")).then(|| text.to_owned())
+    });
+    error_chain::joined(texts).unwrap_or_else(|| error.to_string())
 }
 
 #[cfg(test)]

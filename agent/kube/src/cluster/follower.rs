@@ -325,10 +325,10 @@ impl<K: WatchedKind> Follower<K> {
         let changes = match self.availability.failed(failure, text, self.store.len()) {
             Meaning::Nothing => Vec::new(),
             Meaning::KnownIsAll => {
-                self.store.absent();
+                self.store.count_as_complete();
                 Vec::new()
             }
-            Meaning::AllGone => self.store.none(),
+            Meaning::AllGone => self.store.remove_all(),
         };
         if failure.calls_for_list() {
             self.state = FollowState::List;
@@ -356,7 +356,7 @@ impl<K: WatchedKind> Follower<K> {
             changes,
             at,
             status: status.clone(),
-            synced: self.store.synced(),
+            is_settled: self.store.is_settled(),
             is_whole: self.is_whole,
             problems: self.store.problems(),
             version: match &self.state {

@@ -27,8 +27,8 @@ pub(super) struct KindUpdate {
     pub(super) at: Instant,
     /// Status of following the kind.
     pub(super) status: KindStatus,
-    /// Whether the kind was fully listed at some time.
-    pub(super) synced: bool,
+    /// Whether nothing waits for a list of the kind: it was listed, or the server does not serve or allow it.
+    pub(super) is_settled: bool,
     /// Whether the last full list had all objects, not only a part that a narrower selector matches.
     pub(super) is_whole: bool,
     /// Problems with objects, if they changed.
@@ -85,7 +85,7 @@ pub(super) struct NodeScope {
 /// Last reported state of a kind.
 struct ReportedKind {
     status: KindStatus,
-    synced: bool,
+    is_settled: bool,
     is_whole: bool,
     problems: Problems,
 }
@@ -102,7 +102,7 @@ impl Hub {
             .into_iter()
             .map(|status| ReportedKind {
                 status,
-                synced: false,
+                is_settled: false,
                 is_whole: false,
                 problems: Problems::default(),
             })
@@ -171,7 +171,7 @@ impl Hub {
         }
         let Some(known) = self.kinds.get_mut(update.kind) else { return };
         known.status = update.status;
-        known.synced = update.synced;
+        known.is_settled = update.is_settled;
         known.is_whole = update.is_whole;
         if let Some(problems) = update.problems {
             known.problems = problems;
@@ -182,7 +182,7 @@ impl Hub {
     async fn publish(&mut self, gathered: Gathered, at: Instant) -> Option<()> {
         let before = self.in_sync;
         let lacks_nodes = self.lacks_nodes();
-        self.in_sync |= !lacks_nodes && self.kinds.iter().all(|known| known.synced);
+        self.in_sync |= !lacks_nodes && self.kinds.iter().all(|known| known.is_settled);
         let changes = self.release(gathered, before && lacks_nodes);
         let status = self.current();
         self.status.send_if_modified(|current| {

@@ -20,7 +20,7 @@ use super::store::Store;
 use crate::convert::{self, Read};
 
 /// Objects per page, as in kubectl and client-go.
-const PAGE: u32 = 500;
+pub const PAGE: u32 = 500;
 /// Number of attempts at a list if history is compacted before its last page.
 const ATTEMPTS: usize = 3;
 

@@ -85,7 +85,7 @@ pub(super) struct Peers {
     /// Number of starts of followers of all pods.
     starts: usize,
     own_status: KindStatus,
-    own_synced: bool,
+    own_settled: bool,
     own_problems: Problems,
     own_entries: OwnEntries,
     /// Problems that were sent last.
@@ -116,7 +116,7 @@ impl Peers {
             all_pods: None,
             starts: 0,
             own_status: KindStatus::default(),
-            own_synced: false,
+            own_settled: false,
             own_problems: Problems::default(),
             own_entries: OwnEntries::default(),
             problems: Vec::new(),
@@ -159,7 +159,7 @@ impl Peers {
         if update.kind == self.kinds.pods {
             let changes = all.into_iter().filter_map(|change| self.view.take_own(change)).collect();
             self.own_status = update.status;
-            self.own_synced = update.synced;
+            self.own_settled = update.is_settled;
             if let Some(problems) = update.problems {
                 self.own_problems = problems;
             }
@@ -178,12 +178,12 @@ impl Peers {
 
     /// Takes in an update of a follower of all pods; returns the changes that follow.
     fn take_pods(&mut self, update: KindUpdate) -> Vec<Change> {
-        let is_synced = update.synced;
+        let is_settled = update.is_settled;
         let pods = self.all_pods.as_mut().filter(|pods| pods.has_number(update.kind));
         let Some(pods) = pods else { return Vec::new() };
         let (is_held, changes) = (pods.is_held(), pods.take(update));
         let mut changes = self.take_watched(changes);
-        if is_synced && !is_held && self.view.origin() == PeerOrigin::Slices {
+        if is_settled && !is_held && self.view.origin() == PeerOrigin::Slices {
             changes.extend(self.follow_pods());
         }
         changes
@@ -370,12 +370,20 @@ impl Peers {
         if let Some(pods) = &self.all_pods {
             pods.report(&mut status, &mut problems);
         }
-        let is_whole = self.own_synced && self.is_ready;
+        let is_whole = self.own_settled && self.is_ready;
         let kind = self.kinds.pods;
         let version = 0;
         let problems = Some(problems);
-        let update =
-            KindUpdate { kind, changes, at, status, synced: is_whole, is_whole, problems, version };
+        let update = KindUpdate {
+            kind,
+            changes,
+            at,
+            status,
+            is_settled: is_whole,
+            is_whole,
+            problems,
+            version,
+        };
         self.channels.out.send(update).await.ok()?;
         self.send_slices(now).await
     }
@@ -391,7 +399,7 @@ impl Peers {
             at: now,
             status: self.set.status(),
             // Without slices all pods are followed, so that nothing waits for slices.
-            synced: true,
+            is_settled: true,
             is_whole: true,
             problems: is_news.then_some(Problems { texts: problems, more: 0 }),
             version: 0,

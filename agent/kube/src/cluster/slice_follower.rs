@@ -16,10 +16,9 @@ use tokio::sync::mpsc;
 use super::answer::is_quiet;
 use super::connection::Connection;
 use super::failure::{Failure, is_outage};
+use super::list::PAGE;
 use super::outage::{Following, Member, Outage, random_part};
 
-/// Objects per page of a list.
-const PAGE: u32 = 500;
 /// Time over which the agents of a cluster spread their requests for the heartbeat.
 const ASKED: Duration = Duration::from_secs(1);
 /// Timeout of that request.

@@ -27,8 +27,8 @@ pub(super) struct Store<K> {
     hasher: RandomState,
     /// Number of the current list: objects that it does not contain are removed when it ends.
     list: u32,
-    /// Whether a whole list was taken in at some time.
-    synced: bool,
+    /// See [`Store::is_settled`].
+    is_settled: bool,
     /// Changes of a list that has not ended yet.
     held: Vec<Change>,
     kind: PhantomData<K>,
@@ -37,7 +37,7 @@ pub(super) struct Store<K> {
 #[derive(Debug)]
 struct ReportedObject {
     /// Hash of the last reported state; none if no state was reported.
-    print: Option<u64>,
+    hash: Option<u64>,
     list: u32,
 }
 
@@ -57,7 +57,7 @@ impl<K: WatchedKind> Store<K> {
             news: false,
             hasher: RandomState::new(),
             list: 0,
-            synced: false,
+            is_settled: false,
             held: Vec::new(),
             kind: PhantomData,
         }
@@ -72,7 +72,7 @@ impl<K: WatchedKind> Store<K> {
     /// list ends, so that deletions and their replacements are sent together.
     pub(super) fn listed(&mut self, read: &Read) -> Option<Change> {
         let change = self.update(read)?;
-        if self.synced {
+        if self.is_settled {
             self.held.push(change);
             return None;
         }
@@ -90,18 +90,18 @@ impl<K: WatchedKind> Store<K> {
             .map(|(name, _)| name.clone())
             .collect();
         changes.extend(gone.into_iter().filter_map(|name| self.forget(&name)));
-        self.synced = true;
+        self.is_settled = true;
         changes
     }
 
     /// Takes in an object of a watch. An object without a state (not decodable, and not a policy) keeps its last one.
     pub(super) fn update(&mut self, read: &Read) -> Option<Change> {
         let name = name(&read.identity);
-        let before = self.known.get(&name).and_then(|known| known.print);
-        let print = read.change.as_ref().map(|change| self.hasher.hash_one(change)).or(before);
+        let before = self.known.get(&name).and_then(|known| known.hash);
+        let hash = read.change.as_ref().map(|change| self.hasher.hash_one(change)).or(before);
         self.trouble(&name, read, before.is_some());
-        self.known.insert(name, ReportedObject { print, list: self.list });
-        read.change.clone().filter(|_| before != print)
+        self.known.insert(name, ReportedObject { hash, list: self.list });
+        read.change.clone().filter(|_| before != hash)
     }
 
     fn trouble(&mut self, name: &str, read: &Read, known: bool) {
@@ -130,7 +130,7 @@ impl<K: WatchedKind> Store<K> {
     fn forget(&mut self, name: &str) -> Option<Change> {
         self.news |= self.troubles.remove(name).is_some();
         let known = self.known.remove(name)?;
-        known.print.map(|_| K::gone(key(name)))
+        known.hash.map(|_| K::gone(key(name)))
     }
 
     /// Returns the number of known objects.
@@ -143,18 +143,18 @@ impl<K: WatchedKind> Store<K> {
         self.troubles.values().filter(|trouble| trouble.undecoded).count()
     }
 
-    /// Returns whether a whole list was taken in at some time.
-    pub(super) const fn synced(&self) -> bool {
-        self.synced
+    /// Returns whether nothing waits for a list of the kind: it was listed, or the server does not serve or allow it.
+    pub(super) const fn is_settled(&self) -> bool {
+        self.is_settled
     }
 
-    /// Counts the kind as complete because the server does not serve it. The known objects stay.
-    pub(super) const fn absent(&mut self) {
-        self.synced = true;
+    /// Counts the kind as complete without a list. The known objects stay.
+    pub(super) const fn count_as_complete(&mut self) {
+        self.is_settled = true;
     }
 
     /// Removes all objects because the kind was removed; returns the removals.
-    pub(super) fn none(&mut self) -> Vec<Change> {
+    pub(super) fn remove_all(&mut self) -> Vec<Change> {
         self.begin();
         self.held.clear();
         self.complete()
@@ -250,10 +250,10 @@ mod tests {
         store.begin();
         // The list breaks off because the kind is removed.
         assert!(store.listed(&pod("a", "2", json!({}))).is_none());
-        let mut gone: Vec<String> = store.none().iter().map(said).collect();
+        let mut gone: Vec<String> = store.remove_all().iter().map(said).collect();
         gone.sort();
         assert_eq!(gone, ["-x/a", "-x/b"]);
-        assert_eq!((store.len(), store.synced()), (0, true));
+        assert_eq!((store.len(), store.is_settled()), (0, true));
         assert_eq!(list(&mut store, &[("a", "2")]), ["x/a=2"]);
     }
 

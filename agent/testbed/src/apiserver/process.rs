@@ -13,6 +13,7 @@ use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::child::log_end;
 use crate::netns::Netns;
 
 /// Time between the signal to end and SIGKILL.
@@ -85,9 +86,7 @@ impl Process {
     }
 
     pub(super) fn log_end(&self) -> String {
-        let log = self.log();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
+        log_end(&self.log())
     }
 }
 

@@ -3,7 +3,7 @@
 mod addresses;
 mod numbers;
 mod pod_rules;
-mod second;
+mod secondary;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ pub(crate) use numbers::Identity;
 use numbers::Numbers;
 pub use numbers::WAITING;
 use pod_rules::PodRules;
-use second::Second;
+use secondary::Second;
 
 /// An endpoint.
 #[derive(Clone, Debug)]

@@ -46,10 +46,9 @@ fn port(port: PortMatch) -> PortRule {
 }
 
 fn rule(peers: &[Peer], ports: &[PortRule]) -> Rule {
-    let given = |empty: bool| (!empty).then_some(());
     Rule {
-        peers: given(peers.is_empty()).map(|()| peers.to_vec()),
-        ports: given(ports.is_empty()).map(|()| ports.to_vec()),
+        peers: (!peers.is_empty()).then(|| peers.to_vec()),
+        ports: (!ports.is_empty()).then(|| ports.to_vec()),
     }
 }
 

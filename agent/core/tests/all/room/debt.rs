@@ -18,7 +18,7 @@ use crate::room::{
 fn successor(world: &World, capacity: Capacity) -> World {
     let mut other = World::new([]);
     other.compiler = world.compiler.blank();
-    other.compiler.follow(world.compiler.everything());
+    other.compiler.take_over(world.compiler.all_objects());
     install(&mut other, capacity);
     other.compiler.defer(Some(BTreeSet::new()));
     other
@@ -142,7 +142,7 @@ fn a_barred_namespace_makes_room_for_the_others() {
     assert!(!world.compiler.has_room_again(), "until the debt ends");
     // A compiler that was running meanwhile takes over the closed policies.
     let mut other = rivals(CAPACITY);
-    other.compiler.follow(world.compiler.news([]));
+    other.compiler.take_over(world.compiler.changed_objects([]));
     other.apply([]);
     assert!(namespaces(&closed(&other)).contains("tenant"));
 }
@@ -217,7 +217,7 @@ fn who_edits_too_much_at_once_pays_for_new_tables() {
     let more = (0..15).flat_map(|n| with_sets("tenant", 20 + n, 10));
     edited(400).into_iter().chain(more).for_each(|change| world.compiler.ingest(change));
     assert!(world.compiler.update().is_err());
-    world.compiler.reinstall(CAPACITY, |_, _| Some(larger)).unwrap();
+    world.compiler.recompile(CAPACITY, |_, _| Some(larger)).unwrap();
     assert!(world.compiler.take_causes(None).is_empty());
 }
 
@@ -264,7 +264,7 @@ fn edits_of_what_is_closed_do_not_hold_a_successor_up() {
         let changed: Vec<Change> = changes.collect();
         let keys: Vec<ObjectKey> = changed.iter().map(ObjectKey::of).collect();
         world.apply(changed);
-        other.compiler.follow(world.compiler.news(keys));
+        other.compiler.take_over(world.compiler.changed_objects(keys));
         let ops = other.compiler.update().unwrap();
         other.tables.fill(&ops);
         other.compiler.grace_passed();
@@ -296,7 +296,7 @@ fn an_eighth_of_a_table_that_was_full_stays_free() {
     let rows = Capacity { rows: 26, ..CAPACITY };
     let mut world = World::new([]);
     bystanders().into_iter().for_each(|change| world.compiler.ingest(change));
-    world.compiler.reinstall(Capacity { rows: 3, ..rows }, |_, _| None).unwrap();
+    world.compiler.recompile(Capacity { rows: 3, ..rows }, |_, _| None).unwrap();
     assert!(!world.compiler.keep_reserve(Table::Rows) && closed(&world).is_empty());
 }
 
@@ -317,7 +317,7 @@ fn a_successor_without_room_for_the_latest_changes_is_taken_over() {
     let more: Vec<Change> = (0..8).flat_map(|n| with_sets("tenant", 20 + n, 10)).collect();
     let changed: Vec<ObjectKey> = more.iter().map(ObjectKey::of).collect();
     more.into_iter().for_each(|change| world.compiler.ingest(change));
-    other.compiler.follow(world.compiler.news(changed));
+    other.compiler.take_over(world.compiler.changed_objects(changed));
     assert_eq!(overflow(&mut other, CAPACITY, Vec::new()), ["tenant"]);
     assert!(is_in_force(&other) && other.egress(VICTIM, "198.51.100.7", 443));
 }

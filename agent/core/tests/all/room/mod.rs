@@ -91,7 +91,7 @@ fn names_by_the_pod(policies: u32, pods: u32) -> Vec<Change> {
 fn install(world: &mut World, capacity: Capacity) -> Vec<Table> {
     let mut full = Vec::new();
     let ops = loop {
-        match world.compiler.reinstall(capacity, |_, _| None) {
+        match world.compiler.recompile(capacity, |_, _| None) {
             Ok(ops) => break ops,
             Err(error) => {
                 let CompileError::Full { table, .. } = error;
@@ -109,7 +109,7 @@ fn install(world: &mut World, capacity: Capacity) -> Vec<Table> {
 
 /// Installs the objects as if this many classes were too many.
 fn install_without(world: &mut World, classes: u32) {
-    world.compiler.reinstall(ROOM, |_, _| None).unwrap();
+    world.compiler.recompile(ROOM, |_, _| None).unwrap();
     let error = CompileError::Full { table: Table::Classes, needed: classes, capacity: 0 };
     assert!(world.compiler.leave_out(&error));
     assert_eq!(install(world, ROOM), []);

@@ -1,7 +1,7 @@
 use netpold_core::model::Key;
 
 use super::*;
-use crate::engine::{EnforcementState, PodEnforcement};
+use crate::engine::enforcement::{EnforcementState, PodEnforcement};
 use crate::publish::AgentState;
 
 const GATE: &str = "netpold.io/network-ready";

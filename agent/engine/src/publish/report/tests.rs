@@ -2,7 +2,7 @@ use netpold_api::status::Revision;
 use netpold_testkit::random::Random;
 
 use super::*;
-use crate::engine::EnforcementState;
+use crate::engine::enforcement::EnforcementState;
 use crate::publish::AgentState;
 
 fn on_node(number: usize, message: usize) -> PolicyOnNode {

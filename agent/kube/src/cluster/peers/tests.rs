@@ -142,7 +142,7 @@ impl World {
     }
 
     /// Changes of the watch of all pods.
-    fn watched(&mut self, changes: Vec<Change>, version: u64, synced: bool) {
+    fn watched(&mut self, changes: Vec<Change>, version: u64, is_settled: bool) {
         let number = SLICES + self.peers.starts;
         let status = KindStatus::default();
         let at = Instant::now();
@@ -151,8 +151,8 @@ impl World {
             changes,
             at,
             status,
-            synced,
-            is_whole: synced,
+            is_settled,
+            is_whole: is_settled,
             problems: None,
             version,
         };

@@ -38,7 +38,7 @@ fn image(index: u32, has_names: bool) -> Vec<Op> {
         Change::ClusterPolicy(cluster_policy("names", (Tier::Admin, 10), vec![], rules)),
     ];
     changes.into_iter().for_each(|change| compiler.ingest(change));
-    compiler.reinstall(Capacity::SMALL, |_, _| None).unwrap()
+    compiler.recompile(Capacity::SMALL, |_, _| None).unwrap()
 }
 
 /// Time of the last doubt about all connections of an endpoint, as the pinned table has it.

@@ -7,7 +7,7 @@ use netpold_core::bindings::Veth;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::model::{Bound, Key, Pod, SecondInterface};
 
-use super::steps::Engine;
+use super::Engine;
 
 /// Maximum number of lines about secondary interfaces; one more line has the number of the others.
 const LINES: usize = 100;

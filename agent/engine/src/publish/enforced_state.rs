@@ -8,7 +8,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use super::published::{AgentState, PASSING};
-use crate::engine::PodEnforcement;
+use crate::engine::enforcement::PodEnforcement;
 
 /// Least time between two observations: each holds the engine's lock.
 const PACE: Duration = Duration::from_millis(200);
@@ -102,7 +102,7 @@ mod tests {
     use netpold_api::status::Revision;
 
     use super::*;
-    use crate::engine::EnforcementState;
+    use crate::engine::enforcement::EnforcementState;
 
     fn state(in_sync: bool, behind: Option<&str>, enforced: u64) -> AgentState {
         let revision = Revision { desired: enforced, enforced };

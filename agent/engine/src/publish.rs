@@ -1,9 +1,9 @@
 //! Publishes the enforced state of this node in the cluster's API.
 //!
 //! ```text
-//! Engine ──ring──► Observer ──Seen──┬─► pods.rs    a pod's condition, where it has the readiness gate
-//!                                   ├─► node.rs    the Node's startup taint and condition ──uid──┐
-//!                                   └─► report.rs  the NodePolicyStatus of the node ◄────────────┘
+//! Engine ──wake──► StateObserver ──ObservedState──┬─► pods.rs    a pod's condition, where it has the readiness gate
+//!                                                 ├─► node.rs    the Node's startup taint and condition ──uid──┐
+//!                                                 └─► report.rs  the NodePolicyStatus of the node ◄────────────┘
 //! ```
 //!
 //! Enforcement never waits for these tasks. Each of the three writes the difference to the API's state, so nothing is
@@ -11,9 +11,9 @@
 //! predecessor's conditions stay until then. A condition is not written for a cause shorter than [`published::PASSING`].
 
 mod budget;
+mod enforced_state;
 mod follow;
 mod node;
-mod observed_state;
 mod pods;
 mod published;
 mod report;
@@ -27,8 +27,8 @@ use netpold_kube::cluster::EventRecorder;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use self::enforced_state::{ObservedState, StateObserver};
 use self::node::NodeWriter;
-use self::observed_state::{ObservedState, StateObserver};
 use self::pods::Readiness;
 pub use self::published::{AgentState, READINESS_GATE, STARTUP_TAINT};
 use self::report::Reporter;
@@ -50,12 +50,12 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Starts the tasks with the connection of a source. `ring` wakes them after each step of the engine. `state` may
+    /// Starts the tasks with the connection of a source. `wake` is notified after each step of the engine. `state` may
     /// block; it returns the state and the time for which it made other callers wait. Requires a tokio runtime.
     pub fn start(
         of: &EventRecorder,
         settings: PublishSettings,
-        ring: Arc<Notify>,
+        wake: Arc<Notify>,
         state: impl Fn() -> (AgentState, Duration) + Send + Sync + 'static,
     ) -> Self {
         let PublishSettings { node, readiness_gate } = settings;
@@ -63,7 +63,7 @@ impl Publisher {
         let (sender, seen) = watch::channel(Arc::new(ObservedState::default()));
         let (uid, of_node) = watch::channel(None);
         let mut tasks = JoinSet::new();
-        tasks.spawn(StateObserver::new(state, sender).run(ring));
+        tasks.spawn(StateObserver::new(state, sender).run(wake));
         let readiness =
             Readiness::new(Arc::clone(&writer), node.clone(), readiness_gate, seen.clone());
         tasks.spawn(readiness.run());

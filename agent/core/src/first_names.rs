@@ -3,10 +3,7 @@
 use std::fmt::Display;
 
 /// Joins the first names, at most so many, with the number of the others: `a, b and 3 more`.
-pub(crate) fn first_names<T: Display>(
-    names: impl ExactSizeIterator<Item = T>,
-    most: usize,
-) -> String {
+pub fn first_names<T: Display>(names: impl ExactSizeIterator<Item = T>, most: usize) -> String {
     let more = names.len().saturating_sub(most);
     let named: Vec<String> = names.take(most).map(|name| name.to_string()).collect();
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 pub use exported::Exported;
 pub use instruments::Instruments;
 use process::ProcessCollector;
-pub use snapshot::{ByDirection, EndpointCounts, Snapshot, TableFill};
+pub use snapshot::{ByDirection, EndpointCounts, Snapshot};
 use writer::MetricWriter;
 
 use crate::denied::DeniedCounters;

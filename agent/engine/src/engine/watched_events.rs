@@ -13,8 +13,8 @@ use netpold_core::explain::Explainer;
 use netpold_core::model::Pod;
 use netpold_core::probe::IpProtocol;
 
+use super::Engine;
 use super::interfaces::NodeInterfaces;
-use super::steps::Engine;
 use crate::events::JournalEvent;
 use crate::observe::{
     Attributions, EventAttribution, EventNames, admits, admits_names, destination_port,
@@ -23,7 +23,7 @@ use crate::observe::{
 /// Returns the events that pass the filter, with names and, within the time limit, with policy and rule. Also returns
 /// the number of events without attribution.
 #[must_use]
-pub fn observed(
+pub fn watched_events(
     engine: &Engine,
     seen: &[JournalEvent],
     filter: &EventFilter,

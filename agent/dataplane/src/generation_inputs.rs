@@ -10,7 +10,7 @@ use super::xdp::XdpProgram;
 
 /// Inputs of a new generation.
 #[derive(Clone, Debug)]
-pub struct Recipe {
+pub struct GenerationInputs {
     pub(super) pins: MapPins,
     pub(super) flow_tables: FlowTables,
     /// Settings of the generation in force.
@@ -19,7 +19,7 @@ pub struct Recipe {
     pub(super) xdp: Vec<XdpProgram>,
 }
 
-impl Recipe {
+impl GenerationInputs {
     /// Creates the maps, loads the programs and fills the maps. Attaches no program, so enforcement does not change.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::command;
-use crate::objects::{policy, service};
+use crate::objects::{folder, policy, service};
 
 const ALLOWED: i32 = 0;
 const DENIED: i32 = 1;
@@ -20,12 +20,6 @@ const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 /// Runs the plugin. Returns its exit status and its output.
 fn netpold(arguments: &[&str]) -> (i32, String) {
     command::run(&mut command::plugin(arguments))
-}
-
-fn folder(objects: &[String]) -> TempDir {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("all.yaml"), objects.join("\n---\n")).unwrap();
-    folder
 }
 
 /// Explains TCP 2049, and compares the exit status and parts of the text.
