@@ -206,6 +206,7 @@ fn service_with_slices() -> Vec<Change> {
         cluster: addresses.clone(),
         addresses,
         ports: vec![port],
+        networks: Vec::new(),
         unserved: false,
     };
     let slices = both.map(|v6| {

@@ -211,6 +211,7 @@ fn service_ports(size: u32, edited: bool) -> Vec<Change> {
         key: Key::new(TENANT, "s"),
         addresses: vec![address],
         cluster: vec![address],
+        networks: Vec::new(),
         unserved: false,
         ports: (0..size - u32::from(edited))
             .map(|n| ServicePort {

@@ -1,8 +1,10 @@
-//! Limits on the size of a policy, and of all policies of one namespace on one node.
+//! Limits on the size of a policy, of all policies of one namespace on one node, and of its Services ([`frontends`]).
 //!
 //! The limits count the contents of objects, not compile time, so the outcome depends on the objects alone. A policy
 //! beyond its budget isolates the pods it selects and grants nothing, like an invalid one; other policies are not
 //! affected. It is not kept in full ([`kept`]).
+
+mod frontends;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +12,8 @@ use hashbrown::HashMap;
 
 use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, Selector};
 use crate::ports::blocks::exceeds_port_sets;
+pub use frontends::{NAMESPACE_FRONTENDS, kept_service};
+pub(crate) use frontends::{external, network};
 
 /// Maximum number of rules, peers, exceptions, ports and label values in one direction of a policy, together with the
 /// labels and values of its `podSelector`. A port name of an egress rule counts 64.

@@ -51,7 +51,8 @@ pub fn service(
         ServicePort { name, protocol, port, node_port }
     };
     let (key, ports) = (Key::new(namespace, name), ports.iter().map(port).collect());
-    Service { key, addresses: ips(addresses), cluster: ips(addresses), ports, unserved: false }
+    let (addresses, cluster) = (ips(addresses), ips(addresses));
+    Service { key, addresses, cluster, networks: Vec::new(), ports, unserved: false }
 }
 
 /// Ready backends of a Service; TCP ports by the name of the Service's port and number.

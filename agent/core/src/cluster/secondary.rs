@@ -166,6 +166,7 @@ mod tests {
             addresses: vec![ip(address)],
             cluster: vec![ip(address)],
             ports: Vec::new(),
+            networks: Vec::new(),
             unserved: false,
         };
         let range = vec!["192.168.0.0/24".parse().unwrap()];

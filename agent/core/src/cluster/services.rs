@@ -5,7 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use ipnet::IpNet;
 
+use crate::budget::{self, NAMESPACE_FRONTENDS};
 use crate::cluster::dirty::Dirty;
 use crate::model::{EndpointSlice, Key, Pod, Protocol, Service, ServicePort};
 
@@ -22,10 +24,22 @@ pub(crate) struct Services {
     /// Slices by backend address.
     behind: BTreeMap<IpAddr, Vec<Arc<EndpointSlice>>>,
     with_node_ports: BTreeMap<Key, Arc<Service>>,
+    /// Services with networks in place of addresses.
+    with_networks: BTreeMap<Key, Arc<Service>>,
+    /// Services with addresses besides cluster addresses, by namespace and name.
+    external: BTreeMap<String, BTreeMap<String, External>>,
     /// Services of another proxy; not in any of the maps above.
     unserved: BTreeSet<Key>,
     /// Number of Nodes with each address.
     nodes: BTreeMap<IpAddr, u32>,
+}
+
+/// Addresses of a Service besides its cluster addresses.
+#[derive(Clone, Copy, Debug, Default)]
+struct External {
+    count: usize,
+    /// Whether they are beyond the limit of the namespace ([`NAMESPACE_FRONTENDS`]).
+    is_beyond: bool,
 }
 
 /// Slices and their numbers of a port, by port name and protocol.
@@ -81,8 +95,8 @@ impl Services {
         let unserved = || {
             self.unserved.contains(key).then(|| {
                 let (addresses, cluster, ports) = (Vec::new(), Vec::new(), Vec::new());
-                let key = key.clone();
-                Arc::new(Service { key, addresses, cluster, unserved: true, ports })
+                let (key, networks) = (key.clone(), Vec::new());
+                Arc::new(Service { key, addresses, cluster, networks, unserved: true, ports })
             })
         };
         self.services.get(key).cloned().or_else(unserved)
@@ -106,6 +120,52 @@ impl Services {
     /// Whether a Service has this cluster address.
     pub(crate) fn is_cluster_address(&self, address: IpAddr) -> bool {
         self.at(address).iter().any(|service| service.cluster.contains(&address))
+    }
+
+    /// Whether an address has an entry of its own: it is a Node's, or within the limit of some Service's namespace.
+    pub(crate) fn has_entry(&self, address: IpAddr) -> bool {
+        let counts = |service: &Arc<Service>| {
+            !self.is_beyond(&service.key) || service.cluster.contains(&address)
+        };
+        self.is_node(address) || self.at(address).iter().any(counts)
+    }
+
+    fn is_beyond(&self, service: &Key) -> bool {
+        let of = self.external.get(&service.namespace);
+        of.and_then(|of| of.get(&service.name)).is_some_and(|external| external.is_beyond)
+    }
+
+    /// Networks of a Service's addresses without an entry of their own.
+    pub(crate) fn networks_of(&self, service: &Key) -> BTreeSet<IpNet> {
+        let Some(known) = self.services.get(service) else { return BTreeSet::new() };
+        let mut networks: BTreeSet<IpNet> = known.networks.iter().copied().collect();
+        if self.is_beyond(service) {
+            networks.extend(budget::external(known).map(budget::network));
+        }
+        networks
+    }
+
+    /// Services with networks in place of addresses.
+    pub(crate) fn with_networks(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.with_networks.values()
+    }
+
+    /// Namespaces with Services beyond the limit.
+    pub(crate) fn namespaces_beyond(&self) -> BTreeSet<&str> {
+        let kept = self.with_networks.keys().map(|key| key.namespace.as_str());
+        let is_beyond = |of: &BTreeMap<_, External>| of.values().any(|it| it.is_beyond);
+        let beyond = self.external.iter().filter(|(_, of)| is_beyond(of));
+        kept.chain(beyond.map(|(namespace, _)| namespace.as_str())).collect()
+    }
+
+    /// Whether a Service has networks in place of addresses, or exceeds the limit with the others of its namespace.
+    pub(super) fn would_exceed(&self, service: &Service) -> bool {
+        let Key { namespace, name } = &service.key;
+        let count = budget::external(service).count();
+        let all = self.external.get(namespace).into_iter().flatten();
+        let others = all.filter(|(other, _)| *other != name).map(|(_, of)| of.count);
+        !service.networks.is_empty()
+            || count > 0 && others.sum::<usize>() + count > NAMESPACE_FRONTENDS
     }
 
     /// Services with node ports.
@@ -191,8 +251,10 @@ impl Services {
                 remove(&mut self.at, address, |service| service.key == *key);
             }
             self.with_node_ports.remove(key);
+            self.with_networks.remove(key);
             dirty.frontends.extend(&old.addresses);
         }
+        let external = new.as_ref().map_or(0, |new| budget::external(new).count());
         match new {
             Some(new) => {
                 for address in &new.addresses {
@@ -201,14 +263,46 @@ impl Services {
                 if has_node_ports(&new) {
                     self.with_node_ports.insert(key.clone(), new.clone());
                 }
+                if !new.networks.is_empty() {
+                    self.with_networks.insert(key.clone(), new.clone());
+                }
                 dirty.frontends.extend(&new.addresses);
                 self.services.insert(key.clone(), new);
             }
             None => drop(self.services.remove(key)),
         }
+        self.count_external(key, external, dirty);
         dirty.services.insert(key.clone());
         let slices = self.slices_of.get(key).into_iter().flatten();
         dirty.backends.extend(slices.flat_map(|slice| &slice.addresses));
+    }
+
+    /// Updates the number of a Service's addresses besides its cluster addresses, and which Services are beyond the
+    /// limit of the namespace: in the order of names, those that do not fit beside the earlier ones.
+    fn count_external(&mut self, Key { namespace, name }: &Key, count: usize, dirty: &mut Dirty) {
+        let known = self.external.get(namespace).and_then(|of| of.get(name));
+        if known.map_or(0, |known| known.count) == count {
+            return;
+        }
+        let of = self.external.entry(namespace.clone()).or_default();
+        match count {
+            0 => drop(of.remove(name)),
+            _ => of.entry(name.clone()).or_default().count = count,
+        }
+        let mut left = NAMESPACE_FRONTENDS;
+        for (name, external) in of.iter_mut() {
+            let is_beyond = external.count > left;
+            left -= if is_beyond { 0 } else { external.count };
+            if std::mem::replace(&mut external.is_beyond, is_beyond) != is_beyond {
+                let key = Key::new(namespace.clone(), name.clone());
+                let known = self.services.get(&key).into_iter();
+                dirty.frontends.extend(known.flat_map(|known| &known.addresses));
+                dirty.services.insert(key);
+            }
+        }
+        if of.is_empty() {
+            self.external.remove(namespace);
+        }
     }
 
     /// Sets or removes (`None`) an EndpointSlice.

@@ -135,6 +135,13 @@ impl Cluster {
         self.translation.at(address).iter().map(|service| &service.key).min()
     }
 
+    /// Whether a Service, with the others of its namespace, exceeds the limit of addresses
+    /// ([`NAMESPACE_FRONTENDS`](crate::budget::NAMESPACE_FRONTENDS)), so that whole networks count as translated.
+    #[must_use]
+    pub fn exceeds_frontends(&self, service: &Service) -> bool {
+        self.translation.would_exceed(service)
+    }
+
     /// Message for a policy beyond its budget; such a policy isolates and grants nothing.
     #[must_use]
     pub fn excess(&self, policy: &Key) -> Option<&str> {

@@ -6,6 +6,7 @@ use std::fmt;
 use netpold_ebpf::layout::NAME_GROUPS;
 use serde::Serialize;
 
+use crate::budget::NAMESPACE_FRONTENDS;
 use crate::cluster::Cluster;
 use crate::compile::rules::{Late, Rules};
 use crate::compile::tables::endpoints::{Endpoints, Live};
@@ -96,6 +97,11 @@ pub enum Problem {
         /// The ClusterNetworkPolicies with rules beyond the limit.
         policies: Vec<String>,
     },
+    /// The Services of a namespace have too many addresses besides their cluster addresses.
+    TooManyFrontends {
+        /// The namespace.
+        namespace: String,
+    },
     /// No slot is free for the endpoint of an interface, so it has no record.
     NoSlot {
         /// The interface.
@@ -157,6 +163,12 @@ impl fmt::Display for Problem {
                      that they form one group"
                 )
             }
+            Self::TooManyFrontends { namespace } => write!(
+                f,
+                "namespace {namespace}: its Services have more than {NAMESPACE_FRONTENDS} external addresses; policy \
+                 allows those of some Services by their address alone, and packets to their whole networks are judged \
+                 again after the translation; use fewer spec.externalIPs and balancer addresses"
+            ),
             Self::NoSlot { ifindex, pod } => {
                 write!(f, "pod {pod}, interface {ifindex}: closed, since no endpoint slot is free")
             }
@@ -221,6 +233,10 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
             false => Problem::Late { policies, direction, message },
         }
     }));
+    let beyond = cluster.translation.namespaces_beyond().into_iter();
+    problems.extend(
+        beyond.map(|namespace| Problem::TooManyFrontends { namespace: namespace.to_owned() }),
+    );
     for (ifindex, live) in &endpoints.live {
         let pod = live.identity.pod.clone();
         if live.addresses.crowded {

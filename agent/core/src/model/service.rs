@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::model::object::Key;
@@ -19,6 +20,10 @@ pub struct Service {
     /// duplicates.
     #[serde(default)]
     pub cluster: Vec<IpAddr>,
+    /// Networks in place of addresses beyond the budget (`kept_service`): nodes translate some of their addresses. Sorted,
+    /// without duplicates.
+    #[serde(default)]
+    pub networks: Vec<IpNet>,
     /// `spec.ports`
     pub ports: Vec<ServicePort>,
     /// The label `service.kubernetes.io/service-proxy-name` or `service.kubernetes.io/headless` is set: the nodes'

@@ -6,6 +6,7 @@ mod compare;
 mod explain;
 mod explained;
 mod explained_tiers;
+mod frontends;
 mod layers;
 mod limits;
 mod names;

@@ -16,12 +16,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netpold_core::budget::ORDINARY_UNITS;
+use netpold_core::budget::{ORDINARY_UNITS, kept_service};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, EndpointSlice, Key, Service};
 
 /// Weight of a Service's port: every port is matched against every pod's rules.
 const PER_PORT: u64 = 50;
+/// Weight of an address of a Service, besides its cluster addresses.
+const PER_ADDRESS: u64 = 4;
+/// Weight of an address of an EndpointSlice.
+const PER_BACKEND: u64 = 1;
 /// Processor time of an update that is not charged.
 const ORDINARY_TIME: Duration = Duration::from_millis(10);
 /// Factor of the charge for work on another thread, which delays no update.
@@ -56,24 +60,25 @@ enum PacedKind {
 
 /// Returns the object of a change, and the larger of its weights before and after it; `None`: the change never waits.
 fn weigh(change: &Change, cluster: &Cluster) -> Option<(PacedObject, u64)> {
-    let ports = |key: &Key| cluster.services().get(key).map_or(0, |service| service.ports.len());
-    let of_slice = |slice: &EndpointSlice| {
-        let service = Key::new(slice.key.namespace.clone(), slice.service.clone());
-        ((slice.key.clone(), PacedKind::Slice), PER_PORT * ports(&service) as u64)
+    let of_service = |key: &Key, new: Option<&Service>| {
+        let before = cluster.services().get(key).map(|service| &**service);
+        let units = before.into_iter().chain(new).map(|service| weight(service, cluster)).max();
+        ((key.clone(), PacedKind::Service), units.unwrap_or(0))
+    };
+    let of_slice = |key: &Key, new: Option<&EndpointSlice>| {
+        let before = cluster.slices().get(key).map(|slice| &**slice);
+        let units = before.into_iter().chain(new).map(|slice| {
+            let service = Key::new(key.namespace.clone(), slice.service.clone());
+            let ports = cluster.services().get(&service).map_or(0, |service| service.ports.len());
+            PER_PORT * ports as u64 + PER_BACKEND * slice.addresses.len() as u64
+        });
+        ((key.clone(), PacedKind::Slice), units.max().unwrap_or(0))
     };
     Some(match change {
-        Change::Service(service) => {
-            let ports = service.ports.len().max(ports(&service.key));
-            ((service.key.clone(), PacedKind::Service), PER_PORT * ports as u64)
-        }
-        Change::ServiceGone(key) => {
-            ((key.clone(), PacedKind::Service), PER_PORT * ports(key) as u64)
-        }
-        Change::EndpointSlice(slice) => of_slice(slice),
-        Change::EndpointSliceGone(key) => match cluster.slices().get(key) {
-            Some(slice) => of_slice(slice),
-            None => ((key.clone(), PacedKind::Slice), 0),
-        },
+        Change::Service(service) => of_service(&service.key, Some(service)),
+        Change::ServiceGone(key) => of_service(key, None),
+        Change::EndpointSlice(slice) => of_slice(&slice.key, Some(slice)),
+        Change::EndpointSliceGone(key) => of_slice(key, None),
         Change::Namespace(_)
         | Change::NamespaceGone(_)
         | Change::Node(_)
@@ -90,28 +95,53 @@ fn weigh(change: &Change, cluster: &Cluster) -> Option<(PacedObject, u64)> {
     })
 }
 
+/// Weight of a Service. With networks in place of addresses it is large: every address in them is settled again.
+fn weight(service: &Service, cluster: &Cluster) -> u64 {
+    let addresses = service.addresses.len().saturating_sub(service.cluster.len());
+    let units = PER_PORT * service.ports.len() as u64 + PER_ADDRESS * addresses as u64;
+    match cluster.exceeds_frontends(service) {
+        true => units.max(ORDINARY_UNITS + 1),
+        false => units,
+    }
+}
+
 /// Returns the key of a Service's placeholder, which no Service can have.
 fn placeholder_key(service: &Key) -> Key {
     Key::new(service.namespace.clone(), format!("{} (waiting)", service.name))
 }
 
-/// Returns the placeholder of a waiting Service: its addresses that are not in force.
+/// Returns the placeholder of a waiting Service: its addresses and networks that are not in force, and those of the
+/// placeholder so far. It only grows until the Service is compiled, so that frequent changes cost little. `None`: it
+/// stays as it is.
 fn placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
     let Change::Service(service) = change else { return None };
-    let in_force = cluster.services().get(&service.key);
-    let is_new = |address: &IpAddr| in_force.is_none_or(|it| !it.addresses.contains(address));
-    let addresses: Vec<IpAddr> = service.addresses.iter().copied().filter(is_new).collect();
-    if service.unserved || addresses.is_empty() {
+    let key = placeholder_key(&service.key);
+    let (earlier, in_force) = (cluster.services().get(&key), cluster.services().get(&service.key));
+    let known = || in_force.into_iter().chain(earlier);
+    let mut networks = service.networks.clone();
+    networks.retain(|network| !known().any(|of| of.networks.contains(network)));
+    let has = |of: &Service, address: &IpAddr| {
+        of.addresses.binary_search(address).is_ok()
+            || of.networks.iter().any(|it| it.contains(address))
+    };
+    let mut addresses = service.addresses.clone();
+    addresses.retain(|address| !known().any(|of| has(of, address)));
+    if service.unserved || addresses.is_empty() && networks.is_empty() {
         return None;
     }
-    let is_cluster = |address: &IpAddr| service.cluster.contains(address);
-    Some(Change::Service(Service {
-        key: placeholder_key(&service.key),
-        cluster: addresses.iter().copied().filter(is_cluster).collect(),
-        addresses,
-        ports: Vec::new(),
-        unserved: false,
-    }))
+    let mut cluster = service.cluster.clone();
+    cluster.retain(|address| addresses.contains(address));
+    for earlier in earlier {
+        addresses.extend(&earlier.addresses);
+        cluster.extend(&earlier.cluster);
+        networks.extend(&earlier.networks);
+    }
+    addresses.sort_unstable();
+    cluster.sort_unstable();
+    networks.sort_unstable();
+    let ports = Vec::new();
+    let grown = Service { key, addresses, cluster, networks, ports, unserved: false };
+    Some(Change::Service(kept_service(grown)))
 }
 
 /// Returns the change that removes the placeholder of a Service, if there is one.
@@ -126,12 +156,15 @@ fn without_placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
 impl Pace {
     /// Admits a change: returns it, or keeps it if it has to wait, and returns the change of its placeholder, if any.
     pub(super) fn admit(&mut self, change: Change, cluster: &Cluster) -> Option<Change> {
+        let change = match change {
+            Change::Service(service) => Change::Service(kept_service(service)),
+            other => other,
+        };
         let Some((object, units)) = weigh(&change, cluster) else { return Some(change) };
         // A change must not overtake an earlier one of the same object.
         let waits = self.waiting.contains_key(&object) || self.taken.contains_key(&object);
         if waits || units > ORDINARY_UNITS {
-            let placeholder =
-                placeholder(&change, cluster).or_else(|| without_placeholder(&change, cluster));
+            let placeholder = placeholder(&change, cluster);
             self.waiting.insert(object, change);
             return placeholder;
         }
@@ -264,6 +297,7 @@ mod tests {
             key: Key::new(namespace, "s"),
             addresses: Vec::new(),
             cluster: Vec::new(),
+            networks: Vec::new(),
             unserved: false,
             ports: (0..ports).map(port).collect(),
         })
@@ -352,10 +386,51 @@ mod tests {
         let admitted = pace.admit(edited, compiler.cluster());
         assert_eq!(admitted, Some(placeholder(&["192.0.2.7"])));
         compiler.ingest(admitted.unwrap());
-        // Taken back before it was in force.
-        assert_eq!(pace.admit(large.clone(), compiler.cluster()), Some(gone.clone()));
-        compiler.ingest(gone);
-        assert_eq!(pace.take(now, compiler.cluster()), [large]);
+        // Others of the next edit join them, and stay until an edit is compiled.
+        let edited = with(200, &["10.96.0.1", "192.0.2.8"]);
+        let admitted = pace.admit(edited.clone(), compiler.cluster());
+        assert_eq!(admitted, Some(placeholder(&["192.0.2.7", "192.0.2.8"])));
+        compiler.ingest(admitted.unwrap());
+        for again in [&edited, &large] {
+            assert_eq!(pace.admit(again.clone(), compiler.cluster()), None);
+        }
+        assert_eq!(pace.take(now, compiler.cluster()), [large, gone]);
+    }
+
+    #[test]
+    fn services_with_too_many_addresses_wait_and_their_networks_only_grow() {
+        let mut compiler = Compiler::new(Options::default());
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        let with = |addresses: u32, first: u32| {
+            let Change::Service(service) = service("a", 1, 0) else { unreachable!() };
+            let all = (0..addresses).map(|n| std::net::Ipv4Addr::from_bits(first + n).into());
+            Change::Service(Service { addresses: all.collect(), ..service })
+        };
+        let few = with(900, 0x1400_0000);
+        assert_eq!(pace.admit(few.clone(), compiler.cluster()), Some(few));
+        let mut admit = |change: &Change| -> Vec<String> {
+            let admitted = pace.admit(change.clone(), compiler.cluster());
+            let Some(Change::Service(placeholder)) = admitted else { return Vec::new() };
+            assert!(placeholder.addresses.is_empty() && placeholder.ports.is_empty());
+            let networks = placeholder.networks.iter().map(ToString::to_string).collect();
+            compiler.ingest(Change::Service(placeholder));
+            networks
+        };
+        let (one, other) = (with(90_000, 0x1400_0000), with(90_000, 0x1500_0000));
+        assert_eq!(admit(&one), ["20.0.0.0/16", "20.1.0.0/16"]);
+        assert_eq!(admit(&other), ["20.0.0.0/16", "20.1.0.0/16", "21.0.0.0/16", "21.1.0.0/16"]);
+        let key = Key::new("a", "s");
+        for again in [one, Change::ServiceGone(key.clone()), other] {
+            assert!(admit(&again).is_empty());
+        }
+        pace.take(now, compiler.cluster()).into_iter().for_each(|it| compiler.ingest(it));
+        let services: Vec<_> = compiler.cluster().services().values().collect();
+        assert!(services.len() == 1 && services[0].key == key && services[0].networks.len() == 2);
+        pace.succeeded(Duration::ZERO, BTreeMap::new(), now);
+        // The removal waits, too.
+        let gone = Change::ServiceGone(key);
+        assert_eq!(pace.admit(gone.clone(), compiler.cluster()), None);
+        assert_eq!(pace.take(now, compiler.cluster()), [gone]);
     }
 
     #[test]

@@ -58,7 +58,8 @@ pub(super) fn service(service: &core::Service) -> Result<Converted, FieldProblem
     ports.sort();
     ports.dedup();
     let unserved = is_unserved(&service.metadata);
-    let service = Service { key, addresses, cluster, ports, unserved };
+    let networks = Vec::new();
+    let service = Service { key, addresses, cluster, networks, ports, unserved };
     Ok(Converted { change: Change::Service(service), problems })
 }
 

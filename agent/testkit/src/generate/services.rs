@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use ipnet::IpNet;
+
 use super::Choices;
 use super::objects::{self, NAMED_PORTS, NAMESPACES};
 use netpold_core::model::{EndpointSlice, Key, Protocol, Service, ServicePort, SlicePort};
@@ -21,6 +23,12 @@ pub(super) fn cluster_ip(choices: &mut Choices<'_>) -> IpAddr {
         true => IpAddr::from([10, 96, 0, number + 1]),
         false => IpAddr::V6(Ipv6Addr::from_bits(0xfd96 << 112 | u128::from(number + 1))),
     }
+}
+
+/// A network in place of addresses beyond the budget.
+fn network(choices: &mut Choices<'_>) -> IpNet {
+    let len = *choices.pick(&[8, 16]);
+    IpNet::new(objects::address(choices), len).map_or_else(|_| IpNet::default(), |net| net.trunc())
 }
 
 pub(super) fn service(choices: &mut Choices<'_>) -> Service {
@@ -48,7 +56,14 @@ pub(super) fn service(choices: &mut Choices<'_>) -> Service {
     });
     ports.sort();
     ports.dedup();
-    Service { key, addresses, cluster, ports, unserved: choices.chance(12) }
+    let unserved = choices.chance(12);
+    let mut networks = match choices.below(8) {
+        0 => choices.list(3, network),
+        _ => Vec::new(),
+    };
+    networks.sort();
+    networks.dedup();
+    Service { key, addresses, cluster, networks, ports, unserved }
 }
 
 /// A slice, usually of one of these Services and with their ports.

@@ -81,7 +81,10 @@ fn reductions(object: &Change) -> Vec<Change> {
                 .map(|addresses| Service { addresses, ..service.clone() });
             let ports = shorter(&service.ports).map(|ports| Service { ports, ..service.clone() });
             let served = service.unserved.then(|| Service { unserved: false, ..service.clone() });
-            addresses.chain(ports).chain(served).map(Change::Service).collect()
+            let networks =
+                shorter(&service.networks).map(|networks| Service { networks, ..service.clone() });
+            let smaller = addresses.chain(networks).chain(ports).chain(served);
+            smaller.map(Change::Service).collect()
         }
         Change::EndpointSlice(slice) => {
             let addresses = shorter(&slice.addresses)

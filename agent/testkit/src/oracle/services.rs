@@ -85,6 +85,10 @@ fn is_slice_of(slice: &EndpointSlice, service: &Service) -> bool {
     slice.key.namespace == service.key.namespace && slice.service == service.key.name
 }
 
+fn is_in_network(service: &Service, address: IpAddr) -> bool {
+    service.networks.iter().any(|network| network.contains(&address))
+}
+
 fn is_same(of_slice: &SlicePort, of_service: &ServicePort) -> bool {
     of_slice.name == of_service.name && of_slice.protocol == of_service.protocol
 }
@@ -110,15 +114,17 @@ impl Oracle {
     }
 
     /// Whether packets of `pod` to some port of an address may be translated: to Service ports, to node ports, or at
-    /// this node, which has node ports too.
+    /// this node, which has node ports too. In the networks of a Service any packet may be.
     #[must_use]
     pub fn is_translated(&self, pod: &Pod, address: IpAddr) -> bool {
         let is_node = self.is_node(address);
         self.is_own_node(pod, address)
             || self.services.iter().filter(|service| !service.unserved).any(|service| {
-                service.ports.iter().any(|port| {
-                    service.addresses.contains(&address) || (is_node && port.node_port.is_some())
-                })
+                is_in_network(service, address)
+                    || service.ports.iter().any(|port| {
+                        service.addresses.contains(&address)
+                            || (is_node && port.node_port.is_some())
+                    })
             })
     }
 
@@ -129,7 +135,9 @@ impl Oracle {
         let own_node = self.is_own_node(pod, address);
         self.services.iter().filter(|service| !service.unserved).any(|service| {
             let node_port = service.ports.iter().any(|port| port.node_port.is_some());
-            let leads = service.addresses.contains(&address) || (own_node && node_port);
+            let leads = service.addresses.contains(&address)
+                || is_in_network(service, address)
+                || (own_node && node_port);
             leads
                 && self.slices.iter().any(|slice| {
                     is_slice_of(slice, service)

@@ -11,7 +11,7 @@ use hashbrown::{HashMap, HashSet};
 use netpold_ebpf::layout::ClassId;
 
 use crate::compile::sets::classes::Classes;
-use crate::compile::sets::set::{Membership, NO_GROUP, SetId};
+use crate::compile::sets::set::{Membership, NO_GROUP, SetId, is_targets};
 use crate::prefix::{EnclosingEntry, Prefix, PrefixMap};
 
 /// A prefix with a change of membership.
@@ -21,8 +21,8 @@ pub(crate) struct PrefixEntry {
     group: Option<SetId>,
     /// Peer sets of the address itself; only for single addresses.
     own: Membership,
-    /// Peer sets that follow from the peer sets of other addresses: service targets and hairpin services. Only for
-    /// single addresses.
+    /// Peer sets that follow from the peer sets of other addresses: service targets and hairpin services. For a network,
+    /// an empty service target, which the entries in it without their own have too.
     targets: Vec<SetId>,
     /// Class of the entry's addresses, counted in [`Classes`]; `None` until settled.
     pub(crate) class: Option<ClassId>,
@@ -33,10 +33,10 @@ impl PrefixEntry {
         self.group.is_none() && self.own.is_empty() && self.targets.is_empty()
     }
 
-    /// Updates the class of the entry; `None` if the entry ends. `around` is the block group of the enclosing prefix.
+    /// Updates the class of the entry; `None` if the entry ends.
     fn settle(
         &mut self,
-        around: Option<SetId>,
+        around: Around,
         classes: &mut Classes,
         alike: &mut Alike,
     ) -> Option<ClassId> {
@@ -47,31 +47,36 @@ impl PrefixEntry {
         class
     }
 
-    /// Acquires the class of the entry's addresses. `around` is the block group of the enclosing prefix.
-    fn acquire(&self, around: Option<SetId>, classes: &mut Classes, alike: &mut Alike) -> ClassId {
+    /// Acquires the class of the entry's addresses.
+    fn acquire(&self, around: Around, classes: &mut Classes, alike: &mut Alike) -> ClassId {
         if !self.targets.is_empty() {
             return classes.acquire(self.membership(around, true));
         }
-        match alike.entry((self.own.as_ptr(), self.group.or(around))) {
+        let around = Around { group: self.group.or(around.group), ..around };
+        match alike.entry((self.own.as_ptr(), around)) {
             Entry::Occupied(known) => {
                 classes.acquire_again(*known.get());
                 *known.get()
             }
-            Entry::Vacant(place) => *place.insert(classes.acquire(self.membership(around, false))),
+            Entry::Vacant(place) => *place.insert(classes.acquire(self.membership(around, true))),
         }
     }
 
-    /// Membership of the entry's addresses. `around` is the block group of the enclosing prefix.
-    fn membership(&self, around: Option<SetId>, with_targets: bool) -> Membership {
-        let group = self.group.or(around).filter(|group| *group != NO_GROUP);
-        if group.is_none() && (self.targets.is_empty() || !with_targets) {
+    /// Membership of the entry's addresses.
+    fn membership(&self, around: Around, with_targets: bool) -> Membership {
+        let group = self.group.or(around.group).filter(|group| *group != NO_GROUP);
+        let around = around.target.as_slice();
+        let targets = match &self.targets[..] {
+            _ if !with_targets => &[],
+            [] => around,
+            own => own,
+        };
+        if group.is_none() && targets.is_empty() {
             return self.own.clone();
         }
         let mut peer_sets = self.own.to_vec();
         peer_sets.extend(group);
-        if with_targets {
-            peer_sets.extend(&self.targets);
-        }
+        peer_sets.extend(targets);
         peer_sets.sort_unstable();
         peer_sets.dedup();
         peer_sets.into()
@@ -88,6 +93,15 @@ pub(crate) struct AddressPartition {
     waiting: BTreeSet<Prefix>,
 }
 
+/// Parts of a membership by the enclosing prefixes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Around {
+    /// Block group.
+    group: Option<SetId>,
+    /// Empty service target of a network.
+    target: Option<SetId>,
+}
+
 /// A prefix that was settled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settled {
@@ -96,9 +110,9 @@ pub(crate) struct Settled {
     pub(crate) class: Option<ClassId>,
 }
 
-/// Classes of entries without service targets by the pointer to their peer sets and their group: many entries share one
+/// Classes of entries without service targets of their own by the pointer to their peer sets: many entries share one
 /// membership.
-type Alike = HashMap<(*const SetId, Option<SetId>), ClassId>;
+type Alike = HashMap<(*const SetId, Around), ClassId>;
 
 impl AddressPartition {
     pub(crate) fn new() -> Self {
@@ -126,6 +140,22 @@ impl AddressPartition {
         }
         self.waiting.insert(prefix);
         std::mem::replace(&mut self.entries.entry(prefix).targets, targets)
+    }
+
+    /// Sets the service target of a network's addresses; returns the previous one. Entries in the network without a
+    /// service target of their own are settled again.
+    pub(crate) fn set_target_within(
+        &mut self,
+        network: Prefix,
+        target: Option<SetId>,
+    ) -> Vec<SetId> {
+        let targets: Vec<SetId> = target.into_iter().collect();
+        let before = self.set_targets(network, targets.clone());
+        if before != targets {
+            let inner = self.entries.under(network).filter(|(_, entry)| entry.targets.is_empty());
+            self.touched.extend(inner.map(|(prefix, _)| prefix));
+        }
+        before
     }
 
     /// Sets the groups of these prefixes, given in order; entries that inherit their group from one of them are settled
@@ -191,9 +221,13 @@ impl AddressPartition {
         touched.sort();
         touched.dedup();
         let mut settled = Vec::with_capacity(touched.len());
-        let (mut around, mut alike, mut ended) = (EnclosingEntry::new(), Alike::new(), Vec::new());
+        let (mut groups, mut targets) = (EnclosingEntry::new(), EnclosingEntry::new());
+        let (mut alike, mut ended) = (Alike::new(), Vec::new());
         for prefix in touched {
-            let group = around.find(&self.entries, prefix, |entry| entry.group);
+            let group = groups.find(&self.entries, prefix, |entry| entry.group);
+            let target =
+                targets.find(&self.entries, prefix, |entry| entry.targets.first().copied());
+            let around = Around { group, target };
             let entry = self.entries.get_mut(prefix);
             if waits(prefix, entry.as_deref()) {
                 self.waiting.insert(prefix);
@@ -205,7 +239,7 @@ impl AddressPartition {
                 continue;
             };
             let before = entry.class;
-            let class = entry.settle(group, classes, &mut alike);
+            let class = entry.settle(around, classes, &mut alike);
             if class.is_none() {
                 ended.push(prefix);
             }
@@ -228,15 +262,17 @@ impl AddressPartition {
         let settled =
             known.filter(|(at, entry)| entry.targets.is_empty() && !self.waiting.contains(at));
         let class = settled.and_then(|(_, entry)| classes.membership(entry.class?));
+        let class = class.filter(|it| !it.last().is_some_and(|last| is_targets(*last)));
         class.cloned().unwrap_or_else(|| self.membership(prefix, self.entries.get(prefix)))
     }
 
     /// Membership of a prefix's addresses without service targets. `here` is the entry of the prefix.
     fn membership(&self, prefix: Prefix, here: Option<&PrefixEntry>) -> Membership {
         let group = EnclosingEntry::new().find(&self.entries, prefix, |entry| entry.group);
+        let around = Around { group, target: None };
         match here {
-            Some(entry) => entry.membership(group, false),
-            None => PrefixEntry::default().membership(group, false),
+            Some(entry) => entry.membership(around, false),
+            None => PrefixEntry::default().membership(around, false),
         }
     }
 

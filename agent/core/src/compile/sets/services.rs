@@ -3,12 +3,16 @@
 //! Service targets are built from the membership of backends, so they are settled after all other addresses. Then the
 //! Services with a changed backend are resolved again, then the addresses of Services with a changed result are
 //! settled.
+//!
+//! Addresses beyond the limit of their namespace have no entry of their own, but an empty service target for their whole
+//! network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use ipnet::IpNet;
 
 use crate::cluster::Cluster;
 use crate::cluster::{Dirty, services::range};
@@ -40,6 +44,36 @@ pub(super) struct ServiceSets {
     /// Services with a backend that is isolated for ingress alone. Their addresses may lead a pod back to itself, so
     /// packets to them are marked. Empty while `active`, when packets to all Services are marked.
     backed: BTreeSet<Key>,
+    networks: Networks,
+}
+
+/// Networks with an empty service target.
+#[derive(Debug, Default)]
+struct Networks {
+    /// By Service.
+    of: BTreeMap<Key, BTreeSet<IpNet>>,
+    /// Number of Services by network.
+    users: BTreeMap<IpNet, u32>,
+}
+
+impl Networks {
+    /// Sets the networks of a Service; adds changed ones to `changed`.
+    fn set(&mut self, service: &Key, new: BTreeSet<IpNet>, changed: &mut BTreeSet<IpNet>) {
+        for network in &new {
+            *self.users.entry(*network).or_default() += 1;
+        }
+        let old = match new.is_empty() {
+            true => self.of.remove(service),
+            false => self.of.insert(service.clone(), new.clone()),
+        };
+        let old = old.unwrap_or_default();
+        for network in &old {
+            if let Some(users) = self.users.get_mut(network) {
+                *users -= 1;
+            }
+        }
+        changed.extend(old.symmetric_difference(&new));
+    }
 }
 
 /// Services and addresses to evaluate again.
@@ -47,6 +81,8 @@ pub(super) struct ServiceSets {
 struct PendingServices {
     services: BTreeSet<Key>,
     addresses: BTreeSet<IpAddr>,
+    /// Services whose networks may have changed.
+    networks: BTreeSet<Key>,
     /// All node ports.
     nodes: bool,
 }
@@ -96,6 +132,7 @@ impl Settling<'_> {
             work.addresses.extend(self.cluster.translation.nodes());
         }
         self.set_targets_of(&work, active);
+        self.set_targets_within(&work, active);
         let later = self.partition.settle(self.classes);
         if !later.is_empty() {
             touched.extend(later);
@@ -122,8 +159,12 @@ impl Settling<'_> {
         let services = &self.cluster.translation;
         let mut work =
             PendingServices { addresses: dirty.frontends.clone(), ..PendingServices::default() };
+        work.networks.clone_from(&dirty.services);
         if active != self.services.active {
-            *self.services = ServiceSets { active, ..ServiceSets::default() };
+            let networks = std::mem::take(&mut self.services.networks);
+            work.networks.extend(networks.of.keys().cloned());
+            work.networks.extend(services.services().keys().cloned());
+            *self.services = ServiceSets { active, networks, ..ServiceSets::default() };
             work.addresses.extend(services.addresses().chain(self.cluster.own_addresses()));
             work.services.extend(services.services().keys().cloned());
             return work;
@@ -149,6 +190,7 @@ impl Settling<'_> {
         let changed = self.services.backed.symmetric_difference(&backed);
         let changed: Vec<_> = changed.chain(backed.intersection(&dirty.services)).collect();
         if !changed.is_empty() {
+            work.networks.extend(changed.iter().copied().cloned());
             let changed = changed.into_iter().filter_map(|key| services.services().get(key));
             work.addresses.extend(changed.flat_map(|service| &service.addresses));
             work.addresses.extend(self.cluster.own_addresses());
@@ -230,6 +272,28 @@ impl Settling<'_> {
         }
     }
 
+    /// Sets the empty service targets of networks, see [`Self::leads_back`].
+    fn set_targets_within(&mut self, work: &PendingServices, active: bool) {
+        let mut changed = BTreeSet::new();
+        for key in &work.networks {
+            let new = match active || self.services.backed.contains(key) {
+                true => self.cluster.translation.networks_of(key),
+                false => BTreeSet::new(),
+            };
+            self.services.networks.set(key, new, &mut changed);
+        }
+        for network in changed {
+            let users = &mut self.services.networks.users;
+            let is_used = users.get(&network).is_some_and(|users| *users > 0);
+            if !is_used {
+                users.remove(&network);
+            }
+            let target = is_used.then(|| self.targets.acquire(Vec::new(), false));
+            let before = self.partition.set_target_within(Prefix::net(network), target);
+            self.targets.release(&before);
+        }
+    }
+
     /// Peer sets of an address as a Service's or a node's, sorted. This node's addresses need none: everything is
     /// allowed there.
     fn targets_of(
@@ -238,7 +302,7 @@ impl Settling<'_> {
         node_ports: &mut [Option<PortsOfAddress>; 2],
     ) -> Vec<SetId> {
         let (services, v6) = (&self.cluster.translation, address.is_ipv6());
-        if self.cluster.is_own_node(address) {
+        if self.cluster.is_own_node(address) || !services.has_entry(address) {
             return Vec::new();
         }
         let mut targets = PortsOfAddress::new();
@@ -276,7 +340,7 @@ impl Settling<'_> {
         let services = &self.cluster.translation;
         let backed = |service: &Arc<Service>| self.services.backed.contains(&service.key);
         let node_port = self.cluster.is_own_node(address) && services.with_node_ports().any(backed);
-        if !node_port && !services.at(address).iter().any(backed) {
+        if !node_port && !(services.has_entry(address) && services.at(address).iter().any(backed)) {
             return Vec::new();
         }
         let cluster = services.is_cluster_address(address);

@@ -1,0 +1,93 @@
+//! Limits on the addresses of Services, besides their cluster addresses.
+//!
+//! Addresses within the limit each have an entry in the tables. Packets to the others must be judged again after the
+//! translation like packets to any address of a Service, so these addresses count as whole networks: a few entries
+//! without a grant of their own.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::model::Service;
+
+/// Addresses of all Services of a namespace with an entry of their own, besides cluster addresses.
+pub const NAMESPACE_FRONTENDS: usize = 1024;
+/// Networks of the smaller size up to which a Service has these.
+const SMALL_NETWORKS: usize = 256;
+/// Prefix length of the networks of addresses beyond the limit. In the IPv4 trie, such a network needs no block.
+const SMALL: u8 = 16;
+/// Prefix length if there are too many of these networks.
+const LARGE: u8 = 8;
+
+/// Returns the addresses of a Service besides its cluster addresses.
+pub(crate) fn external(service: &Service) -> impl Iterator<Item = IpAddr> + '_ {
+    let is_external = |address: &IpAddr| !service.cluster.contains(address);
+    service.addresses.iter().copied().filter(is_external)
+}
+
+/// Returns the network of an address beyond the limit.
+pub(crate) fn network(address: IpAddr) -> IpNet {
+    enclosing(address, SMALL)
+}
+
+fn enclosing(address: IpAddr, len: u8) -> IpNet {
+    IpNet::new(address, len).map_or_else(|_| address.into(), |net| net.trunc())
+}
+
+/// The Service as it is kept in memory: one with more addresses than a namespace may have, besides its cluster
+/// addresses, has networks in their place.
+#[must_use]
+pub fn kept_service(mut service: Service) -> Service {
+    let others: BTreeSet<IpAddr> = external(&service).collect();
+    if others.len() <= NAMESPACE_FRONTENDS {
+        return service;
+    }
+    let of_len = |len| others.iter().map(move |address| enclosing(*address, len));
+    let mut networks: BTreeSet<IpNet> = of_len(SMALL).collect();
+    if networks.len() > SMALL_NETWORKS {
+        networks = of_len(LARGE).collect();
+    }
+    networks.extend(std::mem::take(&mut service.networks));
+    service.networks = networks.into_iter().collect();
+    service.addresses.retain(|address| service.cluster.contains(address));
+    service
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::model::Key;
+
+    /// A Service with a cluster address and this many others, `apart` from each other.
+    fn service(others: u32, apart: u32) -> Service {
+        let others = (0..others).map(|n| Ipv4Addr::from_bits(0x1400_0000 + n * apart).into());
+        let cluster: Vec<IpAddr> = vec!["10.96.0.1".parse().unwrap()];
+        Service {
+            key: Key::new("a", "s"),
+            addresses: cluster.iter().copied().chain(others).collect(),
+            cluster,
+            networks: Vec::new(),
+            ports: Vec::new(),
+            unserved: false,
+        }
+    }
+
+    #[test]
+    fn a_service_with_too_many_addresses_keeps_networks() {
+        let limit = NAMESPACE_FRONTENDS as u32;
+        assert_eq!(kept_service(service(limit, 1)), service(limit, 1));
+        let kept = kept_service(service(limit + 1, 256));
+        assert_eq!(kept.addresses, kept.cluster);
+        let networks =
+            |nets: &[&str]| -> Vec<IpNet> { nets.iter().map(|net| net.parse().unwrap()).collect() };
+        let small = ["20.0.0.0/16", "20.1.0.0/16", "20.2.0.0/16", "20.3.0.0/16", "20.4.0.0/16"];
+        assert_eq!(kept.networks, networks(&small));
+        assert_eq!(kept_service(kept.clone()), kept);
+        let kept = kept_service(service(limit + 1, 1 << 16));
+        let large = ["20.0.0.0/8", "21.0.0.0/8", "22.0.0.0/8", "23.0.0.0/8", "24.0.0.0/8"];
+        assert_eq!(kept.networks, networks(&large));
+    }
+}
