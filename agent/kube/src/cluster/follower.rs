@@ -176,6 +176,9 @@ impl<K: WatchedKind> Follower<K> {
                 }
             };
             self.heard();
+            if !is_cached {
+                self.outage.set_answered();
+            }
             params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_some() {
                 self.say(changes, at).await;
