@@ -157,6 +157,7 @@ impl Peers {
         }
         let all = std::mem::take(&mut update.changes);
         if update.kind == self.kinds.pods {
+            self.own_entries.take(&all, update.version);
             let changes = all.into_iter().filter_map(|change| self.view.take_own(change)).collect();
             self.own_status = update.status;
             self.own_synced = update.synced;
@@ -211,7 +212,7 @@ impl Peers {
                 if self.health.beat(number, pods_version, is_listed, now)
                     && let Some(names) = self.set.names()
                 {
-                    self.own_entries.compare(&self.view, names);
+                    self.own_entries.compare(&self.view, names, pods_version, now);
                 }
                 Vec::new()
             }
