@@ -178,10 +178,25 @@ impl HeldPolicies {
         now: Duration,
         matters: impl Fn(&str) -> bool,
     ) -> bool {
+        let is_old = |held: &HeldPolicy| now.saturating_sub(held.arrived) >= YOUNG;
+        self.cluster_policies.are_covered_by(names) && !self.is_name_missing(names, matters, is_old)
+    }
+
+    /// As [`HeldPolicies::are_covered_by`], with the policies that changed a moment ago.
+    pub fn are_all_covered_by(&self, names: &Vocabulary, matters: impl Fn(&str) -> bool) -> bool {
+        self.cluster_policies.are_covered_by(names)
+            && !self.is_name_missing(names, matters, |_| true)
+    }
+
+    fn is_name_missing(
+        &self,
+        names: &Vocabulary,
+        matters: impl Fn(&str) -> bool,
+        counts: impl Fn(&HeldPolicy) -> bool,
+    ) -> bool {
         let mut lacking: BTreeMap<&str, Vocabulary> = BTreeMap::new();
         for (key, held) in &self.policies {
-            let is_young = now.saturating_sub(held.arrived) < YOUNG;
-            if !is_young && !names.covers(&held.needs) && matters(&key.namespace) {
+            if counts(held) && !names.covers(&held.needs) && matters(&key.namespace) {
                 lacking.entry(&key.namespace).or_default();
             }
         }
@@ -192,8 +207,7 @@ impl HeldPolicies {
                 }
             }
         }
-        let is_within = |all: &Vocabulary| all.len() <= NAMESPACE_NAMES;
-        self.cluster_policies.are_covered_by(names) && !lacking.values().any(is_within)
+        lacking.values().any(|all| all.len() <= NAMESPACE_NAMES)
     }
 
     /// Returns the policies that are not in force as a whole, as problems.
