@@ -56,7 +56,7 @@ async fn own_pods_come_from_the_cache_of_the_server_and_never_older_ones() {
 async fn a_cache_that_is_refused_is_followed_by_etcd() {
     let server = Server::start(|resource, query, before| match resource {
         "version" => version("20"),
-        "pods" if query.contains("resourceVersion=0") && before == 0 => status(504, "Timeout"),
+        "pods" if query.contains("resourceVersion=0") && before == 0 => status(500, "Timeout"),
         _ => without_objects(query),
     });
     assert_eq!(own_lists(&server, 2).await, [ANY, ""]);
