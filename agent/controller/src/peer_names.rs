@@ -132,7 +132,7 @@ impl PeerNames {
                 room.add(Some(namespace));
                 comes.push(name.clone());
             } else {
-                self.crowded.extend(namespaces.iter().map(|namespace| namespace.to_string()));
+                self.crowded.extend(namespaces.iter().map(ToString::to_string));
             }
         }
         for name in comes {

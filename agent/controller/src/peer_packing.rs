@@ -379,8 +379,8 @@ mod tests {
         assert_eq!((begin(&mut packing, now), begin(&mut packing, first)), (None, Some(0)));
         packing.end(0, true, first);
         packing.take(pod(1, "x"), first);
-        assert_eq!(begin(&mut packing, first + GATHER - SOON), None);
-        packing.take(pod(0, "y"), first + GATHER - SOON);
+        assert_eq!(begin(&mut packing, first + GATHER / 2), None);
+        packing.take(pod(0, "y"), first + GATHER / 2);
         assert_eq!(begin(&mut packing, first + GATHER), Some(0));
     }
 
