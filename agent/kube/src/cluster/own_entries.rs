@@ -18,14 +18,14 @@ pub(super) struct OwnEntries {
     /// `resourceVersion` up to which the last change of each own pod was made.
     versions: BTreeMap<Key, u64>,
     /// By the last comparison.
-    differing: BTreeMap<Key, Difference>,
+    differing: BTreeMap<Key, EntryDifference>,
     /// By the last two comparisons, with the same states.
     wrong: Vec<Key>,
 }
 
-/// Difference between a pod and its entry.
+/// EntryDifference between a pod and its entry.
 #[derive(Clone, Copy, Debug)]
-struct Difference {
+struct EntryDifference {
     /// Hash of both states.
     hash: u64,
     /// Time of the first comparison with these states.
@@ -70,7 +70,7 @@ impl OwnEntries {
                 self.wrong.push(key.clone());
             }
             let is_due = self.versions.get(&key).is_none_or(|own| *own <= version);
-            self.differing.insert(key, Difference { hash, since, is_due });
+            self.differing.insert(key, EntryDifference { hash, since, is_due });
         }
     }
 
