@@ -5,6 +5,7 @@
 //! counted between agents and server.
 
 mod objects;
+mod own_pods;
 mod report;
 mod trimmed;
 
@@ -24,6 +25,7 @@ use tokio::sync::watch::Receiver;
 
 use crate::host;
 use objects::{ClusterSize, Entry, PodPhase, node, node_name};
+use own_pods::OwnList;
 use report::Stage;
 pub(crate) use report::{ApiLoad, print};
 use trimmed::Form;
@@ -108,6 +110,7 @@ pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Resul
     let node_event =
         world.bytes_of_one(|cluster, n| node(n % cluster.nodes, 1 + n / cluster.nodes))?;
     let forms = world.forms()?;
+    let own_lists = world.own_lists()?;
     tell("nothing happens");
     let begin = world.mark()?;
     std::thread::sleep(WINDOW);
@@ -127,7 +130,7 @@ pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Resul
     // The restarted server is another process.
     stage.server_seconds = processor_time(world.server.pid())?.as_secs_f64();
     stages.push(stage);
-    Ok(ApiLoad { cluster, agents, pod_event, node_event, stages, forms })
+    Ok(ApiLoad { cluster, agents, pod_event, node_event, stages, forms, own_lists })
 }
 
 /// Writes the cluster and waits until the server serves it.
@@ -262,6 +265,11 @@ impl ScaleRun {
     fn forms(&self) -> Result<Vec<Form>> {
         let access = access(&self.server.admin());
         self.runtime.block_on(async { trimmed::forms(&client(&access).await?).await })
+    }
+
+    fn own_lists(&self) -> Result<Vec<OwnList>> {
+        let (access, server) = (access(&self.server.admin()), self.server.pid());
+        self.runtime.block_on(async { own_pods::own_lists(&client(&access).await?, server).await })
     }
 
     /// Changes pods and reports Nodes at the usual rate; returns the number of events.

@@ -9,13 +9,14 @@
 //! name for [`FADING`] after its end in the index: an agent that knows a newer policy has that time to learn of the end.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netpold_api::peer_slice::PeerVocabulary;
 use netpold_core::cluster::ObjectKey;
 use netpold_slices::{MAX_NAMES, REDUCED_AFTER, Vocabulary};
 
-use crate::peer_charges::{OwnedName, PeerCharges, PolicyVocabularies, owned};
+use crate::peer_charges::{OwnedName, PeerCharges, PolicyVocabularies, bounded, owned};
 
 /// Time for which a name stays in the index after the last policy with it.
 const KEPT: Duration = Duration::from_mins(10);
@@ -50,6 +51,10 @@ pub(super) struct PeerNames {
 impl PeerNames {
     /// Sets the names of a policy; `None`: it is gone.
     pub(super) fn set(&mut self, key: ObjectKey, names: Option<(String, Vocabulary)>) {
+        let names = names.map(|(namespace, names)| {
+            let names = bounded(&namespace, &names);
+            (namespace, names)
+        });
         let before = match names.clone() {
             Some(names) => self.policies.insert(key, names),
             None => self.policies.remove(&key),
@@ -89,7 +94,10 @@ impl PeerNames {
     /// Decides about the names. `are_written`: all slices have those of [`PeerNames::of_slices`].
     pub(super) fn look(&mut self, are_written: bool, now: Instant) {
         if std::mem::take(&mut self.are_policies_new) {
-            self.charges.set_needed(&self.policies);
+            let (index, coming, fading) = (&self.index, &self.coming, &self.fading);
+            self.charges.set_needed(&self.policies, |name| {
+                has(index, name) || has(coming, name) || fading.contains_key(name)
+            });
             let needed = self.charges.needed().iter();
             let needed = needed.map(|(is_port, name)| (*is_port, name.as_str()));
             self.needed = Vocabulary::default();
@@ -110,22 +118,21 @@ impl PeerNames {
         self.began = Some(now);
         let in_index: Vec<OwnedName> = self.index.all().map(owned).collect();
         let (index, fading) = (&self.index, &self.fading);
-        self.charges.retain(|name| fading.contains_key(name) || has(index, name));
         let mut room = self.charges.room(in_index.into_iter().chain(fading.keys().cloned()));
         let mut comes = Vec::new();
         for name in self.charges.needed().iter().filter(|name| !has(index, name)) {
             if index.len() + comes.len() >= MAX_NAMES {
                 break;
             }
-            let namespace = self.charges.namespace(name).unwrap_or_default();
+            let namespaces = self.charges.namespaces(name);
             // Slices have the fading ones.
             if fading.contains_key(name) {
                 comes.push(name.clone());
-            } else if room.has_room(namespace) {
+            } else if let Some(namespace) = room.payer(namespaces) {
                 room.add(Some(namespace));
                 comes.push(name.clone());
             } else {
-                self.crowded.insert(namespace.to_owned());
+                self.crowded.extend(namespaces.iter().map(ToString::to_string));
             }
         }
         for name in comes {
@@ -149,7 +156,8 @@ impl PeerNames {
         let ended: Vec<OwnedName> = self.unused.extract_if(.., is_old).map(|it| it.0).collect();
         let is_gone = |_: &OwnedName, since: &mut Instant| now.duration_since(*since) >= FADING;
         let gone = self.fading.extract_if(.., is_gone).count();
-        let missing: BTreeSet<&str> = self.missing().collect();
+        let missing = self.missing().flat_map(|name| self.charges.namespaces(name));
+        let missing: BTreeSet<&str> = missing.map(|namespace| &**namespace).collect();
         let is_missing = |namespace: &&String| missing.contains(namespace.as_str());
         let crowded: BTreeSet<String> = self.crowded.iter().filter(is_missing).cloned().collect();
         if !ended.is_empty() || gone > 0 || crowded != self.crowded {
@@ -164,10 +172,14 @@ impl PeerNames {
         let lacks_room = self.missing().count() + self.index.len() > MAX_NAMES;
         let cluster_wide = self.unused.keys().filter(|name| charges.is_cluster_wide(name)).count();
         let lacks_cluster_wide = charges.cluster_wide() + cluster_wide > MAX_NAMES;
-        let is_displaced = |name: &OwnedName, _: &mut Instant| match charges.namespace(name) {
+        let is_displaced = |name: &OwnedName, _: &mut Instant| {
             // Tenants displace no name of ClusterNetworkPolicies.
-            Some("") => lacks_cluster_wide,
-            namespace => lacks_room || namespace.is_some_and(|it| self.crowded.contains(it)),
+            if charges.is_cluster_wide(name) {
+                return lacks_cluster_wide;
+            }
+            let namespaces = charges.namespaces(name);
+            let is_crowded = |namespace: &Arc<str>| self.crowded.contains(&**namespace);
+            lacks_room || !namespaces.is_empty() && namespaces.iter().all(is_crowded)
         };
         let displaced: Vec<OwnedName> =
             self.unused.extract_if(.., is_displaced).map(|it| it.0).collect();
@@ -181,10 +193,9 @@ impl PeerNames {
         self.fading.insert(name, now);
     }
 
-    /// Returns the namespaces of the names that the index lacks.
-    fn missing(&self) -> impl Iterator<Item = &str> {
-        let missing = self.charges.needed().iter().filter(|name| !has(&self.index, name));
-        missing.map(|name| self.charges.namespace(name).unwrap_or_default())
+    /// Returns the names in policies that the index lacks.
+    fn missing(&self) -> impl Iterator<Item = &OwnedName> {
+        self.charges.needed().iter().filter(|name| !has(&self.index, name))
     }
 }
 
@@ -195,6 +206,7 @@ fn has(names: &Vocabulary, (is_port, name): &OwnedName) -> bool {
 #[cfg(test)]
 mod tests {
     use netpold_core::model::{Change, Key};
+    use netpold_slices::NAMESPACE_NAMES;
 
     use super::*;
     use crate::peer_charges::MAX_ALL;
@@ -326,6 +338,33 @@ mod tests {
             let of_tenant = of_tenant.iter().filter(|name| name.starts_with("t00-")).count();
             assert!((1..=200).contains(&of_tenant), "{of_tenant}");
         }
+    }
+
+    #[test]
+    fn a_name_that_a_crowded_namespace_has_too_comes_for_the_others() {
+        let (mut all, mut now) = (PeerNames::default(), Instant::now());
+        for turn in 0..10 {
+            turn_over(&mut all, "a", turn);
+            now += PACE;
+            all.look(true, now);
+        }
+        assert!(all.index().crowded_namespaces.contains("a"));
+        set(&mut all, "a", "shared", Some(&["0-app"]));
+        set(&mut all, "b", "p", Some(&["0-app"]));
+        (1..3).for_each(|step| all.look(true, now + PACE * step));
+        assert!(all.index.label_keys.contains("0-app"));
+        assert!(!all.index().crowded_namespaces.contains("b"));
+    }
+
+    #[test]
+    fn of_a_policy_with_many_names_only_those_that_can_be_in_slices_are_kept() {
+        let mut all = PeerNames::default();
+        let many: Vec<String> = (0..3 * MAX_NAMES).map(|number| format!("l{number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        set(&mut all, "x", "p", Some(&many));
+        set(&mut all, "", "cluster", Some(&many));
+        let kept: Vec<usize> = all.policies.values().map(|(_, names)| names.len()).collect();
+        assert_eq!(kept.iter().sum::<usize>(), NAMESPACE_NAMES + MAX_NAMES);
     }
 
     #[test]

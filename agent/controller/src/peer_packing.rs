@@ -10,7 +10,9 @@ use netpold_slices::{Packing, Placed, SliceNumber, Vocabulary, encode};
 
 use crate::peer_names::PeerNames;
 
-/// Time from the first change of a slice to its write: changes are gathered meanwhile.
+/// Time from the first change of a slice to its write: simultaneous changes are gathered meanwhile.
+const SOON: Duration = Duration::from_millis(50);
+/// Shortest time between two writes of a slice: further changes are gathered meanwhile.
 const GATHER: Duration = Duration::from_millis(300);
 /// Pause before a slice is written again after a failure.
 const RETRY: Duration = Duration::from_secs(1);
@@ -29,6 +31,8 @@ pub(super) struct PeerPacking {
     due: BTreeMap<SliceNumber, DueSlice>,
     /// Slices that are being written.
     in_flight: BTreeMap<SliceNumber, SliceInFlight>,
+    /// Beginnings of the last writes, for [`GATHER`].
+    begun: BTreeMap<SliceNumber, Instant>,
     /// Whether the last write was of a slice with changed pods; others get every second write.
     was_urgent: bool,
 }
@@ -59,10 +63,10 @@ struct SliceInFlight {
 }
 
 impl DueSlice {
-    fn new(now: Instant, version: u64) -> Self {
+    const fn new(at: Instant, version: u64) -> Self {
         Self {
             since: None,
-            at: now + GATHER,
+            at,
             version,
             lacks_names: false,
             after: BTreeSet::new(),
@@ -141,7 +145,9 @@ impl PeerPacking {
 
     fn due(&mut self, number: SliceNumber, now: Instant) -> &mut DueSlice {
         let version = self.version;
-        self.due.entry(number).or_insert_with(|| DueSlice::new(now, version))
+        let soon = now + SOON;
+        let at = self.begun.get(&number).map_or(soon, |begun| soon.max(*begun + GATHER));
+        self.due.entry(number).or_insert_with(|| DueSlice::new(at, version))
     }
 
     fn set_due(&mut self, placed: Placed, now: Instant) {
@@ -231,6 +237,8 @@ impl PeerPacking {
         let waits = self.due.iter().filter(|(_, other)| other.after.contains(&number));
         let before = waits.map(|(number, _)| *number).collect();
         self.in_flight.insert(number, SliceInFlight { due, before });
+        self.begun.retain(|_, begun| now.saturating_duration_since(*begun) < GATHER);
+        self.begun.insert(number, now);
         Some((number, self.packing.slice(number).map(|pods| encode(pods.values()))))
     }
 
@@ -357,6 +365,23 @@ mod tests {
         assert_eq!(write(&mut packing, later), [2]);
         assert_eq!((packing.index().label_keys.len(), labels(&packing)), (1, vec!["a".into()]));
         assert!(packing.is_idle());
+    }
+
+    #[test]
+    fn a_change_is_written_soon_and_the_next_ones_are_gathered() {
+        let now = Instant::now();
+        let mut packing = packing(2, now);
+        packing.take(policy("p", "a"), now);
+        write(&mut packing, now);
+        let now = now + 10 * SECOND;
+        packing.take(pod(0, "x"), now);
+        let first = now + SOON;
+        assert_eq!((begin(&mut packing, now), begin(&mut packing, first)), (None, Some(0)));
+        packing.end(0, true, first);
+        packing.take(pod(1, "x"), first);
+        assert_eq!(begin(&mut packing, first + GATHER / 2), None);
+        packing.take(pod(0, "y"), first + GATHER / 2);
+        assert_eq!(begin(&mut packing, first + GATHER), Some(0));
     }
 
     #[test]

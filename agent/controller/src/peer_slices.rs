@@ -71,9 +71,13 @@ pub(super) struct PeerSlices {
     /// Slices on the API server; `None`: they were not listed since this replica leads.
     written: Option<WrittenByName>,
     doubts: PeerDoubts,
-    writes: FuturesUnordered<BoxFuture<'static, (SliceNumber, WriteResult)>>,
+    /// Writes in flight, by the slice's name.
+    writes: FuturesUnordered<BoxFuture<'static, (String, WriteResult)>>,
     /// Time of the last heartbeat.
     beat: Option<Instant>,
+    /// Beginning of the heartbeat in flight.
+    beating: Option<Instant>,
+    is_index_in_flight: bool,
     /// Time before which nothing is requested.
     pause: Instant,
     /// Time at which all slices are read again.
@@ -100,6 +104,8 @@ impl PeerSlices {
             doubts: PeerDoubts::default(),
             writes: FuturesUnordered::new(),
             beat: None,
+            beating: None,
+            is_index_in_flight: false,
             pause: Instant::now(),
             verify: None,
             is_failing: false,
@@ -117,7 +123,7 @@ impl PeerSlices {
                     Some(input) => self.take(input),
                     None => return,
                 },
-                Some((number, result)) = self.writes.next() => self.end_write(number, result),
+                Some((name, result)) = self.writes.next() => self.end_write(&name, result),
                 () = tokio::time::sleep_until(stepped + pause) => {
                     self.step_or_pause().await;
                     stepped = tokio::time::Instant::now();
@@ -136,7 +142,7 @@ impl PeerSlices {
     async fn step_or_pause(&mut self) {
         if !self.leading.is() {
             self.written = None;
-            self.writes.clear();
+            self.forget_writes();
             return;
         }
         if !self.in_sync || Instant::now() < self.pause {
@@ -173,12 +179,23 @@ impl PeerSlices {
             let doubts = &self.doubts;
             let may_write = |number| !doubts.is_unread(&slice_name(number));
             if let Some((number, content)) = self.packing.begin(now, may_write) {
-                let request = self.request(&slice_name(number), content);
-                self.writes.push(Box::pin(async move { (number, request.await) }));
+                self.begin_write(slice_name(number), content);
             }
         }
         self.beat().await?;
-        self.write_index().await
+        self.write_index();
+        Ok(())
+    }
+
+    /// Begins a write; none waits for the answer to another.
+    fn begin_write(&mut self, name: String, content: Option<PeerSliceSpec>) {
+        let request = self.request(&name, content);
+        self.writes.push(Box::pin(async move { (name, request.await) }));
+    }
+
+    fn forget_writes(&mut self) {
+        self.writes.clear();
+        (self.beating, self.is_index_in_flight) = (None, false);
     }
 
     /// Lists the slices that the last leader left, and continues with them.
@@ -199,7 +216,7 @@ impl PeerSlices {
         let now = Instant::now();
         self.packing.take_over(found, &index.unwrap_or_default(), now);
         self.written = Some(written);
-        self.writes.clear();
+        self.forget_writes();
         self.doubts = PeerDoubts::default();
         self.verify = Some(now + FORMER);
         Ok(())
@@ -238,10 +255,20 @@ impl PeerSlices {
         self.doubts.is_read(name, now);
     }
 
-    fn end_write(&mut self, number: SliceNumber, result: WriteResult) {
-        let is_ok =
-            self.end_request(&slice_name(number), result).map_err(|error| self.fail(&error));
-        self.packing.end(number, is_ok.is_ok(), Instant::now());
+    fn end_write(&mut self, name: &str, result: WriteResult) {
+        let is_ok = self.end_request(name, result).map_err(|error| self.fail(&error)).is_ok();
+        match name {
+            INDEX => self.is_index_in_flight = false,
+            HEARTBEAT => {
+                let begun = self.beating.take().filter(|_| is_ok);
+                self.beat = begun.or(self.beat);
+            }
+            _ => {
+                if let Some(number) = slice_number(name) {
+                    self.packing.end(number, is_ok, Instant::now());
+                }
+            }
+        }
     }
 
     /// Takes in the result of a write.
@@ -294,20 +321,24 @@ impl PeerSlices {
         }
     }
 
-    async fn write_index(&mut self) -> Result<(), kube::Error> {
+    fn write_index(&mut self) {
+        if self.is_index_in_flight {
+            return;
+        }
         let index = Some(self.packing.index());
         let known = self.written.as_ref().and_then(|written| written.get(INDEX));
         if known.is_some_and(|known| known.spec.vocabulary == index) {
-            return Ok(());
+            return;
         }
         let spec = PeerSliceSpec { vocabulary: index, ..PeerSliceSpec::default() };
-        let state = self.request(INDEX, Some(spec)).await;
-        self.end_request(INDEX, state)
+        self.is_index_in_flight = true;
+        self.begin_write(INDEX.to_owned(), Some(spec));
     }
 
     async fn beat(&mut self) -> Result<(), kube::Error> {
         let now = Instant::now();
-        if self.beat.is_some_and(|last| now.duration_since(last) < BEAT) {
+        let is_due = self.beat.is_none_or(|last| now.duration_since(last) >= BEAT);
+        if !is_due || self.beating.is_some() {
             return Ok(());
         }
         while let Ok(input) = self.input.try_recv() {
@@ -328,9 +359,8 @@ impl PeerSlices {
         }
         let heartbeat = PeerHeartbeat { number: known.number.wrapping_add(1), pods_version };
         let spec = PeerSliceSpec { heartbeat: Some(heartbeat), ..PeerSliceSpec::default() };
-        let state = self.request(HEARTBEAT, Some(spec)).await;
-        self.end_request(HEARTBEAT, state)?;
-        self.beat = Some(now);
+        self.beating = Some(now);
+        self.begin_write(HEARTBEAT.to_owned(), Some(spec));
         Ok(())
     }
 }

@@ -180,7 +180,10 @@ impl Starter {
         let fields = format!("metadata.name={own}");
         let node_use = NodeUse::of_node(own.to_owned());
         let scope = NodeScope { kind: self.kinds.len(), node_use, widen };
-        ((nodes == FollowedNodes::Needed).then_some(scope), Some(Narrow { fields, widened }))
+        (
+            (nodes == FollowedNodes::Needed).then_some(scope),
+            Some(Narrow { fields, is_indexed: false, widened }),
+        )
     }
 
     /// Merges the updates of all kinds so far with slices; returns the receiver for the hub. `pods` is the kind of pods.
@@ -228,7 +231,7 @@ fn pods_of(node: &str) -> Narrow {
     let fields = format!("spec.nodeName={node},{finished}");
     // This selector is never widened.
     let (_, widened) = watch_channel::channel(false);
-    Narrow { fields, widened }
+    Narrow { fields, is_indexed: true, widened }
 }
 
 #[cfg(test)]

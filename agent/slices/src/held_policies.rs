@@ -53,6 +53,8 @@ impl KnownNames {
 pub struct HeldPolicies {
     names: KnownNames,
     policies: BTreeMap<Key, HeldPolicy>,
+    /// Policies of which an earlier state is in force for a limited time.
+    expiring: BTreeSet<Key>,
     cluster_policies: HeldClusterPolicies,
 }
 
@@ -90,6 +92,7 @@ impl HeldPolicies {
             Change::Policy(policy) => self.set(policy, now).into_iter().collect(),
             Change::PolicyGone(key) => {
                 let held = self.policies.remove(&key);
+                self.expiring.remove(&key);
                 let held = held.filter(|held| held.in_force != PolicyInForce::Nothing);
                 held.map(|_| Change::PolicyGone(key)).into_iter().collect()
             }
@@ -116,6 +119,11 @@ impl HeldPolicies {
         let needs = Vocabulary::of_policy(&policy);
         let mut held = HeldPolicy { policy, needs, in_force, arrived: now, incomplete };
         let comes = held.enforce(&self.names, now, REDUCED_AFTER);
+        if held.is_expiring() {
+            self.expiring.insert(key.clone());
+        } else {
+            self.expiring.remove(&key);
+        }
         self.policies.insert(key, held);
         comes
     }
@@ -123,6 +131,9 @@ impl HeldPolicies {
     /// Sets the names of slices by an event of a watch; returns the changes that come into force by them. Slices keep
     /// removed names for longer than [`REDUCED_AFTER`].
     pub fn set_names(&mut self, names: KnownNames, now: Duration) -> Vec<Change> {
+        if names == self.names {
+            return self.look(now);
+        }
         self.names = names;
         self.enforce(now, REDUCED_AFTER)
     }
@@ -134,9 +145,17 @@ impl HeldPolicies {
         self.enforce(now, Duration::ZERO)
     }
 
-    /// Returns the changes that come into force because time has passed.
+    /// Returns the changes that come into force because time has passed. Without a change, only policies with an
+    /// earlier state in force are looked at.
     pub fn look(&mut self, now: Duration) -> Vec<Change> {
-        self.enforce(now, REDUCED_AFTER)
+        let mut comes = Vec::new();
+        let (policies, names) = (&mut self.policies, &self.names);
+        self.expiring.retain(|key| {
+            let Some(held) = policies.get_mut(key) else { return false };
+            comes.extend(held.enforce(names, now, REDUCED_AFTER));
+            held.is_expiring()
+        });
+        comes
     }
 
     fn enforce(&mut self, now: Duration, patience: Duration) -> Vec<Change> {
@@ -144,6 +163,8 @@ impl HeldPolicies {
         let comes = self.policies.values_mut().filter_map(|it| it.enforce(names, now, patience));
         let mut comes: Vec<Change> = comes.collect();
         comes.extend(self.cluster_policies.enforce(names));
+        let expiring = self.policies.iter().filter(|(_, held)| held.is_expiring());
+        self.expiring = expiring.map(|(key, _)| key.clone()).collect();
         comes
     }
 
@@ -157,10 +178,25 @@ impl HeldPolicies {
         now: Duration,
         matters: impl Fn(&str) -> bool,
     ) -> bool {
+        let is_old = |held: &HeldPolicy| now.saturating_sub(held.arrived) >= YOUNG;
+        self.cluster_policies.are_covered_by(names) && !self.is_name_missing(names, matters, is_old)
+    }
+
+    /// As [`HeldPolicies::are_covered_by`], with the policies that changed a moment ago.
+    pub fn are_all_covered_by(&self, names: &Vocabulary, matters: impl Fn(&str) -> bool) -> bool {
+        self.cluster_policies.are_covered_by(names)
+            && !self.is_name_missing(names, matters, |_| true)
+    }
+
+    fn is_name_missing(
+        &self,
+        names: &Vocabulary,
+        matters: impl Fn(&str) -> bool,
+        counts: impl Fn(&HeldPolicy) -> bool,
+    ) -> bool {
         let mut lacking: BTreeMap<&str, Vocabulary> = BTreeMap::new();
         for (key, held) in &self.policies {
-            let is_young = now.saturating_sub(held.arrived) < YOUNG;
-            if !is_young && !names.covers(&held.needs) && matters(&key.namespace) {
+            if counts(held) && !names.covers(&held.needs) && matters(&key.namespace) {
                 lacking.entry(&key.namespace).or_default();
             }
         }
@@ -171,8 +207,7 @@ impl HeldPolicies {
                 }
             }
         }
-        let is_within = |all: &Vocabulary| all.len() <= NAMESPACE_NAMES;
-        self.cluster_policies.are_covered_by(names) && !lacking.values().any(is_within)
+        lacking.values().any(|all| all.len() <= NAMESPACE_NAMES)
     }
 
     /// Returns the policies that are not in force as a whole, as problems.
@@ -196,6 +231,12 @@ impl HeldPolicies {
 }
 
 impl HeldPolicy {
+    /// Whether an earlier state is in force, and ends after a time.
+    const fn is_expiring(&self) -> bool {
+        let has_state = matches!(self.in_force, PolicyInForce::Whole | PolicyInForce::Earlier);
+        has_state && self.incomplete.is_some()
+    }
+
     /// Puts the policy into force, as far as the names are known; returns the change that comes into force. An earlier state
     /// with other names stays for `patience`.
     fn enforce(&mut self, names: &KnownNames, now: Duration, patience: Duration) -> Option<Change> {
@@ -268,6 +309,8 @@ impl HeldClusterPolicies {
 
 /// Returns a policy without the grants by names that a vocabulary lacks.
 fn reduced(policy: &Policy, vocabulary: &Vocabulary) -> Policy {
+    #[cfg(test)]
+    tests::REDUCTIONS.with(|count| count.set(count.get() + 1));
     let ports_known = |rule: &Rule| {
         let ports_alone = Rule { peers: None, ports: rule.ports.clone() };
         vocabulary.covers(&Vocabulary::of_rule(&ports_alone))
@@ -295,12 +338,19 @@ fn reduced(policy: &Policy, vocabulary: &Vocabulary) -> Policy {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use netpold_core::model::{Action, Requirement, Selector, Tier};
     use netpold_testkit::objects;
 
     use super::*;
 
     const ZERO: Duration = Duration::ZERO;
+
+    thread_local! {
+        /// Number of calls of [`reduced`] by this test.
+        pub(super) static REDUCTIONS: Cell<usize> = const { Cell::new(0) };
+    }
 
     fn rules(label: &str) -> Rule {
         let requirements = vec![Requirement::DoesNotExist(label.into())];
@@ -356,6 +406,20 @@ mod tests {
         assert_eq!(held.look(half), []);
         assert_eq!(grants(&held.look(REDUCED_AFTER)), Some(0));
         assert_eq!(held.look(REDUCED_AFTER), [], "once");
+    }
+
+    #[test]
+    fn an_incomplete_policy_is_built_again_only_after_a_change() {
+        let mut held = HeldPolicies::default();
+        held.set_names(names(&["l"]), ZERO);
+        (0..50).for_each(|number| drop(held.take(policy(&format!("p{number}"), "m"), ZERO)));
+        assert_eq!(REDUCTIONS.get(), 50);
+        assert_eq!(held.look(ZERO), []);
+        assert_eq!(held.set_names(names(&["l"]), ZERO), [], "the same names");
+        assert_eq!(held.look(REDUCED_AFTER), []);
+        assert_eq!(REDUCTIONS.get(), 50);
+        held.set_names(names(&["l", "n"]), REDUCED_AFTER);
+        assert_eq!(REDUCTIONS.get(), 100);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use netpold_testbed::apiserver::VERSION;
 use serde::Serialize;
 
 use super::objects::{ClusterSize, PODS_PER_NODE};
+use super::own_pods::OwnList;
 use super::trimmed::Form;
 use crate::figures::{say, table};
 
@@ -18,6 +19,7 @@ pub(crate) struct ApiLoad {
     pub(super) node_event: f64,
     pub(super) stages: Vec<Stage>,
     pub(super) forms: Vec<Form>,
+    pub(super) own_lists: Vec<OwnList>,
 }
 
 /// A stage and its cost.
@@ -43,7 +45,7 @@ pub(super) struct Stage {
 
 /// Prints the results.
 pub(crate) fn print(load: &ApiLoad) {
-    let ApiLoad { cluster, agents, pod_event, node_event, stages, forms } = load;
+    let ApiLoad { cluster, agents, pod_event, node_event, stages, forms, own_lists } = load;
     let ClusterSize { nodes, pods, policies } = cluster;
     say(&format!(
         "\nAPI server {VERSION}, {nodes} nodes, {pods} pods ({PODS_PER_NODE} a node), {policies} policies; {agents} \
@@ -90,4 +92,13 @@ pub(crate) fn print(load: &ApiLoad) {
         &["form", "bytes"],
         forms.iter().map(|form| vec![form.form.to_owned(), format!("{:.0}", form.bytes)]),
     );
+    say("\nlist of the pods of one node:");
+    let lists = own_lists.iter().map(|list| {
+        vec![
+            list.form.to_owned(),
+            format!("{:.1}", list.milliseconds),
+            format!("{:.1}", list.server),
+        ]
+    });
+    table(&["form", "ms", "server, CPU ms"], lists);
 }

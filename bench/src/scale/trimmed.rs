@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 /// Page size of the agent's list requests.
-const PAGE: usize = 500;
+pub(super) const PAGE: usize = 500;
 
 /// Average bytes per object in a format, over one page.
 #[derive(Debug, Serialize)]

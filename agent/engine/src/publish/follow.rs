@@ -74,8 +74,10 @@ where
     let mut backoff = DefaultBackoff::default();
     loop {
         let seconds = u32::try_from((WATCH + random_part(WATCH)).as_secs()).unwrap_or(0);
-        // Lists from the API server's cache, which has an index of pods by node.
+        // Lists from the API server's cache, which has an index of pods by node. kube requests a list with a page size from
+        // etcd, where the server reads all pods for it.
         let config = watcher::Config::default().fields(fields).timeout(seconds).any_semantic();
+        let config = watcher::Config { page_size: None, ..config };
         let mut events = pin!(watcher::watcher(Api::all(connection.client()), config));
         let mut failures = 0;
         while failures < PATIENCE {

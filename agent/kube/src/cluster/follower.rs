@@ -4,7 +4,7 @@
 //! (bookmarks count), and repeats the request of a silent watch. The decoding of answers (`answer.rs`) is its own too:
 //! kube decodes whole objects, and an object that kube cannot decode ends its watch.
 //!
-//! Lists are paged and never streamed (`sendInitialEvents`): a server compresses pages, but not watches, and a
+//! Lists of whole kinds are paged and never streamed (`sendInitialEvents`): a server compresses pages, but not watches, and a
 //! compressed list has a tenth of the bytes. A page of 500 objects bounds the memory of server and agent alike.
 
 use std::hash::{BuildHasher, RandomState};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use kube::api::{ListParams, WatchParams};
+use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::core::Request;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
@@ -51,6 +51,8 @@ enum FollowState {
 pub(super) struct Narrow {
     /// The selector, such as `metadata.name=n1`.
     pub(super) fields: String,
+    /// Whether the API server's cache has an index for the selector.
+    pub(super) is_indexed: bool,
     /// Whether all objects are needed; then they are listed, and followed from there on.
     pub(super) widened: watch::Receiver<bool>,
 }
@@ -84,6 +86,10 @@ pub(super) struct Follower<K> {
     is_whole: bool,
     store: Store<K>,
     state: FollowState,
+    /// `resourceVersion` of the last list or event; empty before the first.
+    version: String,
+    /// Whether the last list, from the API server's cache, failed.
+    is_cache_refused: bool,
     backoff: DefaultBackoff,
     availability: Availability,
     /// Silence after which the last watch was given up.
@@ -108,6 +114,8 @@ impl<K: WatchedKind> Follower<K> {
             is_whole: false,
             store: Store::new(),
             state: FollowState::List,
+            version: String::new(),
+            is_cache_refused: false,
             backoff: DefaultBackoff::default(),
             availability: Availability::new(kind_name::<K>(), K::ABSENCE),
             quiet: None,
@@ -152,8 +160,10 @@ impl<K: WatchedKind> Follower<K> {
 
     /// Lists all objects in pages; the list is consistent, since later pages have the first one's version.
     async fn list(&mut self) -> Result<(), Failure> {
+        let mut params = self.list_params().await;
+        let is_cached = params.resource_version.is_some();
         self.begin_list();
-        let mut params = list::params::<K>(self.fields());
+        self.is_cache_refused = is_cached;
         loop {
             let (mut changes, outcome) = self.page(&params).await;
             let at = Instant::now();
@@ -166,6 +176,9 @@ impl<K: WatchedKind> Follower<K> {
                 }
             };
             self.heard();
+            if !is_cached {
+                self.outage.set_answered();
+            }
             params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_some() {
                 self.say(changes, at).await;
@@ -173,8 +186,28 @@ impl<K: WatchedKind> Follower<K> {
             }
             let version = metadata.resource_version.unwrap_or_default();
             changes.extend(self.complete(version));
+            self.is_cache_refused = false;
             self.say(changes, at).await;
             return Ok(());
+        }
+    }
+
+    /// Returns the parameters of the next list. For a page of a narrower list, API servers before 1.34 read all objects of
+    /// the kind in etcd, and those before 1.31 for any list without a version too. The list is therefore not paged, and
+    /// servers before 1.31 answer it from their cache: like a watch, the answer may be behind etcd, but not behind what
+    /// this follower knows already.
+    async fn list_params(&self) -> ListParams {
+        let params = list::params::<K>(self.fields());
+        if !self.narrow.as_ref().is_some_and(|narrow| narrow.is_indexed) {
+            return params;
+        }
+        let whole = ListParams { limit: None, ..params };
+        if self.is_cache_refused || list::is_cache_consistent(&self.connection).await {
+            return whole;
+        }
+        match self.version.as_str() {
+            "" => whole.match_any(),
+            version => whole.at(version).matching(VersionMatch::NotOlderThan),
         }
     }
 
@@ -269,6 +302,7 @@ impl<K: WatchedKind> Follower<K> {
             WatchEvent::Failed(failure) => return Err(failure),
         };
         if let Some(version) = version.filter(|version| !version.is_empty()) {
+            self.version.clone_from(&version);
             self.state = FollowState::Watch(version);
         }
         Ok(change)
@@ -292,6 +326,7 @@ impl<K: WatchedKind> Follower<K> {
 
     /// Completes the list of that version; returns the changes that were held, including removals.
     fn complete(&mut self, version: String) -> Vec<Change> {
+        self.version.clone_from(&version);
         self.state = FollowState::Watch(version);
         self.is_whole = self.narrow.is_none();
         self.availability.status.in_sync = true;

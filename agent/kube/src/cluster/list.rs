@@ -220,3 +220,33 @@ pub(super) async fn is_served<K: WatchedKind>(
     };
     tokio::time::timeout(connection.timeout(), asked).await
 }
+
+/// First minor version of an API server that answers a list without a version from its cache, once the cache has every
+/// change (`ConsistentListFromCache`).
+const CONSISTENT: u32 = 31;
+
+/// Returns whether the server's cache answers lists consistently; false if its version is unknown.
+pub(super) async fn is_cache_consistent(connection: &Connection) -> bool {
+    let client = connection.client();
+    let version = tokio::time::timeout(connection.timeout(), client.apiserver_version()).await;
+    matches!(version, Ok(Ok(version)) if is_consistent_since(&version.major, &version.minor))
+}
+
+/// Takes the version's numbers as the server gives them, such as `31+`.
+fn is_consistent_since(major: &str, minor: &str) -> bool {
+    let digits = minor.trim_end_matches(|it: char| !it.is_ascii_digit());
+    major == "1" && digits.parse().is_ok_and(|minor: u32| minor >= CONSISTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_without_a_known_version_answers_from_an_older_cache() {
+        let consistent = [("1", "31"), ("1", "36+")];
+        assert!(consistent.iter().all(|(major, minor)| is_consistent_since(major, minor)));
+        let others = [("1", "20"), ("1", "30+"), ("", ""), ("1", "x")];
+        assert!(!others.iter().any(|(major, minor)| is_consistent_since(major, minor)));
+    }
+}

@@ -42,6 +42,9 @@ const ASK: Duration = Duration::from_secs(2);
 /// Shortest time over which the agents of a cluster begin to follow all pods; a millisecond more for each pod.
 const SPREAD: Duration = Duration::from_secs(5);
 
+/// Longest time for which policies that changed a moment ago delay the return to slices, until slices have their names.
+const NAMES: Duration = Duration::from_mins(1);
+
 /// Asks whether the API server answers.
 pub(super) type AskServer = Box<dyn Fn() -> JoinHandle<()> + Send>;
 
@@ -82,6 +85,8 @@ pub(super) struct Peers {
     /// Whether pods of other nodes were complete at some time.
     is_ready: bool,
     all_pods: Option<AllPods>,
+    /// Time since which slices could replace the watch of all pods.
+    leaving: Option<Instant>,
     /// Number of starts of followers of all pods.
     starts: usize,
     own_status: KindStatus,
@@ -114,6 +119,7 @@ impl Peers {
             is_covered: None,
             is_ready: false,
             all_pods: None,
+            leaving: None,
             starts: 0,
             own_status: KindStatus::default(),
             own_settled: false,
@@ -157,6 +163,7 @@ impl Peers {
         }
         let all = std::mem::take(&mut update.changes);
         if update.kind == self.kinds.pods {
+            self.own_entries.take(&all, update.version);
             let changes = all.into_iter().filter_map(|change| self.view.take_own(change)).collect();
             self.own_status = update.status;
             self.own_settled = update.is_settled;
@@ -211,7 +218,7 @@ impl Peers {
                 if self.health.beat(number, pods_version, is_listed, now)
                     && let Some(names) = self.set.names()
                 {
-                    self.own_entries.compare(&self.view, names);
+                    self.own_entries.compare(&self.view, names, pods_version, now);
                 }
                 Vec::new()
             }
@@ -242,14 +249,25 @@ impl Peers {
     fn is_covered(&mut self) -> bool {
         let Some(names) = self.set.names() else { return false };
         let look = || {
-            let matters = |namespace: &str| {
-                self.view.has_own_in(namespace) && !self.set.is_crowded(namespace)
-            };
+            let matters = |namespace: &str| self.matters(namespace);
             self.held.are_covered_by(names, self.health.served(), matters)
         };
         let is_covered = self.is_covered.unwrap_or_else(look);
         self.is_covered = Some(is_covered);
         is_covered
+    }
+
+    /// Whether missing names of a namespace's policies count.
+    fn matters(&self, namespace: &str) -> bool {
+        self.view.has_own_in(namespace) && !self.set.is_crowded(namespace)
+    }
+
+    /// Returns whether slices have the names of the policies that changed a moment ago too, or have lacked them for long.
+    fn have_new_names(&mut self, now: Instant) -> bool {
+        let since = *self.leaving.get_or_insert(now);
+        let Some(names) = self.set.names() else { return false };
+        now.saturating_duration_since(since) >= NAMES
+            || self.held.are_all_covered_by(names, |namespace| self.matters(namespace))
     }
 
     /// Decides about the origin of pods; returns the changes that follow.
@@ -285,8 +303,14 @@ impl Peers {
                 }
                 Vec::new()
             }
-            PeerOrigin::Pods if is_usable && self.health.is_steady(now) => self.leave_pods(),
-            PeerOrigin::Pods => self.return_to_pods(),
+            PeerOrigin::Pods if is_usable && self.health.is_steady(now) => {
+                // Without their names, policies that are in force would lose grants.
+                if self.have_new_names(now) { self.leave_pods() } else { self.return_to_pods() }
+            }
+            PeerOrigin::Pods => {
+                self.leaving = None;
+                self.return_to_pods()
+            }
         }
     }
 
@@ -322,7 +346,7 @@ impl Peers {
             return Vec::new();
         }
         info!("peer slices are renewed again, and in use instead of a watch of all pods");
-        self.all_pods = None;
+        (self.all_pods, self.leaving) = (None, None);
         let mut changes = self.view.follow_slices();
         changes.extend(self.set_names());
         self.use_slices();

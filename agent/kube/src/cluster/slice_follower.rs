@@ -86,6 +86,9 @@ pub(super) async fn follow(
                 continue;
             }
             member.set(Following::Works);
+            if matches!(event, Event::InitDone) {
+                member.set_answered();
+            }
             backoff.reset();
             let Some(event) = taken(event, &mut listed) else { continue };
             if events.send(event).await.is_err() {
@@ -102,14 +105,19 @@ pub(super) async fn ask(connection: Arc<Connection>, outage: Arc<Outage>) {
     let api = Api::<PeerSlice>::all(connection.client());
     let params = ListParams::default().fields(&format!("metadata.name={HEARTBEAT}"));
     let answer = tokio::time::timeout(PATIENCE, api.list(&params)).await;
-    let is_answer = match answer {
+    let is_answered = match answer {
         Ok(Ok(_)) => true,
-        Ok(Err(kube::Error::Api(status))) => !is_outage(Some(status.code)),
+        Ok(Err(kube::Error::Api(status))) => is_refusal(status.code),
         Ok(Err(_)) | Err(_) => false,
     };
-    if is_answer {
+    if is_answered {
         outage.set_answered(Instant::now());
     }
+}
+
+/// Whether a status is the server's own answer: one without etcd answers 500 or 504.
+const fn is_refusal(code: u16) -> bool {
+    code < 500 && !is_outage(Some(code))
 }
 
 /// Whether the server answered: the watcher announces a list before it requests the list.
@@ -144,6 +152,12 @@ fn failure(error: watcher::Error) -> Option<Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_of_etcd_is_no_answer() {
+        assert!([403, 404].into_iter().all(is_refusal));
+        assert!(![401, 429, 500, 503, 504].into_iter().any(is_refusal));
+    }
 
     #[test]
     fn the_announcement_of_a_list_is_no_answer() {

@@ -39,7 +39,7 @@ pub(super) struct SliceHealth {
     /// Start of the present series of renewals without a silence of [`PeerTimes::reported`]; `None`: silence, an outage, or
     /// none yet.
     steady: Option<Instant>,
-    /// Time of the API server's last answer.
+    /// Time of the API server's last answer from etcd.
     answered: Instant,
     /// Whether the API server answers no kind.
     is_outage: bool,

@@ -3,6 +3,7 @@
 
 mod hostile;
 mod nodes;
+mod own_pods;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -68,6 +69,15 @@ impl Server {
         cluster_policies: bool,
         timeout: Duration,
     ) -> (ObjectStream, TempDir) {
+        self.watched_by((nodes, FollowedPeers::Pods), cluster_policies, timeout).await
+    }
+
+    async fn watched_by(
+        &self,
+        (nodes, peers): (FollowedNodes, FollowedPeers),
+        cluster_policies: bool,
+        timeout: Duration,
+    ) -> (ObjectStream, TempDir) {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("kubeconfig");
         let config = json!({
@@ -78,7 +88,6 @@ impl Server {
         });
         std::fs::write(&path, config.to_string()).unwrap();
         let access = Access { kubeconfig: Some(path), as_kubectl: false, context: None, timeout };
-        let peers = FollowedPeers::Pods;
         let settings = WatchSettings { access, node: "n".into(), nodes, peers, cluster_policies };
         let (source, _) = watch(settings).await.unwrap();
         (source, directory)

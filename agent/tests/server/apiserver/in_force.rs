@@ -107,6 +107,12 @@ fn a_pod_is_ready_no_sooner_than_it_is_enforced() {
     assert!(!world.reaches("stranger", "server"), "from the moment when it is said");
     assert!(world.reaches("friend", "server"));
     assert_eq!(world.condition("friend"), Value::Null, "without the gate");
+    // For a page from etcd, the API server would read the pods of all nodes.
+    let requests = world.server.requests(USER).unwrap().into_iter();
+    let own = requests.filter(|it| it.verb == "list" && it.uri.contains("nodeName"));
+    let own: Vec<String> = own.map(|it| it.uri).collect();
+    let is_cached = |uri: &String| uri.contains("resourceVersion=0") && !uri.contains("limit=");
+    assert!(!own.is_empty() && own.iter().all(is_cached), "{own:?}");
 
     // The condition stays True while a new agent takes over, and while a policy changes.
     let watch = Watch::start(&world, "server");

@@ -1,6 +1,8 @@
 //! Peer slices: a controller writes them, and an agent's source follows them; another source follows all pods for
 //! comparison.
 
+mod delay;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -268,6 +270,12 @@ fn slices_give_the_pods_of_a_watch() {
             }
         }
     }
+    // The API server answers the list of own pods from its cache, without a look at all pods in etcd.
+    let lists = world.server.requests(AGENT).unwrap();
+    let is_own = |uri: &str| uri.contains("nodeName") && !uri.contains("watch=");
+    let own: Vec<_> = lists.iter().filter(|it| is_own(&it.uri)).map(|it| &it.uri).collect();
+    let is_cached = |uri: &&&String| uri.contains("resourceVersion=") && !uri.contains("limit=");
+    assert!(!own.is_empty() && own.iter().all(|uri| is_cached(&uri)), "{own:?}");
     let granted =
         [(USER, "list"), (USER, "create"), (USER, "update"), (USER, "delete"), (AGENT, "list")];
     for (user, verb) in granted {

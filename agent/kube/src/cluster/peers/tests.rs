@@ -132,12 +132,16 @@ impl World {
     }
 
     fn policy(&mut self, name: &str, label: &str) {
+        self.policy_at(name, label, Duration::ZERO);
+    }
+
+    fn policy_at(&mut self, name: &str, label: &str, served: Duration) {
         let requirements = vec![Requirement::DoesNotExist(label.into())];
         let pods = Selector { requirements };
         let peers = Some(vec![netpold_core::model::Peer::Pods { namespaces: None, pods }]);
         let rules = Some(vec![objects::rule(peers, None)]);
         let policy = objects::policy("x", name, Selector::default(), rules, None);
-        let changes = self.peers.held.take(Change::Policy(policy), Duration::ZERO);
+        let changes = self.peers.held.take(Change::Policy(policy), served);
         self.report(changes);
     }
 
@@ -352,4 +356,46 @@ async fn policies_of_others_make_no_agent_follow_all_pods() {
     world.report(own.into_iter().collect());
     (60..120).for_each(|second| world.beat(1, second));
     assert!(world.follows_pods(), "a pod of its namespace came");
+}
+
+/// A world that follows all pods, with renewed slices and a pod of this node in the policies' namespace.
+fn before_the_return() -> World {
+    let mut world = World::by_slices();
+    let own = Pod { node: "own".into(), ..pod("own", "a") };
+    let own = world.peers.view.take_own(Change::Pod(own));
+    world.report(own.into_iter().collect());
+    world.decide(31);
+    world.watched(vec![Change::Pod(pod("p", "b"))], 20, true);
+    world.pods(0, &[pod("own", "a"), pod("p", "b")], 40);
+    (40..50).for_each(|second| world.beat(20, second));
+    assert_eq!(world.peers.view.origin(), PeerOrigin::Pods);
+    world
+}
+
+#[tokio::test]
+async fn a_new_policy_is_not_reduced_by_the_return_to_slices() {
+    let mut world = before_the_return();
+    let served = world.peers.health.served();
+    world.policy_at("new", "team", served);
+    world.beat(20, 50);
+    world.set(INDEX, index(&["app", "team"]), 51);
+    world.beat(20, 52);
+    assert_eq!(world.peers.view.origin(), PeerOrigin::Slices);
+    let rules = world.policies.iter().filter_map(|change| {
+        let Change::Policy(policy) = change else { return None };
+        policy.ingress.as_ref().map(Vec::len)
+    });
+    assert_eq!(rules.collect::<Vec<_>>(), [1], "its grants are in force throughout");
+}
+
+#[tokio::test]
+async fn policies_that_change_all_the_time_delay_the_return_to_slices_for_a_minute() {
+    let mut world = before_the_return();
+    for second in 50..111 {
+        assert_eq!(world.peers.view.origin(), PeerOrigin::Pods, "{second}");
+        let served = world.peers.health.served();
+        world.policy_at("new", &format!("team-{second}"), served);
+        world.beat(20, second);
+    }
+    assert_eq!(world.peers.view.origin(), PeerOrigin::Slices);
 }
