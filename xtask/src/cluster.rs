@@ -114,9 +114,7 @@ pub(crate) fn run(options: &ClusterOptions) -> Result<()> {
             Ok(())
         }
         Some(ClusterCommand::Smoke) => smoke::run(&Kubectl::of(&state, &options.folder)?),
-        Some(ClusterCommand::Rollout) => {
-            rollout::run(&state, &Kubectl::of(&state, &options.folder)?)
-        }
+        Some(ClusterCommand::Rollout) => rollout::run(&Kubectl::of(&state, &options.folder)?),
         Some(ClusterCommand::Restart) => {
             replace::restart(&state, &Kubectl::of(&state, &options.folder)?)
         }
@@ -186,7 +184,7 @@ fn everything(state: &ClusterFolder, options: &ClusterOptions) -> Result<()> {
 /// Runs the checks that need no other image.
 fn checks(state: &ClusterFolder, binaries: &ClusterBinaries, kubectl: &Kubectl) -> Result<()> {
     smoke::run(kubectl)?;
-    rollout::run(state, kubectl)?;
+    rollout::run(kubectl)?;
     replace::restart(state, kubectl)?;
     replace::kill(state, kubectl)?;
     replace::reboot(state, kubectl)?;

@@ -53,6 +53,21 @@ impl NodeNetworks {
     }
 }
 
+/// Returns the addresses that the plugin host-local gives after a pod's: it counts on, and starts again at the end of an
+/// IPv4 network.
+pub(super) fn pods_after(pod: IpAddr, count: u8) -> Vec<IpAddr> {
+    let after = |step: u8| match pod {
+        IpAddr::V4(pod) => {
+            let [first, second, third, last] = pod.octets();
+            // 1 is the gateway, 255 the broadcast address.
+            let number = (u16::from(last.saturating_sub(2)) + u16::from(step)) % 253 + 2;
+            IpAddr::from([first, second, third, number as u8])
+        }
+        IpAddr::V6(pod) => Ipv6Addr::from(u128::from(pod) + u128::from(step)).into(),
+    };
+    (1..=count).map(after).collect()
+}
+
 /// Returns the networks of all pods, in the format of kube-proxy.
 pub(super) fn pods(layout: &ClusterLayout) -> String {
     layout.family.order("10.244.0.0/16", "fd00:10:244::/56").join(",")
@@ -148,7 +163,7 @@ fn conflist(layout: &ClusterLayout, addresses: &NodeNetworks) -> Value {
 #[cfg(test)]
 mod tests {
     use super::super::{AddressFamily, ClusterLayout, CniPlugin, ServiceProxy};
-    use super::{NodeNetworks, conflist};
+    use super::{NodeNetworks, conflist, pods_after};
 
     #[test]
     fn each_node_has_networks_of_its_own_and_both_families_where_asked() {
@@ -186,5 +201,19 @@ mod tests {
         assert_eq!(pods(AddressFamily::Dual)[251], "10.244.1.253");
         assert_eq!(pods(AddressFamily::Ipv6First)[14], "fd00:10:244:1::10");
         assert_eq!(pods(AddressFamily::Ipv6).len(), 252);
+    }
+
+    #[test]
+    fn later_pods_get_the_addresses_that_are_looked_at() {
+        let after = |pod: &str| {
+            let pod = pod.parse().expect("an address");
+            pods_after(pod, 3).iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(after("10.244.1.4"), ["10.244.1.5", "10.244.1.6", "10.244.1.7"]);
+        assert_eq!(after("10.244.1.253"), ["10.244.1.254", "10.244.1.2", "10.244.1.3"]);
+        assert_eq!(
+            after("fd00:10:244:2::fe"),
+            ["fd00:10:244:2::ff", "fd00:10:244:2::100", "fd00:10:244:2::101"]
+        );
     }
 }
