@@ -160,15 +160,16 @@ fn attack(
 /// would translate the answer to `enemy` (see THREATS.md), and the reply of `enemy` would restore the flow under
 /// test.
 fn takes_no_datagram(node: &netpold_testbed::Host) {
-    crate::attacks::volley::nft(
-        node,
-        "table inet deaf {
+    node.netns()
+        .nft(
+            "table inet deaf {
             chain first {
                 type filter hook prerouting priority raw;
                 meta l4proto udp drop
             }
         }",
-    );
+        )
+        .unwrap();
 }
 
 /// Sends from a host on the wire, with a Service's address as the source.
@@ -288,15 +289,17 @@ fn masqueraded(answers: Answers) {
     let mut world = world(Cni::Ptp);
     takes_no_datagram(&world.cluster.nodes[1]);
     // Traffic from the other node gets this node's address and keeps its port.
-    crate::attacks::volley::nft(
-        &world.cluster.nodes[0],
-        "table inet far {
+    world.cluster.nodes[0]
+        .netns()
+        .nft(
+            "table inet far {
             chain out {
                 type nat hook postrouting priority 90;
                 iifname \"link*\" masquerade
             }
         }",
-    );
+        )
+        .unwrap();
     let mut tally = Tally::default();
     attack(
         &mut world,
