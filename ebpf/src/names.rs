@@ -9,11 +9,12 @@
 //! Over TCP, both are read from the segments of the connection ([`steps`]): the questions from whole segments, the
 //! answers from the bytes that follow the resolver's SYN-ACK, each byte once and in order ([`stream`]).
 //!
-//! Whatever is not understood is not recorded, and so it stays denied.
+//! Whatever is not understood is not recorded, and so it stays denied; its reason is counted ([`ignored`]).
 
 pub mod choice;
 pub mod conversation;
 pub mod doubt;
+pub mod ignored;
 pub mod name;
 pub mod segment;
 pub mod steps;

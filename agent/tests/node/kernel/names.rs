@@ -1,5 +1,7 @@
 //! Domain names: conversations with resolvers, and connections to resolved addresses, in the kernel and on the host.
 
+mod ignored;
+
 use std::ops::Range;
 use std::os::fd::AsFd;
 
@@ -10,6 +12,7 @@ use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::judge::post_nat;
 use netpold_ebpf::judge::proof::{Exit, Origin};
 use netpold_ebpf::layout::MAY_BE_BEHIND;
+use netpold_ebpf::names::ignored::IgnoredAnswer;
 use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
@@ -151,7 +154,7 @@ fn converse(world: &mut World, random: &mut Random) {
 /// The kernel's programs read the same DNS conversations as the code on the host, and then allow the same addresses.
 #[test]
 fn conversations_open_the_same_as_on_the_host() {
-    let (mut opened, mut closed) = (0, 0);
+    let (mut opened, mut closed, mut ignored) = (0, 0, [0; IgnoredAnswer::COUNT]);
     if !netpold_testbed::require_root("a test of the programs") {
         return;
     }
@@ -169,8 +172,12 @@ fn conversations_open_the_same_as_on_the_host() {
                 *(if reason.is_drop() { &mut closed } else { &mut opened }) += 1;
             }
         }
+        for (sum, count) in ignored.iter_mut().zip(ignored::counts(&world)) {
+            *sum += count;
+        }
     }
-    println!("{opened} connections passed, {closed} did not");
+    println!("{opened} connections passed, {closed} did not, answers ignored {ignored:?}");
+    assert!(ignored[1..3].iter().all(|count| *count > 0), "{ignored:?}");
     assert!(opened > 200 && closed > 200, "{opened} passed, {closed} did not");
 }
 
@@ -257,7 +264,8 @@ fn streams_open_the_same_as_on_the_host() {
             assert!(!is_closed || !is_in_order || is_disturbed, "seed {seed}: {at}");
         }
     }
-    println!("{opened} answers read, {closed} not");
+    let ignored = ignored::counts(&world);
+    println!("{opened} answers read, {closed} not, ignored {ignored:?}");
     assert!(opened > 100 && closed > 20, "{opened} {closed}");
 }
 

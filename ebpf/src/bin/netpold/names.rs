@@ -16,7 +16,9 @@ use netpold_ebpf::{
     names::{
         choice::{self, read_plain},
         conversation::{self, Datagram, RECORDS},
-        doubt, name,
+        doubt,
+        ignored::IgnoredAnswer,
+        name,
         store::{self, lowest},
         tables::{NameTable, NameTables},
         work::{MESSAGE, Work},
@@ -293,7 +295,8 @@ fn load<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
-    let Some(Datagram { offset, length, resolver, port }) = conversation::datagram::<D, _>(&bytes)
+    let Some(Datagram { offset, length, resolver, port, flaw }) =
+        conversation::datagram::<D, _>(&bytes)
     else {
         return false;
     };
@@ -302,6 +305,12 @@ fn load<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     // SAFETY: this CPU's own memory.
     let work = unsafe { Work::new(memory) };
     work.begin(length, resolver, endpoint.id(), port);
+    if let Some(flaw) = flaw {
+        if !D::EGRESS {
+            conversation::refuse(&maps, work, flaw);
+        }
+        return false;
+    }
     load_message(&bytes, 0, offset, length)
 }
 
@@ -515,6 +524,11 @@ impl NameTables for Maps {
         self.element(&maps::ROWS, row).map_or(0, |row| unsafe {
             row.cast::<u32>().add(ROWS / 4 + group as usize).read_volatile()
         })
+    }
+
+    #[inline(always)]
+    fn count_ignored(&self, reason: IgnoredAnswer) {
+        self.count(reason.counter());
     }
 
     #[inline(always)]
