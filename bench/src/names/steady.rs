@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{scope, sleep};
+use std::thread::{available_parallelism, scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -73,6 +73,12 @@ const LATE: f64 = 5e3;
 /// Time without an agent, or with a stopped one.
 const PAUSE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_mins(1);
+/// Pairs of kills in the loop: one of an agent that starts, one of an agent that enforces.
+const KILLS: u32 = 10;
+/// Time from the start of an agent to the kill.
+const EARLY: Duration = Duration::from_millis(150);
+/// Busy threads on each processor.
+const BUSY: usize = 4;
 
 /// Lines in the logs of both agents, once the second one enforces.
 const TAKES_OVER: [&str; 2] = ["another agent takes over", "INFO enforced"];
@@ -115,6 +121,38 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
         sleep(PAUSE);
         cluster.restart(0);
         Ok(())
+    })?;
+    phase("is killed in a loop", &mut |scene| {
+        let cluster = scene.cluster_mut();
+        for _ in 0..KILLS {
+            // Each kill meets another moment of the agent's start, and half of them one that enforces.
+            cluster.agents[0].end(Signal::SIGKILL);
+            cluster.agents[0].restart(&cluster.nodes[0])?;
+            sleep(EARLY);
+            cluster.agents[0].end(Signal::SIGKILL);
+            cluster.restart(0);
+        }
+        Ok(())
+    })?;
+    phase("waits for the processors", &mut |scene| {
+        let stop = AtomicBool::new(false);
+        scope(|threads| -> Result<()> {
+            let at_end = AtEnd(&stop);
+            for _ in 0..BUSY * available_parallelism()?.get() {
+                threads.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let began = Instant::now();
+            while began.elapsed() < PAUSE {
+                // An edit, and its enforcement.
+                scene.cluster_mut().enforce();
+            }
+            drop(at_end);
+            Ok(())
+        })
     })?;
     phase("is stopped, and continued", &mut |scene| {
         let agent = Pid::from_raw(scene.agent().pid() as i32);
