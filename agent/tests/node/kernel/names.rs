@@ -42,6 +42,8 @@ const PATTERNS: [&str; 7] =
     ["a.example", "*.a.example", "b.example", "*.x.a.example", "c.test", "*.c.test", "none.test"];
 const ADDRESSES: [&str; 5] =
     ["192.0.2.1", "192.0.2.2", "198.51.100.1", "2001:db8::1", "2001:db8:1::1"];
+/// A resolved address of the measurements.
+const FOUND6: &str = "2001:db8::1";
 const BLOCKS: [&str; 3] = ["192.0.2.0/24", "2001:db8::/48", "192.0.2.2/32"];
 
 fn domain(name: &str) -> Peer {
@@ -167,8 +169,17 @@ fn conversations_open_the_same_as_on_the_host() {
             for address in ADDRESSES {
                 let port = [80, 443, 22][random.below(3)];
                 source += 1;
-                let syn = tcp_header(source, port, TCP_SYN);
-                let reason = judge(&mut world, Direction::Egress, address, TCP, &syn);
+                let (kind, first, reply) = match random.below(3) {
+                    0 => (UDP, udp(source, port, &[0]), udp(port, source, &[0])),
+                    _ => {
+                        let answers = tcp_header(port, source, TCP_SYN | TCP_ACK);
+                        (TCP, tcp_header(source, port, TCP_SYN), answers)
+                    }
+                };
+                let reason = judge(&mut world, Direction::Egress, address, kind, &first);
+                let replied = judge(&mut world, Direction::Ingress, address, kind, &reply);
+                assert_eq!(replied.is_drop(), reason.is_drop(), "the reply of {address}");
+                let _ = judge(&mut world, Direction::Egress, address, kind, &first);
                 *(if reason.is_drop() { &mut closed } else { &mut opened }) += 1;
             }
         }
@@ -426,7 +437,8 @@ fn nanoseconds_per_packet_with_names() {
         return;
     }
     let found = "192.0.2.1";
-    let blocks = only(vec![cluster_rule(Action::Accept, vec![block("192.0.2.1/32", &[])], None)]);
+    let blocks = vec![block("192.0.2.1/32", &[]), block("2001:db8::1/128", &[])];
+    let blocks = only(vec![cluster_rule(Action::Accept, blocks, None)]);
     let names = only(vec![cluster_rule(Action::Accept, vec![domain("a.example")], None)]);
     for (case, rules) in [("without names", blocks), ("with names", names)] {
         let mut world = world(rules);
@@ -458,6 +470,15 @@ fn nanoseconds_per_packet_with_names() {
             once(&mut world, Direction::Egress, &Run::once(&first))
         });
         println!("{case}, a new UDP flow to the address: {} ns", took.min().unwrap_or_default());
+        let record = Record::address(vec![0xc0, 12], ip(FOUND6), 600);
+        let said = answer(7, &wire("a.example"), &[record]);
+        let _ = world.egress(&question);
+        let _ = judge(&mut world, Direction::Ingress, DNS[0], UDP, &udp(53, 5000, &said));
+        let took = (22_000..24_000).map(|port| {
+            let syn = packet(Direction::Egress, FOUND6, TCP, &tcp_header(port, 443, TCP_SYN));
+            once(&mut world, Direction::Egress, &Run::once(&syn))
+        });
+        println!("{case}, a new connection over IPv6: {} ns", took.min().unwrap_or_default());
         let took = fastest(&mut world, Direction::Egress, &question, None);
         println!("{case}, a question: {took} ns");
         for (records, said) in &answers {

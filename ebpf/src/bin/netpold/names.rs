@@ -12,6 +12,7 @@ use netpold_ebpf::{
     judge::evaluator::Under,
     layout::{
         DOUBT_BLOCKS, DOUBT_WORDS, DoubtPlace, NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames,
+        SHARES_NAMES,
     },
     names::{
         choice::{self, read_plain},
@@ -41,7 +42,7 @@ use crate::{
     recorded, streams,
     tables::Maps,
     trace::TRACED,
-    watches_only,
+    watch, watches_only,
 };
 
 /// Number of the packet's endpoint, if its rules have domain names.
@@ -94,8 +95,8 @@ extern "C" fn netpold_read_plain(skb: *mut __sk_buff) -> u32 {
     }
 }
 
-/// Whether the row of a group allows the opening of a connection over IPv4. So most connections to resolved addresses
-/// begin with one judgement.
+/// Whether the row of a group allows the first packet of a flow over IPv4. So most flows to resolved addresses begin
+/// with one judgement.
 #[inline(always)]
 pub(crate) fn opens4(opening: &Opening) -> bool {
     let Opening { endpoint, row, address, class, protocol, port } = *opening;
@@ -528,7 +529,10 @@ impl NameTables for Maps {
 
     #[inline(always)]
     fn count_ignored(&self, reason: IgnoredAnswer) {
-        self.count(reason.counter());
+        // Those in front have counted the answer, and taken its question.
+        if watch() & SHARES_NAMES == 0 {
+            self.count(reason.counter());
+        }
     }
 
     #[inline(always)]
