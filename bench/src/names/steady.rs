@@ -73,10 +73,10 @@ const LATE: f64 = 5e3;
 /// Time without an agent, or with a stopped one.
 const PAUSE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Pairs of kills in the loop: one of an agent that starts, one of an agent that enforces.
-const KILLS: u32 = 10;
-/// Time from the start of an agent to the kill.
-const EARLY: Duration = Duration::from_millis(150);
+/// Kills in the loop.
+const KILLS: u32 = 20;
+/// Time from the first start in the loop to the kill; each agent lives this much longer than the one before.
+const LIFE: Duration = Duration::from_millis(100);
 /// Busy threads on each processor.
 const BUSY: usize = 4;
 
@@ -108,7 +108,12 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
     let mut phases = Vec::new();
     let mut phase = |agent, happens: &mut dyn FnMut(&mut Scene) -> Result<()>| -> Result<()> {
         progress(&format!("names: lookups, the agent {agent}"));
-        phases.push(nodes.phase(agent, happens)?);
+        let phase = nodes.phase(agent, happens)?;
+        let Times { lookups, lost, p99_us, max_us, .. } = &phase.with;
+        progress(&format!(
+            "names: {lookups} lookups, {lost} lost, {p99_us:.0} us p99, {max_us:.0} us longest"
+        ));
+        phases.push(phase);
         Ok(())
     };
     phase("runs", &mut |_| {
@@ -124,14 +129,14 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
     })?;
     phase("is killed in a loop", &mut |scene| {
         let cluster = scene.cluster_mut();
-        for _ in 0..KILLS {
-            // Each kill meets another moment of the agent's start, and half of them one that enforces.
-            cluster.agents[0].end(Signal::SIGKILL);
+        cluster.agents[0].end(Signal::SIGKILL);
+        for number in 1..=KILLS {
             cluster.agents[0].restart(&cluster.nodes[0])?;
-            sleep(EARLY);
+            // Each kill meets another moment of the start, or an agent that enforces.
+            sleep(LIFE * number);
             cluster.agents[0].end(Signal::SIGKILL);
-            cluster.restart(0);
         }
+        cluster.restart(0);
         Ok(())
     })?;
     phase("waits for the processors", &mut |scene| {
