@@ -111,7 +111,7 @@ fn expected(message: &[u8]) -> Option<Vec<FoundAddress>> {
     let (mut at, mut wanted, mut least) = (end + 4, name, MOST);
     let mut found = Vec::new();
     for _ in 0..u32::from(word(6)).min(RECORDS) {
-        let Some(record) = Record::read(message, at) else { break };
+        let Some(record) = ResourceRecord::read(message, at) else { break };
         at = record.end;
         if record.owner != wanted || record.class != IN {
             continue;
@@ -140,7 +140,7 @@ fn expected(message: &[u8]) -> Option<Vec<FoundAddress>> {
 }
 
 /// A resource record (RFC 1035 section 3.2.1).
-struct Record<'a> {
+struct ResourceRecord<'a> {
     owner: Vec<u8>,
     kind: u16,
     class: u16,
@@ -149,7 +149,7 @@ struct Record<'a> {
     end: usize,
 }
 
-impl<'a> Record<'a> {
+impl<'a> ResourceRecord<'a> {
     fn read(message: &'a [u8], at: usize) -> Option<Self> {
         let (owner, at) = read_name(message, at)?;
         let [kind, class, high, low, size] = *message.get(at..at + 10)?.as_chunks::<2>().0 else {
