@@ -480,7 +480,7 @@ fn denials_list_the_resolved_names() {
         let found = ip(&format!("192.0.2.{}", 100 + n));
         resolved.insert(&web, &name(&format!("n{n}.example.com")), found, Duration::from_secs(n));
     }
-    resolved.insert(&web, &name("n1.example.com"), ip("192.0.2.99"), Duration::from_secs(60));
+    resolved.insert(&web, &name("n1.example.com"), ip("192.0.2.99"), Duration::from_mins(1));
     let text = lines(&resolved, "192.0.2.8", 443);
     let order =
         ["n1.example.com (counts for another 60 s)", "n7.example.com (counts for another 7 s)"];
