@@ -29,7 +29,7 @@ use crate::reason::COUNTERS;
 
 /// Version of this module's layouts; part of the pin path. The feature `other-layout` builds the second agent of the
 /// upgrade test, with different layouts of endpoints, flows and flow flags.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1015 } else { 15 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1016 } else { 16 };
 
 /// Event of a dropped packet in the ring buffer, rate limited per CPU.
 #[repr(C)]
@@ -70,7 +70,8 @@ pub const SHARE_SPENT: u8 = u8::MAX;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
-    /// Packets by [`crate::reason::counter`], evictions by [`crate::reason::evictions`].
+    /// Packets by [`crate::reason::counter`], evictions by [`crate::reason::evictions`], ignored answers by
+    /// [`crate::names::ignored::IgnoredAnswer::counter`].
     pub packets: [u64; COUNTERS as usize],
     /// Jiffies at which the event window began.
     pub window: u32,
@@ -94,5 +95,5 @@ impl Counters {
 
 const _: () = {
     assert!(size_of::<DropEvent>() == 56);
-    assert!(size_of::<Counters>() == 592 && COUNTERS.is_power_of_two());
+    assert!(size_of::<Counters>() == 1_104 && COUNTERS.is_power_of_two());
 };

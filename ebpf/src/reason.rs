@@ -144,8 +144,9 @@ impl Reason {
 }
 
 /// Number of per-CPU counters: [`COUNTERS_PER_DIRECTION`] for drops in pod ingress, and the same number for pod egress,
-/// see [`counter`]; the last ones of each half are those of [`rejections`] and [`unrecorded`], and of [`evictions`].
-pub const COUNTERS: u32 = 2 * COUNTERS_PER_DIRECTION;
+/// see [`counter`]; the last ones of each direction are those of [`rejections`] and [`unrecorded`], and of
+/// [`evictions`]. The others are for [ignored answers](crate::names::ignored::IgnoredAnswer::counter).
+pub const COUNTERS: u32 = 4 * COUNTERS_PER_DIRECTION;
 /// Counters of one direction: the reasons, with room to append.
 pub const COUNTERS_PER_DIRECTION: u32 = 32;
 /// Counters of [`evictions`]: half-open and established flows, IPv4 and IPv6.
@@ -185,7 +186,7 @@ pub const fn unrecorded() -> u32 {
 #[must_use]
 #[inline(always)]
 pub const fn evictions(is_v6: bool, established: bool) -> u32 {
-    COUNTERS - EVICTIONS + 2 * is_v6 as u32 + established as u32
+    2 * COUNTERS_PER_DIRECTION - EVICTIONS + 2 * is_v6 as u32 + established as u32
 }
 
 #[cfg(test)]

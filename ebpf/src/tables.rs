@@ -58,7 +58,7 @@ pub trait Tables: PolicyTables + Timeouts + Sized {
     fn knows_courses(&self) -> bool {
         true
     }
-    /// Whether rules with domain names allow the opening of a connection that the pod's row denies. False where the caller
+    /// Whether rules with domain names allow the first packet of a flow that the pod's row denies. False where the caller
     /// judges a denied packet again by the rows of these rules, see [`crate::names::choice`].
     #[inline(always)]
     fn opens_by_name(&self, _opening: &Opening) -> bool {

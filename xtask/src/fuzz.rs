@@ -21,7 +21,7 @@ const NEED_AGENT: [&str; 3] = ["kept", "manifests", "selectors"];
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub(crate) struct FuzzOptions {
-    /// packets, manifests, selectors, kept, probes, delta, tables or streams
+    /// packets, manifests, selectors, kept, probes, delta, tables, answers or streams
     #[arg(value_name = "TARGET")]
     target: String,
     /// Duration of the run

@@ -12,6 +12,7 @@ use netpold_ebpf::layout::{
     FragmentPorts, LEARNED_BUCKETS, NAME_WAYS, NAME_WORDS, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS,
     QUESTION_BUCKETS, STREAM_BUCKETS, STREAM_BYTES_WORDS, STREAM_WAYS, STREAM_WORDS, Settings,
 };
+use netpold_ebpf::names::ignored::IgnoredAnswer;
 use netpold_ebpf::names::tables::NameTable;
 use netpold_ebpf::names::work::NameWork;
 
@@ -59,6 +60,7 @@ struct NameStores {
     stream_bytes: Vec<AtomicU64>,
     doubted: Vec<AtomicU64>,
     doubts: Vec<AtomicU64>,
+    ignored: [AtomicU64; IgnoredAnswer::COUNT],
     work: AtomicPtr<NameWork>,
 }
 
@@ -181,6 +183,7 @@ impl MemoryFlowTables {
                 stream_bytes: words(streams * STREAM_BYTES_WORDS),
                 doubted: words(ENDPOINT_SLOTS as usize),
                 doubts: words(DOUBT_BLOCKS as usize * DOUBT_WORDS),
+                ignored: Default::default(),
                 work: AtomicPtr::new(Box::into_raw(Box::new(NameWork::EMPTY))),
             }
         })
@@ -213,6 +216,16 @@ impl MemoryFlowTables {
     pub(crate) fn doubted_at(&self, endpoint: u32) -> Option<*mut u64> {
         let place = (endpoint & (ENDPOINT_SLOTS - 1)) as usize;
         self.names().doubted.get(place..=place).map(first_word)
+    }
+
+    /// Number of answers, or parts of them, that opened no address for a reason.
+    #[must_use]
+    pub fn ignored(&self, reason: IgnoredAnswer) -> u64 {
+        self.names().ignored[reason as usize].load(Ordering::Acquire)
+    }
+
+    pub(crate) fn count_ignored(&self, reason: IgnoredAnswer) {
+        self.names().ignored[reason as usize].fetch_add(1, Ordering::AcqRel);
     }
 
     /// Buffer of a DNS message; for one thread at a time.

@@ -1,5 +1,6 @@
 //! Bodies of the fuzz targets of `agent/fuzz`; each takes the fuzzer's bytes and panics on a mistake.
 
+pub mod answers;
 pub mod delta;
 #[cfg(feature = "agent")]
 pub mod kept;

@@ -13,6 +13,7 @@ use netpold_ebpf::judge::proof::UNKNOWN_INTERFACE;
 use netpold_ebpf::layout::{DoubtPlace, NAME_GROUPS, NAME_MATCHES, NameKey, resolves};
 use netpold_ebpf::names::choice;
 use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, datagram};
+use netpold_ebpf::names::ignored::IgnoredAnswer;
 use netpold_ebpf::names::name::{self, Points};
 use netpold_ebpf::names::segment::segment;
 use netpold_ebpf::names::steps::{self, Steps};
@@ -85,6 +86,10 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NameTables for NodeTa
 
     fn row_of(&self, row: u32, group: u32) -> u32 {
         self.policy.borrow().rows[row].names.rows[group as usize]
+    }
+
+    fn count_ignored(&self, reason: IgnoredAnswer) {
+        self.flows.borrow().count_ignored(reason);
     }
 
     fn read_name(&self, work: Work, at: u32) -> u32 {
@@ -167,13 +172,21 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
         let Some((work, endpoint)) = self.work().zip(find_endpoint(self, ifindex)) else {
             return true;
         };
-        let Some(Datagram { offset, length, resolver, port }) = datagram::<D, _>(&frame) else {
+        let Some(Datagram { offset, length, resolver, port, flaw }) = datagram::<D, _>(&frame)
+        else {
             let steps = HostSteps { tables: self, work, endpoint, frame };
             if D::EGRESS {
                 return steps::asks(&steps, steps::may_be_translated(reason as u32));
             }
             return steps::answers(&steps);
         };
+        if let Some(flaw) = flaw {
+            if !D::EGRESS {
+                work.begin(length, resolver, endpoint.id(), port);
+                conversation::refuse(self, work, flaw);
+            }
+            return true;
+        }
         let message = &frame[offset as usize..][..length as usize];
         // SAFETY: the memory is as long as the longest message, and no other code uses it now.
         unsafe {

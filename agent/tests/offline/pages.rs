@@ -8,6 +8,7 @@ use std::process::Command;
 
 use axum::Router;
 use netpold_api::rules::RULES_REQUEST;
+use netpold_ebpf::names::ignored::IgnoredAnswer;
 use netpold_ebpf::reason::Reason;
 use netpold_engine::admin::{self, Admin};
 use serde_json::json;
@@ -148,6 +149,17 @@ fn links_between_pages_lead_somewhere() {
         }
     }
     assert!(links > 30, "only {links} links were found");
+}
+
+/// Checks that the table of ignored answers has exactly the labels of their counter.
+#[test]
+fn every_reason_of_an_ignored_answer_is_documented() {
+    let text = page("deploy/names.md");
+    let table = text.split("| reason | counted | what to do |\n").nth(1).unwrap();
+    let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+    let documented: Vec<&str> =
+        rows.map(|row| row.split('|').nth(1).unwrap().trim().trim_matches('`')).collect();
+    assert_eq!(documented, IgnoredAnswer::ALL.map(IgnoredAnswer::as_str));
 }
 
 /// Checks that the page's table of reasons has exactly the labels of the drop counter.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{scope, sleep};
+use std::thread::{available_parallelism, scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -73,6 +73,12 @@ const LATE: f64 = 5e3;
 /// Time without an agent, or with a stopped one.
 const PAUSE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_mins(1);
+/// Kills in the loop.
+const KILLS: u32 = 20;
+/// Time from the first start in the loop to the kill; each agent lives this much longer than the one before.
+const LIFE: Duration = Duration::from_millis(100);
+/// Busy threads on each processor.
+const BUSY: usize = 4;
 
 /// Lines in the logs of both agents, once the second one enforces.
 const TAKES_OVER: [&str; 2] = ["another agent takes over", "INFO enforced"];
@@ -102,7 +108,12 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
     let mut phases = Vec::new();
     let mut phase = |agent, happens: &mut dyn FnMut(&mut Scene) -> Result<()>| -> Result<()> {
         progress(&format!("names: lookups, the agent {agent}"));
-        phases.push(nodes.phase(agent, happens)?);
+        let phase = nodes.phase(agent, happens)?;
+        let Times { lookups, lost, p99_us, max_us, .. } = &phase.with;
+        progress(&format!(
+            "names: {lookups} lookups, {lost} lost, {p99_us:.0} us p99, {max_us:.0} us longest"
+        ));
+        phases.push(phase);
         Ok(())
     };
     phase("runs", &mut |_| {
@@ -115,6 +126,38 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Vec<Pha
         sleep(PAUSE);
         cluster.restart(0);
         Ok(())
+    })?;
+    phase("is killed in a loop", &mut |scene| {
+        let cluster = scene.cluster_mut();
+        cluster.agents[0].end(Signal::SIGKILL);
+        for number in 1..=KILLS {
+            cluster.agents[0].restart(&cluster.nodes[0])?;
+            // Each kill meets another moment of the start, or an agent that enforces.
+            sleep(LIFE * number);
+            cluster.agents[0].end(Signal::SIGKILL);
+        }
+        cluster.restart(0);
+        Ok(())
+    })?;
+    phase("waits for the processors", &mut |scene| {
+        let stop = AtomicBool::new(false);
+        scope(|threads| -> Result<()> {
+            let at_end = AtEnd(&stop);
+            for _ in 0..BUSY * available_parallelism()?.get() {
+                threads.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let began = Instant::now();
+            while began.elapsed() < PAUSE {
+                // An edit, and its enforcement.
+                scene.cluster_mut().enforce();
+            }
+            drop(at_end);
+            Ok(())
+        })
     })?;
     phase("is stopped, and continued", &mut |scene| {
         let agent = Pid::from_raw(scene.agent().pid() as i32);

@@ -333,11 +333,21 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         Ok(reason)
     }
 
-    /// Whether rules with domain names allow the opening of a connection that the pod's row denies.
+    /// Whether rules with domain names allow the first packet of a flow that the pod's row denies: the opening of a TCP
+    /// connection, or a datagram without an entry.
     #[inline(always)]
-    fn opens_by_name<F: TableFamily>(&self, packet: &Packet<'_, F>, class: ClassId) -> bool {
+    fn opens_by_name<F: TableFamily>(
+        &self,
+        packet: &Packet<'_, F>,
+        class: ClassId,
+        hint: &LookupHint,
+    ) -> bool {
         let EndpointContext { tables, id, policy, .. } = &self.context;
-        if !policy.rows().has_names() || !is_opening(&packet.transport) {
+        if !policy.rows().has_names() {
+            return false;
+        }
+        let is_first = packet.transport.protocol == UDP && hint.is_absent();
+        if !is_first && !is_opening(&packet.transport) {
             return false;
         }
         let Transport { protocol, destination: port, .. } = packet.transport;
@@ -369,7 +379,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         } else {
             (policy.allows(class, &packet.transport), Reason::Allowed)
         };
-        let allowed = allowed || D::EGRESS && self.opens_by_name(packet, class);
+        let allowed = allowed || D::EGRESS && self.opens_by_name(packet, class, &hint);
         let (allowed, reason) = (opaque.flag(allowed), opaque.reason(reason));
         let context = &context.hidden();
         let policy = &context.policy;

@@ -61,6 +61,12 @@ impl LookupHint {
         }
     }
 
+    /// Whether the fast path has searched, and the flow has no entry.
+    #[inline(always)]
+    pub(crate) const fn is_absent(&self) -> bool {
+        self.done != 0 && self.found.1.is_unused()
+    }
+
     /// Hash of the flow's key.
     #[inline(always)]
     pub(crate) fn hash<F: TableFamily>(&self, settings: &Settings, key: &F::Key) -> u64 {

@@ -4,6 +4,7 @@ use crate::{
     direction::PodDirection,
     layout::{NameEntry, RESOLVES, Settings},
     names::{
+        ignored::IgnoredAnswer,
         name,
         store::{self, ATTEMPTS, LEAST},
         tables::{NameTable, NameTables},
@@ -39,15 +40,17 @@ const IN: u16 = 1;
 pub struct Datagram {
     /// Offset of the message in the frame.
     pub offset: u32,
-    /// Length of the message, at most [`MESSAGE`].
+    /// Length of the message, at most [`MESSAGE`] unless it has a flaw.
     pub length: u32,
     /// Address of the resolver, as [`NameEntry::address`].
     pub resolver: [u64; 2],
     /// The pod's port.
     pub port: u16,
+    /// Why the message cannot be read.
+    pub flaw: Option<IgnoredAnswer>,
 }
 
-/// The DNS message to a resolver's port, or from there to the pod; `None` for all other packets, and for fragments.
+/// The DNS message to a resolver's port, or from there to the pod; `None` for all other packets, and for later fragments.
 #[inline(always)]
 pub fn datagram<D: PodDirection, B: Bytes>(bytes: &B) -> Option<Datagram> {
     match parse::link(bytes).ok()? {
@@ -59,8 +62,11 @@ pub fn datagram<D: PodDirection, B: Bytes>(bytes: &B) -> Option<Datagram> {
 
 #[inline(always)]
 fn read<D: PodDirection, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<Datagram> {
-    let network = F::network(bytes, offset, false).ok()?;
-    if network.protocol != UDP || network.fragment.more || network.fragment.is_later() {
+    let mut network = F::network(bytes, offset, false).ok()?;
+    if !D::EGRESS {
+        F::extensions(bytes, &mut network).ok()?;
+    }
+    if network.protocol != UDP || network.fragment.is_later() {
         return None;
     }
     let header = bytes.window::<8>(network.payload)?;
@@ -74,12 +80,21 @@ fn read<D: PodDirection, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<
     let offset = network.payload + 8;
     let length = stated.wrapping_sub(8);
     let fits = stated > 8 && length <= MESSAGE as u32 && offset + length <= network.end;
-    (peer == DNS && fits).then(|| Datagram {
-        offset,
-        length,
-        resolver: mapped::<F>(resolver),
-        port,
-    })
+    let flaw = if network.fragment.more {
+        Some(IgnoredAnswer::Fragment)
+    } else if fits {
+        None
+    } else {
+        Some(IgnoredAnswer::Malformed)
+    };
+    (peer == DNS).then(|| Datagram { offset, length, resolver: mapped::<F>(resolver), port, flaw })
+}
+
+/// Counts the answer of a datagram with a flaw, which begins with [`Work::begin`].
+#[inline(always)]
+pub fn refuse<T: NameTables>(tables: &T, work: Work, flaw: IgnoredAnswer) {
+    let is_trusted = tables.resolver(work.address()) & RESOLVES != 0;
+    tables.count_ignored(if is_trusted { flaw } else { IgnoredAnswer::NotResolver });
 }
 
 /// Whether a message has flags, and one question.
@@ -130,34 +145,41 @@ fn name_asked(work: Work) {
 /// and the list has a matching name.
 #[inline(always)]
 pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
-    // A response (QR 1) to a standard query.
-    if list == 0
-        || !has_flags(work, 0xf800, 0x8000)
-        || tables.resolver(work.address()) & RESOLVES == 0
-    {
+    if list == 0 {
         return false;
     }
-    let end = tables.read_name(work, HEADER);
+    if tables.resolver(work.address()) & RESOLVES == 0 {
+        tables.count_ignored(IgnoredAnswer::NotResolver);
+        return false;
+    }
+    // A response (QR 1) to a standard query.
+    let end = if has_flags(work, 0xf800, 0x8000) { tables.read_name(work, HEADER) } else { 0 };
     if end == 0 || end + 4 > work.length() {
+        tables.count_ignored(IgnoredAnswer::Malformed);
         return false;
     }
     name::hash(tables, work, list);
     name_asked(work);
     let until = store::take(tables, work, NameTable::Asked);
     if until < tables.jiffies() {
+        tables.count_ignored(IgnoredAnswer::NoQuestion);
         return false;
     }
     work.set_unasked(0);
     // The response code: no error.
-    if work.be16(2) & 0xf != 0 {
+    if work.be16(2) & 0xf != 0 || work.matched() == 0 {
         return false;
     }
     work.set_wanted(work.hash());
     work.set_wanted_at(HEADER);
     work.set_alias_ttl(MOST);
     work.set_at(end + 4);
-    work.set_records(u32::from(work.be16(6)).min(RECORDS));
-    work.matched() != 0
+    let records = u32::from(work.be16(6));
+    if records > RECORDS {
+        tables.count_ignored(IgnoredAnswer::TooManyRecords);
+    }
+    work.set_records(records.min(RECORDS));
+    true
 }
 
 /// Result of [`record`], and of the steps of a stream: the answer ends, or the segment.
@@ -167,16 +189,32 @@ pub const GOES_ON: u32 = 1;
 /// Result of [`record`]: the record has an address of the wanted name, which [`learn`] records.
 pub const ADDRESS: u32 = 2;
 
+/// Result of [`read_record`]: the answer is shorter than the record, or the record has no valid name.
+const BROKEN: u32 = 3;
+
 /// Reads the next record. Records that belong to other names than the wanted one count for nothing.
 #[inline(always)]
 pub fn record<T: NameTables>(tables: &T, work: Work) -> u32 {
-    let (at, length) = (work.at(), work.length());
-    let Some(settings) = tables.settings() else { return END };
     let records = work.records();
-    if records == 0 || at + 2 > length {
+    if records == 0 {
         return END;
     }
     work.set_records(records - 1);
+    let result = read_record(tables, work);
+    if result == BROKEN {
+        tables.count_ignored(IgnoredAnswer::Malformed);
+        return END;
+    }
+    result
+}
+
+#[inline(always)]
+fn read_record<T: NameTables>(tables: &T, work: Work) -> u32 {
+    let (at, length) = (work.at(), work.length());
+    let Some(settings) = tables.settings() else { return END };
+    if at + 2 > length {
+        return BROKEN;
+    }
     // Nearly all owners are a pointer to the wanted name.
     let (end, is_wanted) = if u32::from(work.be16(at)) == 0xc000 | work.wanted_at() {
         (at + 2, true)
@@ -186,13 +224,13 @@ pub fn record<T: NameTables>(tables: &T, work: Work) -> u32 {
         (end, work.hash() == work.wanted())
     };
     if end == 0 || end + 10 > length {
-        return END;
+        return BROKEN;
     }
     let (kind, class) = (work.be16(end), work.be16(end + 2));
     let (ttl, size) = (work.be32(end + 4), u32::from(work.be16(end + 8)));
     let data = end + 10;
     if data + size > length {
-        return END;
+        return BROKEN;
     }
     work.set_at(data + size);
     if !is_wanted || class != IN {
@@ -203,7 +241,7 @@ pub fn record<T: NameTables>(tables: &T, work: Work) -> u32 {
     let address = match (kind, size) {
         (CNAME, _) => {
             if tables.read_name(work, data) != data + size {
-                return END;
+                return BROKEN;
             }
             name::hash(tables, work, 0);
             work.set_wanted(work.hash());

@@ -19,6 +19,7 @@ use crate::{
         LEARNED_BUCKETS, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, QUESTION_BUCKETS, Settings,
     },
     names::{
+        ignored::IgnoredAnswer,
         tables::{NameTable, NameTables},
         work::{Victim, Ways, Work},
     },
@@ -197,6 +198,9 @@ pub fn put<T: NameTables>(tables: &T, work: Work, store: NameTable) -> bool {
         return false;
     }
     way.write(tables, &work.entry());
+    if victim.until != 0 && victim.rank < PAST {
+        tables.count_ignored(IgnoredAnswer::NoRoom);
+    }
     true
 }
 
@@ -292,6 +296,9 @@ pub fn rank_way<T: NameTables>(tables: &T, work: Work, store: NameTable, index: 
     }
 }
 
+/// Least rank of a way that is free or past its time.
+const PAST: u64 = 1 << 62;
+
 /// Rank of a way to be replaced: a free one first, or the longest past its time by more than `quiet`, of the bucket with
 /// more of these; then one of the pod with most ways of a bucket: the one that ends first within a minute, else any.
 #[inline(always)]
@@ -303,7 +310,6 @@ fn rank<T: NameTables>(
     [now, quiet, minute]: [u64; 3],
 ) -> u64 {
     const ROOMIER: u64 = 1 << 63;
-    const PAST: u64 = 1 << 62;
     const SHARE: u64 = 1 << 56;
     /// Jiffies within which a way is chosen at random, so that a new entry does not always displace the previous one.
     const RANDOM: u64 = 0xff;

@@ -32,9 +32,10 @@
 //! pod's kernel rejects it; the bytes are not read a second time.
 
 use crate::{
-    layout::{RESOLVES_OVER_TCP, STREAM_BYTES_WORDS, STREAM_OPEN},
+    layout::{RESOLVES, RESOLVES_OVER_TCP, STREAM_BYTES_WORDS, STREAM_OPEN},
     names::{
         conversation::{ANSWER_WITHIN, DNS, END, GOES_ON, HEADER, in_seconds},
+        ignored::IgnoredAnswer,
         stream_table::{Held, StreamWay, doubt, find, hold, is_doubted, is_read_in_front, open},
         tables::NameTables,
         work::{MESSAGE, Work},
@@ -87,13 +88,35 @@ impl MessageSource for &[u8] {
     }
 }
 
+/// Result of [`receive`]: the packet passes, and no connection of it is read.
+const UNREAD: u32 = 5;
+
 /// Takes a segment to the pod, and holds its connection's entry if the result is [`READS`].
 #[inline(always)]
 pub fn arrive<T: NameTables>(tables: &T, work: Work) -> u32 {
+    let trust = tables.resolver(work.remote());
+    let result = receive(tables, work, trust & RESOLVES_OVER_TCP != 0);
+    if result != UNREAD && result != ENDS {
+        return result;
+    }
+    let has_data = work.is_whole() != 0 && work.segment_at() != work.segment_end();
+    if has_data && work.remote_port() == u32::from(DNS) {
+        let is_trusted = trust & RESOLVES != 0;
+        tables.count_ignored(if is_trusted {
+            IgnoredAnswer::UnreadSegment
+        } else {
+            IgnoredAnswer::NotResolver
+        });
+    }
+    if result == ENDS { ENDS } else { PASSES }
+}
+
+#[inline(always)]
+fn receive<T: NameTables>(tables: &T, work: Work, is_resolver: bool) -> u32 {
     let flags = work.flags() as u8;
     let is_bound = flags & BOUNDS != 0;
-    if !is_resolver(tables, work) {
-        return PASSES;
+    if !is_resolver {
+        return UNREAD;
     }
     if flags & TCP_RST != 0 || work.is_whole() == 0 {
         return ENDS;
@@ -106,7 +129,7 @@ pub fn arrive<T: NameTables>(tables: &T, work: Work) -> u32 {
         return if acknowledges(tables, work) { PASSES } else { ENDS };
     }
     let (way, until) = match hold(tables, work, false) {
-        (Held::Absent, _) => return PASSES,
+        (Held::Absent, _) => return UNREAD,
         (Held::Busy, _) => return if is_bound { ENDS } else { DROPS },
         (Held::Entry(way), until) => (way, until),
     };
@@ -296,7 +319,12 @@ pub fn finish<T: NameTables>(tables: &T, work: Work) {
     let Some((way, settings)) = StreamWay::at(tables, work.slot()).zip(tables.settings()) else {
         return;
     };
-    if work.segment_at() != work.segment_end() || work.ends() != 0 || work.unasked() != 0 {
+    let is_unread = work.segment_at() != work.segment_end();
+    if is_unread || work.ends() != 0 || work.unasked() != 0 {
+        // The message before such bytes was counted.
+        if is_unread && work.unasked() == 0 {
+            tables.count_ignored(IgnoredAnswer::UnreadSegment);
+        }
         doubt(tables, work);
         way.release(tables, in_seconds(tables, settings, 0));
         return;

@@ -2,7 +2,7 @@
 
 use crate::{
     layout::{DoubtPlace, NameKey},
-    names::work::Work,
+    names::{ignored::IgnoredAnswer, work::Work},
     tables::Tables,
 };
 
@@ -38,6 +38,8 @@ pub trait NameTables: Tables {
     fn names_of(&self, row: u32) -> u32;
     /// Row of a group of an egress row's rules.
     fn row_of(&self, row: u32, group: u32) -> u32;
+    /// Counts an answer, or a part of it, that opens no address.
+    fn count_ignored(&self, reason: IgnoredAnswer);
 
     /// [`read`](crate::names::name::read)
     fn read_name(&self, work: Work, at: u32) -> u32;

@@ -140,6 +140,7 @@ impl<'c> Literal<'c> {
         if detail == Detail::Reasons && judgement.verdict == Verdict::Deny {
             let about = self.cluster.policies_about((pod, true), traffic.direction);
             judgement.rejected = about.denial(self.with_trials) == Denial::Reject;
+            judgement.remarks.extend(traffic.without_answer(&self.tiers(Some(about))));
         }
         if detail == Detail::Reasons
             && !self.with_trials

@@ -1,10 +1,14 @@
 //! Addresses that pods resolved domain names of policy to.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::model::{DomainName, Key};
+
+/// Maximum number of resolved names in a text.
+const NAMED: usize = 5;
 
 /// Time left of each address, by pod and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,6 +54,28 @@ impl ResolvedNames {
     /// Time for which an address belongs to a name, for a pod; `None` if it does not.
     pub(super) fn left(&self, pod: &Key, name: &DomainName, address: IpAddr) -> Option<Duration> {
         self.0.get(pod)?.get(name)?.get(&address).copied()
+    }
+
+    /// Text about an address that a pod resolved no name to: the names that it did resolve, those that count longest first.
+    pub(super) fn without(&self, pod: &Key, address: IpAddr) -> String {
+        let mut names: Vec<(&DomainName, Duration)> =
+            self.0.get(pod).map_or_else(Vec::new, |names| {
+                let latest = |found: &BTreeMap<IpAddr, Duration>| found.values().copied().max();
+                names.iter().filter_map(|(name, found)| Some((name, latest(found)?))).collect()
+            });
+        names.sort_by_key(|(_, left)| Reverse(*left));
+        let others = names.len().saturating_sub(NAMED);
+        let mut texts: Vec<String> = names
+            .into_iter()
+            .take(NAMED)
+            .map(|(name, left)| format!("{name} (counts for another {} s)", left.as_secs()))
+            .collect();
+        if others > 0 {
+            texts.push(format!("{others} more"));
+        }
+        let resolved =
+            if texts.is_empty() { "no name of its rules".to_owned() } else { texts.join(", ") };
+        format!("no answer that counts leads the pod to {address}; it resolved {resolved}")
     }
 
     /// Addresses that a pod resolved a name to.

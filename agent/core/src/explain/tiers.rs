@@ -135,6 +135,17 @@ impl Traffic<'_> {
         })
     }
 
+    /// Names the pod's resolved names, if another one might have allowed the traffic: rules with names have the right
+    /// port, and none of the pod's answers led to the remote address.
+    pub(super) fn without_answer(&self, policies: &[&ClusterPolicy]) -> Option<String> {
+        let ResolvableNames::Resolved(resolved) = self.names else { return None };
+        let may_match = self.direction == Direction::Egress
+            && !self.is_translated()
+            && policies.iter().any(|it| self.with_names(it, usize::MAX).next().is_some())
+            && resolved.names(&self.pod.key, self.remote).next().is_none();
+        may_match.then(|| resolved.without(&self.pod.key, self.remote))
+    }
+
     /// Describes the rules before an index that match if the pod has resolved one of their names.
     fn unresolved(
         &self,

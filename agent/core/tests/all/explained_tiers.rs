@@ -448,9 +448,52 @@ fn names_match_what_the_pod_resolved() {
     assert_eq!(verdict, Verdict::Allow, "{lines}");
     let said = "the pod resolved *.example.com to 192.0.2.7, which counts for another 48 s";
     assert!(lines.contains(said), "{lines}");
-    assert_eq!(judge(explainer, "web", "192.0.2.8").0, Verdict::Deny, "another address");
+    let (verdict, lines) = judge(explainer, "web", "192.0.2.8");
+    assert_eq!(verdict, Verdict::Deny, "another address");
+    let others = "  no answer that counts leads the pod to 192.0.2.8; it resolved *.example.com (counts for another 48 s)";
+    assert!(lines.ends_with(others), "{lines}");
     assert_eq!(judge(explainer, "db", "192.0.2.7").0, Verdict::Allow, "another name");
     assert_eq!(judge(Explainer::new(&cluster), "web", "192.0.2.7").0, Verdict::Deny, "unknown");
+}
+
+/// A denial lists the names that the pod resolved, those that count longest first, if a name could have allowed the
+/// traffic.
+#[test]
+fn denials_list_the_resolved_names() {
+    let name = |text: &str| DomainName::try_from(text.to_owned()).unwrap();
+    let peers = (1..=8).map(|n| Peer::Domain(name(&format!("n{n}.example.com")))).collect();
+    let rules = vec![about(Action::Accept, Some(peers), &[443]), about(Action::Deny, None, &[])];
+    let names = tier((Tier::Admin, "names", 10), vec![], rules);
+    let cluster = cluster().into_iter().chain([names]).collect();
+    let web = Key::new("shop", "web");
+    let lines = |resolved: &ResolvedNames, to: &str, port| {
+        let explainer = Explainer::new(&cluster).with_resolved(resolved);
+        let judged = explainer.judge(&web, Direction::Egress, ip(to), IpProtocol::TCP, port);
+        let judged = judged.unwrap();
+        assert_eq!(judged.verdict, Verdict::Deny);
+        judged.lines().join("\n")
+    };
+    let mut resolved = ResolvedNames::default();
+    let none = "no answer that counts leads the pod to 192.0.2.8; it resolved no name of its rules";
+    assert!(lines(&resolved, "192.0.2.8", 443).contains(none));
+    for n in 1..=7 {
+        let found = ip(&format!("192.0.2.{}", 100 + n));
+        resolved.insert(&web, &name(&format!("n{n}.example.com")), found, Duration::from_secs(n));
+    }
+    resolved.insert(&web, &name("n1.example.com"), ip("192.0.2.99"), Duration::from_mins(1));
+    let text = lines(&resolved, "192.0.2.8", 443);
+    let order =
+        ["n1.example.com (counts for another 60 s)", "n7.example.com (counts for another 7 s)"];
+    let listed = format!("it resolved {}", order.join(", "));
+    assert!(
+        text.contains(&listed) && text.contains("n4.example.com (counts for another 4 s), 2 more"),
+        "{text}"
+    );
+    assert!(
+        !lines(&resolved, "192.0.2.8", 80).contains("no answer"),
+        "no rule with names has the port"
+    );
+    assert!(!lines(&resolved, "192.0.2.101", 80).contains("no answer"), "it was resolved");
 }
 
 /// The programs do not record the names of an audited policy, so a report of its denials mentions the names that could

@@ -2,6 +2,7 @@
 
 use netpold_core::model::Direction;
 use netpold_dataplane::Dataplane;
+use netpold_ebpf::names::ignored::IgnoredAnswer;
 use netpold_ebpf::reason::{self, Reason};
 
 /// Returns the dropped packets, for every reason that drops.
@@ -25,6 +26,12 @@ pub(super) fn rejected(dataplane: &Dataplane) -> Vec<(Direction, u64)> {
     let packets = dataplane.packets();
     let count = |direction| packets[reason::rejections(direction == Direction::Egress) as usize];
     Direction::BOTH.map(|direction| (direction, count(direction))).into()
+}
+
+/// Returns the ignored DNS answers, for every reason.
+pub(super) fn ignored_answers(dataplane: &Dataplane) -> Vec<(IgnoredAnswer, u64)> {
+    let packets = dataplane.packets();
+    IgnoredAnswer::ALL.map(|reason| (reason, packets[reason.counter() as usize])).into()
 }
 
 pub(super) fn evicted(dataplane: &Dataplane) -> [[u64; 2]; 2] {

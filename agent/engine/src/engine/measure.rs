@@ -4,7 +4,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
 
-use super::counters::{drops_by_reason, evicted, rejected};
+use super::counters::{drops_by_reason, evicted, ignored_answers, rejected};
 use super::health::Health;
 use super::reconciler::Reconciler;
 use super::report::{tables, wrong_with_node};
@@ -49,6 +49,7 @@ impl Engine {
             evicted: evicted(dataplane),
             drops: drops_by_reason(dataplane),
             rejected: rejected(dataplane),
+            ignored_answers: ignored_answers(dataplane),
             audited: self.rule_use.audited(),
             bypassed: self.interference.bypassed(),
             unproven: self.interference.without_proof(),

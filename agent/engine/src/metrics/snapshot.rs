@@ -6,6 +6,7 @@ use netpold_api::status::{Revision, TableStatus};
 use netpold_core::model::{Direction, Key};
 use netpold_dataplane::conntrack::{FlowCounts, Pass};
 use netpold_ebpf::layout::Unproven;
+use netpold_ebpf::names::ignored::IgnoredAnswer;
 use netpold_ebpf::reason::Reason;
 
 use super::writer::MetricWriter;
@@ -57,6 +58,8 @@ pub struct Snapshot {
     pub drops: Vec<(Direction, Reason, u64)>,
     /// Answers to denied packets, by direction.
     pub rejected: Vec<(Direction, u64)>,
+    /// DNS answers, and parts of them, that opened no address, by reason.
+    pub ignored_answers: Vec<(IgnoredAnswer, u64)>,
     /// Flows that audited policies would deny: by policy, and in sum for policies beyond the limit of names.
     pub audited: (Vec<(Key, u64)>, u64),
     /// Packets that reached isolated pods around their programs.
@@ -82,6 +85,10 @@ impl Snapshot {
         let rejected = rejected.map(|(direction, n)| ([("direction", name(*direction))], *n));
         let help = "Denied packets that the kernel answered with a TCP reset or an ICMP error";
         writer.counters("rejected_packets", help, rejected)?;
+        let ignored = self.ignored_answers.iter();
+        let ignored = ignored.map(|(reason, n)| ([("reason", reason.as_str())], *n));
+        let help = "DNS answers to pods with domain names in their rules that opened no address, by reason";
+        writer.counters("ignored_dns_answers", help, ignored)?;
         let (named, others) = &self.audited;
         let named = named.iter().map(|(policy, flows)| {
             ([("namespace", policy.namespace.as_str()), ("policy", policy.name.as_str())], *flows)

@@ -25,12 +25,14 @@ use crate::streams::framed;
 use crate::world::World;
 
 const OWN: &str = "10.0.0.1";
-const DNS: &str = "10.96.0.10";
+/// The resolver.
+pub(super) const DNS: &str = "10.96.0.10";
 /// Another Service with the resolver as its backend.
 const ALIAS: &str = "10.96.0.77";
 /// Address that occurs in no answer's records, only in a text inside an answer.
 const EVIL: &str = "192.0.2.66";
-const NAME: &str = "api.example.com";
+/// The name in the pod's rules.
+pub(super) const NAME: &str = "api.example.com";
 /// A name of the attacker.
 const MINE: &str = "mine.example";
 const IFINDEX: u32 = 1;
@@ -100,7 +102,7 @@ pub fn run(bytes: &[u8]) {
 }
 
 /// A pod that may reach the resolver and the addresses of [`NAME`].
-fn tables() -> NodeTables {
+pub(super) fn tables() -> NodeTables {
     let name = DomainName::try_from(NAME.to_owned()).expect("a name");
     let everything = vec![block("0.0.0.0/0", &[])];
     let resolvers = [DNS, ALIAS].map(|at| block(&format!("{at}/32"), &[]));

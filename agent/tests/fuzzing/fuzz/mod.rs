@@ -6,7 +6,9 @@ mod tenant;
 
 use std::path::Path;
 
-use netpold_testkit::fuzz::{delta, kept, manifests, packets, probes, selectors, streams, tables};
+use netpold_testkit::fuzz::{
+    answers, delta, kept, manifests, packets, probes, selectors, streams, tables,
+};
 use netpold_testkit::random::Random;
 use netpold_testkit::steps;
 
@@ -88,6 +90,11 @@ fn deltas_of_the_corpus() {
 #[test]
 fn tables_of_the_corpus() {
     replay("tables", CHANGED / 20, tables::run);
+}
+
+#[test]
+fn answers_of_the_corpus() {
+    replay("answers", CHANGED * 5, answers::run);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Domain names: conversations with resolvers, and connections to resolved addresses, in the kernel and on the host.
 
+mod ignored;
+
 use std::ops::Range;
 use std::os::fd::AsFd;
 
@@ -10,6 +12,7 @@ use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::judge::post_nat;
 use netpold_ebpf::judge::proof::{Exit, Origin};
 use netpold_ebpf::layout::MAY_BE_BEHIND;
+use netpold_ebpf::names::ignored::IgnoredAnswer;
 use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
@@ -39,6 +42,8 @@ const PATTERNS: [&str; 7] =
     ["a.example", "*.a.example", "b.example", "*.x.a.example", "c.test", "*.c.test", "none.test"];
 const ADDRESSES: [&str; 5] =
     ["192.0.2.1", "192.0.2.2", "198.51.100.1", "2001:db8::1", "2001:db8:1::1"];
+/// A resolved address of the measurements.
+const FOUND6: &str = "2001:db8::1";
 const BLOCKS: [&str; 3] = ["192.0.2.0/24", "2001:db8::/48", "192.0.2.2/32"];
 
 fn domain(name: &str) -> Peer {
@@ -151,7 +156,7 @@ fn converse(world: &mut World, random: &mut Random) {
 /// The kernel's programs read the same DNS conversations as the code on the host, and then allow the same addresses.
 #[test]
 fn conversations_open_the_same_as_on_the_host() {
-    let (mut opened, mut closed) = (0, 0);
+    let (mut opened, mut closed, mut ignored) = (0, 0, [0; IgnoredAnswer::COUNT]);
     if !netpold_testbed::require_root("a test of the programs") {
         return;
     }
@@ -164,13 +169,26 @@ fn conversations_open_the_same_as_on_the_host() {
             for address in ADDRESSES {
                 let port = [80, 443, 22][random.below(3)];
                 source += 1;
-                let syn = tcp_header(source, port, TCP_SYN);
-                let reason = judge(&mut world, Direction::Egress, address, TCP, &syn);
+                let (kind, first, reply) = match random.below(3) {
+                    0 => (UDP, udp(source, port, &[0]), udp(port, source, &[0])),
+                    _ => {
+                        let answers = tcp_header(port, source, TCP_SYN | TCP_ACK);
+                        (TCP, tcp_header(source, port, TCP_SYN), answers)
+                    }
+                };
+                let reason = judge(&mut world, Direction::Egress, address, kind, &first);
+                let replied = judge(&mut world, Direction::Ingress, address, kind, &reply);
+                assert_eq!(replied.is_drop(), reason.is_drop(), "the reply of {address}");
+                let _ = judge(&mut world, Direction::Egress, address, kind, &first);
                 *(if reason.is_drop() { &mut closed } else { &mut opened }) += 1;
             }
         }
+        for (sum, count) in ignored.iter_mut().zip(ignored::counts(&world)) {
+            *sum += count;
+        }
     }
-    println!("{opened} connections passed, {closed} did not");
+    println!("{opened} connections passed, {closed} did not, answers ignored {ignored:?}");
+    assert!(ignored[1..3].iter().all(|count| *count > 0), "{ignored:?}");
     assert!(opened > 200 && closed > 200, "{opened} passed, {closed} did not");
 }
 
@@ -257,7 +275,8 @@ fn streams_open_the_same_as_on_the_host() {
             assert!(!is_closed || !is_in_order || is_disturbed, "seed {seed}: {at}");
         }
     }
-    println!("{opened} answers read, {closed} not");
+    let ignored = ignored::counts(&world);
+    println!("{opened} answers read, {closed} not, ignored {ignored:?}");
     assert!(opened > 100 && closed > 20, "{opened} {closed}");
 }
 
@@ -418,7 +437,8 @@ fn nanoseconds_per_packet_with_names() {
         return;
     }
     let found = "192.0.2.1";
-    let blocks = only(vec![cluster_rule(Action::Accept, vec![block("192.0.2.1/32", &[])], None)]);
+    let blocks = vec![block("192.0.2.1/32", &[]), block("2001:db8::1/128", &[])];
+    let blocks = only(vec![cluster_rule(Action::Accept, blocks, None)]);
     let names = only(vec![cluster_rule(Action::Accept, vec![domain("a.example")], None)]);
     for (case, rules) in [("without names", blocks), ("with names", names)] {
         let mut world = world(rules);
@@ -450,6 +470,15 @@ fn nanoseconds_per_packet_with_names() {
             once(&mut world, Direction::Egress, &Run::once(&first))
         });
         println!("{case}, a new UDP flow to the address: {} ns", took.min().unwrap_or_default());
+        let record = Record::address(vec![0xc0, 12], ip(FOUND6), 600);
+        let said = answer(7, &wire("a.example"), &[record]);
+        let _ = world.egress(&question);
+        let _ = judge(&mut world, Direction::Ingress, DNS[0], UDP, &udp(53, 5000, &said));
+        let took = (22_000..24_000).map(|port| {
+            let syn = packet(Direction::Egress, FOUND6, TCP, &tcp_header(port, 443, TCP_SYN));
+            once(&mut world, Direction::Egress, &Run::once(&syn))
+        });
+        println!("{case}, a new connection over IPv6: {} ns", took.min().unwrap_or_default());
         let took = fastest(&mut world, Direction::Egress, &question, None);
         println!("{case}, a question: {took} ns");
         for (records, said) in &answers {

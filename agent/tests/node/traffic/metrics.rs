@@ -15,7 +15,7 @@ use netpold_testbed::{Cni, Host, ProbeProtocol, backlog_drops, require_root};
 use nix::sys::signal::Signal;
 use tokio::net::TcpSocket;
 
-const LISTEN: u16 = 9417;
+pub(crate) const LISTEN: u16 = 9417;
 
 pub(crate) fn cluster() -> TestCluster {
     let mut cluster = TestCluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);

@@ -2,6 +2,7 @@
 
 mod clients;
 mod generations;
+mod ignored;
 mod resolver;
 mod streams;
 
@@ -156,6 +157,10 @@ fn opens(cni: Cni) {
         assert_eq!(verdicts(&answer), json!(["allow", "allow", "unknown", "allow"]), "{answer:#}");
         let answer = explained(&cluster, "other", *to);
         assert_eq!(verdicts(&answer), json!(["deny", "deny", "unknown", "deny"]), "{answer:#}");
+        let none = format!(
+            "no answer that counts leads the pod to {to}; it resolved no name of its rules"
+        );
+        assert!(answer["lines"].to_string().contains(&none), "{answer:#}");
     }
 }
 

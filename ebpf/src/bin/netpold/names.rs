@@ -12,11 +12,14 @@ use netpold_ebpf::{
     judge::evaluator::Under,
     layout::{
         DOUBT_BLOCKS, DOUBT_WORDS, DoubtPlace, NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames,
+        SHARES_NAMES,
     },
     names::{
         choice::{self, read_plain},
         conversation::{self, Datagram, RECORDS},
-        doubt, name,
+        doubt,
+        ignored::IgnoredAnswer,
+        name,
         store::{self, lowest},
         tables::{NameTable, NameTables},
         work::{MESSAGE, Work},
@@ -39,7 +42,7 @@ use crate::{
     recorded, streams,
     tables::Maps,
     trace::TRACED,
-    watches_only,
+    watch, watches_only,
 };
 
 /// Number of the packet's endpoint, if its rules have domain names.
@@ -92,8 +95,8 @@ extern "C" fn netpold_read_plain(skb: *mut __sk_buff) -> u32 {
     }
 }
 
-/// Whether the row of a group allows the opening of a connection over IPv4. So most connections to resolved addresses
-/// begin with one judgement.
+/// Whether the row of a group allows the first packet of a flow over IPv4. So most flows to resolved addresses begin
+/// with one judgement.
 #[inline(always)]
 pub(crate) fn opens4(opening: &Opening) -> bool {
     let Opening { endpoint, row, address, class, protocol, port } = *opening;
@@ -293,7 +296,8 @@ fn load<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
-    let Some(Datagram { offset, length, resolver, port }) = conversation::datagram::<D, _>(&bytes)
+    let Some(Datagram { offset, length, resolver, port, flaw }) =
+        conversation::datagram::<D, _>(&bytes)
     else {
         return false;
     };
@@ -302,6 +306,12 @@ fn load<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     // SAFETY: this CPU's own memory.
     let work = unsafe { Work::new(memory) };
     work.begin(length, resolver, endpoint.id(), port);
+    if let Some(flaw) = flaw {
+        if !D::EGRESS {
+            conversation::refuse(&maps, work, flaw);
+        }
+        return false;
+    }
     load_message(&bytes, 0, offset, length)
 }
 
@@ -515,6 +525,14 @@ impl NameTables for Maps {
         self.element(&maps::ROWS, row).map_or(0, |row| unsafe {
             row.cast::<u32>().add(ROWS / 4 + group as usize).read_volatile()
         })
+    }
+
+    #[inline(always)]
+    fn count_ignored(&self, reason: IgnoredAnswer) {
+        // Those in front have counted the answer, and taken its question.
+        if watch() & SHARES_NAMES == 0 {
+            self.count(reason.counter());
+        }
     }
 
     #[inline(always)]

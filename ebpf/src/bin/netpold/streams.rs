@@ -169,7 +169,7 @@ impl HeaderKind {
 }
 
 /// Looks at a packet's headers, if they can be read in place. No pod may hide a segment to a resolver, so after tags,
-/// options and extension headers, any protocol counts as TCP.
+/// options and extension headers, any protocol may be TCP.
 #[inline(always)]
 fn look<D: PodDirection>(skb: *mut __sk_buff) -> HeaderKind {
     const FRAGMENT: u16 = 0x3fff;
@@ -185,7 +185,7 @@ fn look<D: PodDirection>(skb: *mut __sk_buff) -> HeaderKind {
     let kind = match protocol {
         TCP => HeaderKind::Segment,
         UDP => HeaderKind::Datagram,
-        _ if is_v6 && is_extension(protocol) => return HeaderKind::Segment,
+        _ if is_v6 && is_extension(protocol) => return HeaderKind::Unknown,
         _ => return HeaderKind::Other,
     };
     if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & FRAGMENT != 0) {

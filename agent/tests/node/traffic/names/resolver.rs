@@ -102,7 +102,7 @@ fn respond(zone: &Zone, message: &[u8], by_tcp: bool) -> Option<Vec<u8>> {
 }
 
 /// Text of a name on the wire.
-fn text(mut name: &[u8]) -> String {
+pub(super) fn text(mut name: &[u8]) -> String {
     let mut labels = Vec::new();
     while let Some((length, rest)) = name.split_first().filter(|(length, _)| **length != 0) {
         let (label, behind) = rest.split_at((*length).into());
