@@ -84,7 +84,7 @@ pub(super) fn examine(
         let names = first_names(names.iter(), NAMED);
         let own = subject.first().map_or_else(String::new, |group| pods_text(group));
         let what = format!(
-            "{}; {names} of {} without {side} rule for {own}",
+            "{}; {names}: no {side} rule of {} for {own}",
             peer_text(peer),
             pods_text(first),
         );

@@ -78,15 +78,15 @@ fn both_ends_allow_a_connection() {
     assert_eq!(
         at(&format!("{deny}{}", ingress(CLIENT)), check),
         [
-            "NetworkPolicy x/in: spec.ingress[0].from[0]: pods app=client of this namespace; NetworkPolicy x/deny of Pod x/client \
-          without egress rule for Pod x/web"
+            "NetworkPolicy x/in: spec.ingress[0].from[0]: pods app=client of this namespace; NetworkPolicy x/deny: no egress rule of \
+          Pod x/client for Pod x/web"
         ]
     );
     assert_eq!(
         at(&format!("{deny}{}", egress(WEB)), check),
         [
-            "NetworkPolicy x/out: spec.egress[0].to[0]: pods app=web of this namespace; NetworkPolicy x/deny of Pod x/web without \
-          ingress rule for Pod x/client"
+            "NetworkPolicy x/out: spec.egress[0].to[0]: pods app=web of this namespace; NetworkPolicy x/deny: no ingress rule of Pod \
+          x/web for Pod x/client"
         ]
     );
     let of_edge = policy("deny", DENY).replace("namespace: x", "namespace: edge");
