@@ -106,7 +106,8 @@ fn a_rule_beside_rules_for_pods_is_for_other_hosts() {
     let own = "spec: {nodeName: n1, serviceAccountName: agent,";
     for objects in [slice(6443), String::new()] {
         let cluster = cluster(6443, &objects);
-        let (alone, web) = ("{ports: [{port: 443}]}", "{to: [{podSelector: {}}]}");
+        let (alone, web) =
+            ("{ports: [{port: 443}]}", "{to: [{podSelector: {}}], ports: [{port: 8080}]}");
         let beside = format!("{alone}, {web}");
         assert_eq!(severity(&cluster, alone), Some(Severity::Warning));
         assert_eq!(severity(&cluster, &beside), Some(Severity::Info));

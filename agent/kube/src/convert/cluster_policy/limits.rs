@@ -1,4 +1,4 @@
-//! Limits of the CustomResourceDefinition, by which API servers refuse a ClusterNetworkPolicy. They change no rule.
+//! Limits of the `CustomResourceDefinition`, by which API servers refuse a ClusterNetworkPolicy. They change no rule.
 
 use super::values::given;
 use crate::convert::problem::FieldProblem;
