@@ -23,7 +23,7 @@ const OVERRULED: Check = Check {
     fix: "delete the other rule, narrow it, or give its block the same except",
 };
 
-/// Longest prefix of a block for all hosts of a family: 2000::/3 has all global addresses.
+/// Longest prefix of a block for all hosts of a family: `2000::/3` has all global addresses.
 const EVERYBODY: u8 = 3;
 
 /// Checks the blocks of a rule that accepts packets.

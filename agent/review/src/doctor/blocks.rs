@@ -133,7 +133,7 @@ fn network_as_address(objects: &GroupedObjects<'_>, net: IpNet) -> Option<Check>
     let is_single = net.prefix_len() == net.max_prefix_len();
     let is_one = objects.is_known(net.addr())
         || objects.leads.within(net).next().is_some()
-        || objects.leads.behind([net.addr()].into_iter()).first().is_some();
+        || !objects.leads.behind([net.addr()].into_iter()).is_empty();
     if !is_single || bits < 8 || is_one || has_no_address(net, Direction::Ingress) {
         return None;
     }

@@ -98,7 +98,7 @@ fn replacing<'o>(
                 targets
                     .any(|target| are_nodes_refused(objects, pod, block, (port.protocol, target)))
             };
-            group.by_node.iter().any(|pod| is_refused(pod))
+            group.by_node.iter().any(is_refused)
         })
     })
 }

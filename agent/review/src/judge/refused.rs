@@ -9,7 +9,8 @@ use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explanation;
 use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{
-    Action, Change, ClusterPolicy, ClusterRule, Direction, Key, Pod, Policy, Requirement, Rule,
+    Action, Change, ClusterPolicy, ClusterRule, Direction, Key, Pod, Policy, PolicyVersion,
+    Requirement, Rule,
 };
 
 use super::absent::is_absent;
@@ -56,11 +57,11 @@ impl fmt::Display for RefusedPolicy {
 impl RefusedPolicy {
     /// Returns the identity of a policy; `None` for another object.
     pub(crate) fn of(object: &Change) -> Option<Self> {
-        match object {
-            Change::Policy(policy) => Some(Self::Namespaced(policy.key.clone())),
-            Change::ClusterPolicy(policy) => Some(Self::Cluster(policy.name.clone())),
-            _ => None,
+        if let Change::Policy(policy) = object {
+            return Some(Self::Namespaced(policy.key.clone()));
         }
+        let Change::ClusterPolicy(policy) = object else { return None };
+        Some(Self::Cluster(policy.name.clone()))
     }
 
     /// Returns whether the policy may concern pods of a namespace.
@@ -96,13 +97,18 @@ impl RefusedPolicy {
 /// Returns the first problem of a policy because of which an API server does not take it as it is written. `is_partial`: the
 /// objects are those of files; objects of API servers have a UID.
 pub(crate) fn problem(object: &Change, is_partial: bool) -> Option<&str> {
-    let (problems, version) = match object {
-        Change::Policy(policy) => (&policy.problems, &policy.version),
-        Change::ClusterPolicy(policy) => (&policy.problems, &policy.version),
-        _ => return None,
-    };
+    let (problems, version) = problems_of(object)?;
     let is_written = is_partial || version.uid.is_empty();
     problems_of_fields(problems).find(|_| is_written)
+}
+
+/// Returns the problems of a policy, and its version; `None` for another object.
+fn problems_of(object: &Change) -> Option<(&[String], &PolicyVersion)> {
+    if let Change::Policy(policy) = object {
+        return Some((&policy.problems, &policy.version));
+    }
+    let Change::ClusterPolicy(policy) = object else { return None };
+    Some((&policy.problems, &policy.version))
 }
 
 /// Returns the problems with fields that API servers check.
@@ -118,11 +124,7 @@ fn may_be_pruned(problems: &[String]) -> bool {
 
 /// Replaces a policy by a reading of it.
 fn read_as(object: Change, reading: RefusedReading) -> Option<Change> {
-    let problems = match &object {
-        Change::Policy(policy) => &policy.problems,
-        Change::ClusterPolicy(policy) => &policy.problems,
-        _ => return Some(object),
-    };
+    let Some((problems, _)) = problems_of(&object) else { return Some(object) };
     let is_open = match reading {
         RefusedReading::Closed => false,
         RefusedReading::Open if may_be_pruned(problems) => true,
@@ -136,17 +138,14 @@ fn read_as(object: Change, reading: RefusedReading) -> Option<Change> {
         let rule = |_| ClusterRule { name: String::new(), action, matches: EVERYTHING };
         first.map(rule).collect()
     };
-    Some(match object {
-        Change::Policy(policy) => {
-            let (ingress, egress) = (of(&policy.ingress), of(&policy.egress));
-            Change::Policy(Policy { ingress, egress, problems: Vec::new(), ..policy })
-        }
-        Change::ClusterPolicy(policy) => {
-            let (ingress, egress) = (of_cluster(&policy.ingress), of_cluster(&policy.egress));
-            Change::ClusterPolicy(ClusterPolicy { ingress, egress, problems: Vec::new(), ..policy })
-        }
-        other => other,
-    })
+    if let Change::Policy(policy) = object {
+        let (ingress, egress) = (of(&policy.ingress), of(&policy.egress));
+        return Some(Change::Policy(Policy { ingress, egress, problems: Vec::new(), ..policy }));
+    }
+    let Change::ClusterPolicy(policy) = object else { return Some(object) };
+    let (ingress, egress) = (of_cluster(&policy.ingress), of_cluster(&policy.egress));
+    let policy = ClusterPolicy { ingress, egress, problems: Vec::new(), ..policy };
+    Some(Change::ClusterPolicy(policy))
 }
 
 /// Replaces the refused policies of objects by a reading of them.

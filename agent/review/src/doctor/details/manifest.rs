@@ -120,7 +120,7 @@ impl PolicyManifest {
         self.rules(direction).filter_map(move |(number, rule)| {
             let (side, peers) = rule.peers(direction);
             let path = format!("spec.{direction}[{number}].{side}");
-            peers.is_some_and(|peers| peers.is_empty()).then_some(path)
+            peers.is_some_and(Vec::is_empty).then_some(path)
         })
     }
 
