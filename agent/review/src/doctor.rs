@@ -5,6 +5,7 @@
 //! kind, in bounded memory, because tenants write most of the shown text.
 
 mod backend_index;
+mod block_scope;
 mod blocks;
 mod callers;
 mod complete;
@@ -16,11 +17,14 @@ mod finding;
 mod foreign;
 pub(crate) mod foreign_kinds;
 mod host_peers;
+mod ingresses;
 mod live;
 mod mesh;
 mod names;
 mod node_ports;
 mod objects;
+mod one_end;
+mod outside;
 mod ports;
 mod reading;
 mod render;
@@ -29,6 +33,7 @@ mod selectors;
 mod service_peers;
 mod service_ports;
 mod services;
+mod some_endpoints;
 mod void_rules;
 
 use std::path::PathBuf;

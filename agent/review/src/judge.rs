@@ -34,7 +34,7 @@ use netpold_kube::manifests::Undecoded;
 pub(crate) use self::absent::is_absent;
 pub(crate) use self::hypotheses::{Hypotheses, are_possible};
 pub(crate) use self::own_node::{is_link_local, lacks_own_node};
-pub(crate) use self::refused::{RefusedReading, all_read_as, problem, refused_keys};
+pub(crate) use self::refused::{RefusedPolicy, RefusedReading, all_read_as, all_refused, problem};
 use self::services::ServiceBackends;
 pub(crate) use self::services::service_named;
 use crate::doctor::{self, Details};
@@ -55,8 +55,8 @@ pub struct Judge {
     /// Objects of the scratch; empty if no hypothesis is possible and no policy is refused.
     objects: Vec<Change>,
     is_partial: bool,
-    /// NetworkPolicies that API servers refuse or change.
-    refused: Vec<Key>,
+    /// Policies that API servers refuse or change.
+    refused: Vec<RefusedPolicy>,
     /// The same objects with these policies closed, and open; built when the first one matters.
     readings: OnceLock<Box<[Self; 2]>>,
 }
@@ -120,7 +120,7 @@ impl Judge {
         pod_cidrs: &[IpNet],
         is_partial: bool,
     ) -> Self {
-        let refused = refused_keys(&objects, is_partial);
+        let refused = all_refused(&objects, is_partial);
         let are_needed = !refused.is_empty() || are_possible(&objects);
         let copied = if are_needed { objects.clone() } else { Vec::new() };
         let cluster = cluster(objects, &details);
@@ -219,7 +219,7 @@ impl Judge {
         let is_refused = self
             .refused
             .iter()
-            .any(|policy| [from, to].into_iter().any(|pod| pod.namespace == policy.namespace));
+            .any(|policy| [from, to].into_iter().any(|pod| policy.may_concern(&pod.namespace)));
         if !self.unread.is_empty() || is_refused {
             return None;
         }
@@ -290,14 +290,14 @@ impl Judge {
         let mut readings = self.readings()?.iter();
         let is_equal = |judge: &Self| judge.judge_readable(&answer.probe).0.verdict == verdict;
         let is_known = verdict == Verdict::Unknown || readings.all(is_equal);
-        (!is_known).then(|| refused::depends(policy, self.is_partial))
+        (!is_known).then(|| refused::depends(&self.cluster, policy))
     }
 
     /// Describes the first policy that API servers refuse or change, and that may select a pod.
     pub(crate) fn refused_by(&self, pod: &Key) -> Option<String> {
         let pod = self.cluster.pods().get(pod)?;
         let policy = refused::selecting(&self.cluster, &self.refused, pod)?;
-        Some(refused::depends(policy, self.is_partial))
+        Some(refused::depends(&self.cluster, policy))
     }
 
     /// Answers a probe by the documents that can be read, like [`Self::judge`].

@@ -157,7 +157,8 @@ fn the_name_servers_egress_reaches_the_api_server() {
     is_nothing(&[&with("{}")]);
     // A block of exactly the API server's address; then objects without the API server's endpoints.
     let block = "{to: [{ipBlock: {cidr: 192.168.5.11/32}}], ports: [{port: 6443}]}";
-    is_nothing(&[&with(block)]);
+    is_only(&[&with(block)], Severity::Info, "dns-server-cannot-forward");
+    is_nothing(&[&with(&format!("{block}, {dns}"))]);
     let without = |policy: &str| {
         let objects = CLUSTER.replace("kind: EndpointSlice", "kind: EndpointSlices");
         let objects = objects.replace("name: kubernetes, labels", "name: none, labels");

@@ -235,6 +235,7 @@ fn a_policy_that_api_servers_refuse_decides_nothing() {
         current("podSelector: {}, policyTypes: [ingress]"),
         current("podSelector: {}, policyTypes: [Egress], egress: [{namespaceSelector: {}}]"),
         current("podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/40}}]}]"),
+        current("podSelector: {}, policyTypes: [Ingress, Egress, Ingress]"),
     ] {
         explained(&[SHOP, &web, &api, &bad], ask, CANNOT_TELL, &[depends]);
         let tested = netpold("test", &[SHOP, &web, &api, &bad], &["-f", file.to_str().unwrap()]);
@@ -261,6 +262,57 @@ fn a_policy_that_api_servers_refuse_decides_nothing() {
     fs::write(&file, &bad).unwrap();
     let changed = netpold("diff", &[SHOP, &web, &api], &["-f", file.to_str().unwrap()]);
     let text = states(changed, CANNOT_TELL, &["not compared", "NetworkPolicy shop/bad"]);
+    assert!(!text.contains("loses"), "{text}");
+}
+
+/// By the schema of its definition.
+#[test]
+fn a_cluster_policy_that_api_servers_refuse_decides_nothing() {
+    let [web, api] = [("web", "10.244.1.5"), ("api", "10.244.2.5")]
+        .map(|(name, address)| pod(name, ("n1", address), ""));
+    let of = |metadata: &str, head: &str, rules: &str| {
+        format!(
+            "{{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {{name: bad{metadata}}}, \
+             spec: {{tier: {head}, subject: {{namespaces: {{}}}}, ingress: [{rules}]}}}}"
+        )
+    };
+    let everyone = "from: [{namespaces: {}}]";
+    let deny = format!("{{action: Deny, {everyone}}}");
+    let many = vec![deny.as_str(); 26].join(", ");
+    let ask = ("shop/api", "shop/web", "8080");
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("a.yaml");
+    let expects = "assertions: [{from: shop/api, to: shop/web, port: 8080, expect: deny}]";
+    fs::write(&file, expects).unwrap();
+    let depends = "depends on ClusterNetworkPolicy bad";
+    let (admin, word) = ("Admin, priority: 1", format!("{{action: Block, {everyone}}}"));
+    for bad in [
+        of("", "Middle, priority: 1", &deny),
+        of("", "Admin, priority: 1001", &deny),
+        of("", "Admin", &deny),
+        of("", admin, &word),
+        of("", admin, "{action: Deny, from: [{moons: {}}]}"),
+        of("", admin, "{action: Deny, from: []}"),
+        of("", admin, &many),
+    ] {
+        explained(&[SHOP, &web, &api, &bad], ask, CANNOT_TELL, &[depends]);
+        let tested = netpold("test", &[SHOP, &web, &api, &bad], &["-f", file.to_str().unwrap()]);
+        states(tested, CANNOT_TELL, &["DEPENDS", depends]);
+    }
+    // Pods that are no subject, and connections that are denied anyway.
+    let bad = of("", admin, &word);
+    let other =
+        bad.replace("namespaces: {}}, ingress", "namespaces: {matchLabels: {a: b}}}, ingress");
+    explained(&[SHOP, &web, &api, &other], ask, ALLOWED, &[]);
+    let denies = policy("web", "ingress: []");
+    explained(&[SHOP, &web, &api, &bad, &denies], ask, DENIED, &[]);
+    // An API server has stored the policy.
+    let stored = of(", uid: u", admin, &many);
+    explained(&[SHOP, &web, &api, &stored], ask, DENIED, &[]);
+    // A change by such a policy is not compared, and cuts nothing.
+    fs::write(&file, &bad).unwrap();
+    let changed = netpold("diff", &[SHOP, &web, &api], &["-f", file.to_str().unwrap()]);
+    let text = states(changed, CANNOT_TELL, &["not compared", "ClusterNetworkPolicy bad"]);
     assert!(!text.contains("loses"), "{text}");
 }
 

@@ -5,6 +5,7 @@
 //! the tier or the priority cannot be interpreted, the Accept and Pass rules match nothing, so that they allow no
 //! traffic that the author did not intend.
 
+mod limits;
 mod peers;
 mod values;
 
@@ -54,6 +55,10 @@ pub(super) fn cluster_network_policy(
     let [ingress, egress] = Direction::BOTH.map(|direction| reader.rules(direction, tier, spec));
     if !reader.understood {
         reader.problem("spec", "therefore only Deny rules take effect");
+    }
+    // An API server has checked its own objects, perhaps by other limits.
+    if metadata.uid.is_none() {
+        limits::check(spec, &mut reader.problems);
     }
     let enforcement = enforcement(&metadata, &mut reader.problems);
     let denial = denial(&metadata, &mut reader.problems);

@@ -20,6 +20,9 @@ use super::port::{is_port_name, protocol};
 use super::problem::{FieldProblem, Unknown, limited};
 use super::selector::selector;
 
+/// Most items of `spec.policyTypes`.
+const TYPES_MAX: usize = 2;
+
 /// Converts a policy. `unknown` lists fields of its manifest that the API does not have; the parts that contain them
 /// count as not interpretable.
 ///
@@ -89,7 +92,7 @@ impl PolicyReader<'_> {
     }
 
     /// Returns whether ingress and egress are isolated. `policyTypes` absent or empty: ingress always, egress if there
-    /// are egress rules. An invalid item isolates both.
+    /// are egress rules. An invalid item, or a third one, isolates both.
     fn directions(&mut self, spec: &NetworkPolicySpec) -> [bool; 2] {
         let types = spec.policy_types.as_deref().unwrap_or_default();
         let mut isolated = if types.is_empty() {
@@ -103,6 +106,11 @@ impl PolicyReader<'_> {
                 self.problem(path, format!("`{name}` is not Ingress or Egress"));
                 isolated = [true; 2];
             }
+        }
+        if types.len() > TYPES_MAX {
+            let text = format!("has {} items; API servers take at most {TYPES_MAX}", types.len());
+            self.problem("spec.policyTypes", text);
+            isolated = [true; 2];
         }
         if self.unknown_in("spec") || self.unknown_in("") {
             isolated = [true; 2];

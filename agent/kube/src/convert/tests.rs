@@ -128,6 +128,14 @@ fn a_policy_type_that_is_none_isolates_both() {
 }
 
 #[test]
+fn a_third_policy_type_isolates_both() {
+    let policy = policy("{policyTypes: [Ingress, Ingress, Ingress], ingress: [{}]}");
+    let everything = Rule { peers: None, ports: None };
+    assert_eq!((policy.ingress, policy.egress), (Some(vec![everything]), Some(vec![])));
+    assert_eq!(policy.problems, ["spec.policyTypes: has 3 items; API servers take at most 2"]);
+}
+
+#[test]
 fn an_absent_spec_selects_all_and_denies_ingress() {
     let text = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p}\n";
     let Change::Policy(policy) = convert(text).change else { panic!() };

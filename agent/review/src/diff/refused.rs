@@ -1,4 +1,4 @@
-//! Changes of NetworkPolicies that API servers refuse or change: the former policy stays in force, if there is one.
+//! Changes of policies that API servers refuse or change: the former policy stays in force, if there is one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -6,12 +6,12 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{Change, Policy};
+use netpold_core::model::Change;
 
 use super::compare::compare_until;
 use super::difference::Difference;
 use super::worlds::ComparisonOutcome;
-use crate::judge::{RefusedReading, all_read_as, problem, refused_keys};
+use crate::judge::{RefusedPolicy, RefusedReading, all_read_as, all_refused, problem};
 
 /// Refused policies of two clusters.
 pub(super) struct Refused {
@@ -25,24 +25,18 @@ pub(super) struct Refused {
 /// Returns the refused policies of objects before and after a change; `None` if there are none.
 pub(super) fn refused(objects: &[Vec<Change>; 2], is_partial: bool) -> Option<Refused> {
     let mut texts = BTreeMap::new();
-    for policy in objects.iter().flat_map(|objects| policies(objects)) {
-        if let Some(problem) = problem(policy, is_partial) {
-            let key = &policy.key;
+    for object in objects.iter().flatten() {
+        if let Some(problem) = problem(object, is_partial)
+            && let Some(policy) = RefusedPolicy::of(object)
+        {
             let text = format!(
-                "connections that depend on NetworkPolicy {key}, which API servers refuse or change: {problem}"
+                "connections that depend on {policy}, which API servers refuse or change: {problem}"
             );
-            texts.insert(key.clone(), text);
+            texts.insert(policy, text);
         }
     }
     let texts: Vec<String> = texts.into_values().collect();
     (!texts.is_empty()).then(|| Refused { written: objects.clone(), is_partial, texts })
-}
-
-fn policies(objects: &[Change]) -> impl Iterator<Item = &Policy> {
-    objects.iter().filter_map(|object| {
-        let Change::Policy(policy) = object else { return None };
-        Some(policy)
-    })
 }
 
 /// Returns the objects that are in force: without the refused policies, and after the change with the former ones in their
@@ -50,10 +44,12 @@ fn policies(objects: &[Change]) -> impl Iterator<Item = &Policy> {
 pub(super) fn in_force(objects: [Vec<Change>; 2], is_partial: bool) -> [Vec<Change>; 2] {
     let read = |objects| all_read_as(objects, is_partial, RefusedReading::Absent);
     let [before, after] = objects;
-    let refused = refused_keys(&after, is_partial);
+    let refused = all_refused(&after, is_partial);
     let (before, mut after) = (read(before), read(after));
-    let former = policies(&before).filter(|policy| refused.contains(&policy.key));
-    let former: Vec<Change> = former.cloned().map(Change::Policy).collect();
+    let is_former = |object: &&Change| {
+        RefusedPolicy::of(object).is_some_and(|policy| refused.contains(&policy))
+    };
+    let former: Vec<Change> = before.iter().filter(is_former).cloned().collect();
     after.extend(former);
     [before, after]
 }

@@ -40,6 +40,12 @@ const LEADING_ZEROS: Check = Check {
               warn or refuse",
     fix: "write the numbers without leading zeros",
 };
+const NETWORK: Check = Check {
+    name: "block-of-a-network-address",
+    severity: Severity::Warning,
+    problem: "a CIDR is a single address, and the address is that of a network: the prefix length is probably wrong",
+    fix: "write the network's prefix length, as in 10.0.0.0/8; none, if a host has this address",
+};
 const SERVICE_ADDRESS: Check = Check {
     name: "block-of-a-service",
     severity: Severity::Warning,
@@ -94,8 +100,15 @@ pub(super) fn examine(
 }
 
 /// Checks the CIDRs of a policy as written.
-pub(super) fn written(policy: &NamedPolicy<'_>, found: &mut Findings) {
+pub(super) fn written(
+    objects: &GroupedObjects<'_>,
+    policy: &NamedPolicy<'_>,
+    found: &mut Findings,
+) {
     for (path, text) in policy.cidrs() {
+        if let Some(check) = text.parse().ok().and_then(|net| network_as_address(objects, net)) {
+            found.add(&check, policy.at(&path, text));
+        }
         let mut numbers = text.split(['.', '/']);
         let has_zero = |number: &str| number.len() > 1 && number.starts_with('0');
         if !text.contains(':') && numbers.any(has_zero) && text.parse::<IpNet>().is_ok() {
@@ -107,6 +120,26 @@ pub(super) fn written(policy: &NamedPolicy<'_>, found: &mut Findings) {
             found.add(&HOST_BITS, policy.at(&path, &format!("{text} is read as {}", net.trunc())));
         }
     }
+}
+
+/// Returns a check that a block of one address fails if the address is that of a network, and of no object.
+fn network_as_address(objects: &GroupedObjects<'_>, net: IpNet) -> Option<Check> {
+    let bits = match net.addr() {
+        IpAddr::V4(address) => u32::from(address).trailing_zeros(),
+        // A subnet's own address is that of its routers (RFC 4291, section 2.6.1).
+        IpAddr::V6(address) if u128::from(address).trailing_zeros() >= 64 => 16,
+        IpAddr::V6(_) => 0,
+    };
+    let is_single = net.prefix_len() == net.max_prefix_len();
+    let is_one = objects.is_known(net.addr())
+        || objects.leads.within(net).next().is_some()
+        || !objects.leads.behind([net.addr()].into_iter()).is_empty();
+    if !is_single || bits < 8 || is_one || has_no_address(net, Direction::Ingress) {
+        return None;
+    }
+    // Larger networks have hosts whose last byte is 0.
+    let severity = if bits < 16 { Severity::Info } else { NETWORK.severity };
+    Some(Check { severity, ..NETWORK })
 }
 
 fn is_empty(block: &IpBlock) -> bool {

@@ -19,7 +19,7 @@ pub(crate) use node::NodeAddress;
 pub(crate) use pages::{PAGES, foreign_groups, foreign_lists};
 pub(super) use pod::{ContainerProgram, IgnoredPorts, Mesh, PastProxy, PodDetails};
 pub(crate) use service::{
-    EndpointPod, EndpointsPort, PortReference, WrittenService, WrittenServicePort,
+    EndpointPod, EndpointsPort, Exposure, PortReference, WrittenService, WrittenServicePort,
 };
 
 use super::foreign_kinds::{ForeignKind, ForeignPolicies};
@@ -63,11 +63,20 @@ pub struct Details {
     /// Services that the API server calls, with their ports, and the objects by which it calls them: webhook
     /// configurations, `APIService` and `CustomResourceDefinition` objects.
     pub(super) called: BTreeMap<(Key, u16), ServiceCaller>,
+    /// Services with their ports to which objects lead clients, and the first such Ingress.
+    pub(super) routed: BTreeMap<(Key, RoutedPort), ServiceCaller>,
     /// Policies of other APIs.
     pub(crate) foreign: BTreeMap<&'static ForeignKind, ForeignPolicies>,
 }
 
-/// Object by which the API server calls a Service.
+/// Port of a Service as an Ingress gives it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum RoutedPort {
+    Number(i32),
+    Name(String),
+}
+
+/// Object by which the API server calls a Service, or which leads clients to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ServiceCaller {
     /// Kind and name.
@@ -90,6 +99,10 @@ pub(super) struct RunningContainers {
 /// Pod template of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WorkloadTemplate {
+    /// Kind and key of the workload.
+    pub(super) workload: String,
+    /// Labels of the workload itself.
+    pub(super) workload_labels: Labels,
     pub(super) namespace: String,
     pub(super) labels: Labels,
     pub(super) host_network: bool,

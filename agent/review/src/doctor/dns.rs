@@ -69,6 +69,11 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
     }
 }
 
+/// Returns whether a group contains pods of a name server.
+pub(super) fn is_name_server(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> bool {
+    servers(objects).iter().any(|server| server.is(group))
+}
+
 /// Returns whether all pods of the group have a `dnsPolicy` without the cluster's name server.
 pub(super) fn asks_others(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> bool {
     group.pods.iter().all(|pod| objects.pod(pod).is_some_and(|details| details.own_dns))

@@ -9,14 +9,16 @@ use super::details::Details;
 use super::finding::{Check, DoctorReport, Findings, Severity};
 use super::objects::{GroupedObjects, NamedPolicy, PodGroup, RulePlace};
 use super::{
-    blocks, callers, complete, dns, enforcers, foreign, mesh, names, node_ports, ports, second,
-    selectors, service_ports, services, void_rules,
+    block_scope, blocks, callers, complete, dns, enforcers, foreign, ingresses, mesh, names,
+    node_ports, one_end, outside, ports, second, selectors, service_ports, services,
+    some_endpoints, void_rules,
 };
 
 const NOT_UNDERSTOOD: Check = Check {
     name: "not-understood",
     severity: Severity::Error,
-    problem: "part of a policy is invalid or unsupported: traffic that it should allow is denied",
+    problem: "part of a policy is invalid or unsupported: API servers refuse the policy, or traffic that it should allow is \
+              denied",
     fix: "correct the field; `kubectl explain networkpolicy.spec` has its form",
 };
 const CLUSTER_NOT_UNDERSTOOD: &str =
@@ -87,6 +89,8 @@ pub fn examine(changes: Vec<Change>, details: &Details) -> DoctorReport {
         mesh::examine(&objects, &mut found);
         services::examine(&objects, &mut found);
         callers::examine(&objects, &mut found);
+        ingresses::examine(&objects, &mut found);
+        outside::closed(&objects, &mut found);
         second::examine(&objects, &mut found);
     }
     agents(&objects, &mut found);
@@ -107,7 +111,7 @@ fn policy(objects: &GroupedObjects<'_>, policy: &Policy, found: &mut Findings) {
         found.add(&OVER_BUDGET, named.at("", excess));
     }
     void_rules::examine(objects, policy, &named, found);
-    blocks::written(&named, found);
+    blocks::written(objects, &named, found);
     let subject = objects.select(named.namespace(), None, &policy.pod_selector);
     if subject.is_empty() && has_pods(objects) {
         selectors::subject(objects, &named, (None, &policy.pod_selector), found);
@@ -124,7 +128,7 @@ fn policy(objects: &GroupedObjects<'_>, policy: &Policy, found: &mut Findings) {
 fn cluster_policy(objects: &GroupedObjects<'_>, policy: &ClusterPolicy, found: &mut Findings) {
     let named = NamedPolicy::cluster_policy(policy, objects.details);
     understood(&named, &policy.problems, found);
-    blocks::written(&named, found);
+    blocks::written(objects, &named, found);
     let selector = &policy.subject;
     let subject = objects.select(None, Some(&selector.namespaces), &selector.pods);
     if subject.is_empty() && has_pods(objects) {
@@ -150,7 +154,11 @@ fn rule(
     if objects.groups.is_empty() {
         return;
     }
+    block_scope::examine(objects, place, rule, subject, found);
     selectors::peers(objects, place, rule, subject, found);
+    one_end::examine(objects, place, rule, subject, found);
+    outside::examine(objects, place, rule, subject, found);
+    some_endpoints::examine(objects, place, rule, subject, found);
     ports::examine(objects, place, rule, subject, found);
     service_ports::examine(objects, place, rule, subject, found);
     node_ports::examine(objects, place, rule, subject, found);

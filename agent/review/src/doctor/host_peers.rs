@@ -75,7 +75,7 @@ pub(super) fn are_in_blocks(
 }
 
 /// Returns whether a rule allows every port of another one.
-fn has_ports_of(rule: &Rule, other: &Rule) -> bool {
+pub(super) fn has_ports_of(rule: &Rule, other: &Rule) -> bool {
     let Some(ports) = &rule.ports else { return true };
     let has = |wanted: &PortRule| ports.iter().any(|port| contains(port, wanted));
     other.ports.as_ref().is_some_and(|wanted| wanted.iter().all(has))

@@ -38,6 +38,12 @@ const NAME_OUTSIDE: Check = Check {
               matches",
     fix: "write the port's number",
 };
+/// [`NAME_OUTSIDE`] for a block of all addresses, which also has pods.
+const NAME_EVERYWHERE: Check = Check {
+    problem: "a rule has only named ports, and an ipBlock of every address: only pods have named ports, so it matches no other \
+              host",
+    ..NAME_OUTSIDE
+};
 const NAME_OF_SOME: Check = Check {
     name: "port-name-of-some",
     severity: Severity::Info,
@@ -171,7 +177,7 @@ fn names(
     subject: &[&PodGroup<'_>],
     found: &mut Findings,
 ) {
-    blocks_without_pods(objects, place, (rule, rules), found);
+    blocks_with_names(objects, place, (rule, rules), found);
     let pods = named_pods(objects, place, rule, subject);
     let peers = rule.peers.as_deref().unwrap_or_default();
     let is_block = |peer: &Peer| matches!(peer, Peer::Block(_));
@@ -241,8 +247,8 @@ fn written(place: &RulePlace<'_>, rules: &[PortRule], number: usize) -> usize {
     number - (0..=number).filter(is_extra).count()
 }
 
-/// Reports blocks without pods beside pods, in an egress rule with named ports alone.
-fn blocks_without_pods(
+/// Reports blocks without pods beside pods, and blocks of every address, in an egress rule with named ports alone.
+fn blocks_with_names(
     objects: &GroupedObjects<'_>,
     place: &RulePlace<'_>,
     (rule, rules): (&Rule, &[PortRule]),
@@ -252,7 +258,7 @@ fn blocks_without_pods(
     let is_named = |port: &PortRule| matches!(port.port, PortMatch::Named(_));
     let is_beside_pods = peers.iter().any(|peer| matches!(peer, Peer::Pods { .. }));
     if place.direction == Direction::Ingress
-        || !is_beside_pods
+        || place.action != Action::Accept
         || !rules.iter().all(is_named)
         || !has_addresses(objects)
     {
@@ -260,9 +266,21 @@ fn blocks_without_pods(
     }
     for (number, peer) in peers.iter().enumerate() {
         let Peer::Block(block) = peer else { continue };
-        let mut pods = objects.groups.iter().flat_map(|group| &group.pods);
-        if !pods.any(|pod| pod.addresses.iter().any(|it| block.contains(*it))) {
-            found.add(&NAME_OUTSIDE, place.at(&place.peer(number), &block.cidr.to_string()));
+        let pods = objects.groups.iter().flat_map(|group| &group.pods);
+        let is_within = |pod: &&&Pod| pod.addresses.iter().any(|it| block.contains(*it));
+        let pods: Vec<&Pod> = pods.filter(is_within).copied().collect();
+        let at = || place.at(&place.peer(number), &block.cidr.to_string());
+        let has_name = |pod: &&Pod| {
+            rules.iter().any(|rule| {
+                let mut ports = pod.ports.iter();
+                ports.any(|port| rule.port == PortMatch::Named(port.name.clone()))
+            })
+        };
+        // A name that no pod has is a finding of its own.
+        if block.cidr.prefix_len() == 0 && pods.iter().any(has_name) {
+            found.add(&NAME_EVERYWHERE, at());
+        } else if pods.is_empty() && is_beside_pods {
+            found.add(&NAME_OUTSIDE, at());
         }
     }
 }

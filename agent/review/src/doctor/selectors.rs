@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use netpold_core::labels::NAMESPACE_NAME;
+use netpold_core::labels::{JOB_NAME, NAMESPACE_NAME};
 use netpold_core::model::{Direction, Labels, Peer, Pod, Requirement, Rule, Selector};
 
 use super::finding::{Check, Findings, Severity};
@@ -23,6 +23,8 @@ const BY_NAMESPACES: &str = "compare its selectors with the labels: `kubectl get
 /// Fix of [`SELECTS_NOTHING`] for a chart.
 const OF_OTHER_CHARTS: &str = "none, if another chart or an operator creates its pods; otherwise compare its selector with the labels of the pod \
      templates";
+/// Fix of [`SELECTS_NOTHING`] for the name of a Job.
+const OF_A_JOB: &str = "none, if the Job is created again; otherwise delete the policy";
 const SELECTS_HOSTS: Check = Check {
     name: "selects-host-network",
     severity: Severity::Warning,
@@ -125,6 +127,7 @@ pub(super) fn subject(
             }
             let is_ending = policy.namespace().is_some_and(|own| is_terminating(objects, own));
             let near = near_miss(objects, policy.namespace(), namespaces, pods);
+            let of_workload = workload_with(objects, policy.namespace(), namespaces, pods);
             let place = match namespaces {
                 Some(namespaces) => {
                     let lead = unlabelled(objects, namespaces).unwrap_or_default();
@@ -134,16 +137,20 @@ pub(super) fn subject(
                     policy.with_source(place, "spec.subject")
                 }
                 None => {
-                    let lead = near.as_ref().map_or("", |near| &near.text);
+                    let lead = of_workload.as_ref().or(near.as_ref().map(|near| &near.text));
+                    let lead = lead.map_or("", String::as_str);
                     let place = format!("{}: {}{lead}", policy.text, text(pods));
                     policy.with_source(place, "spec.podSelector")
                 }
             };
-            let is_near = near.is_some_and(|near| near.is_same_release);
+            let is_near = near.is_some_and(|near| near.is_same_release || near.is_same_component)
+                || of_workload.is_some();
             let is_unknown = namespaces.is_some_and(|it| has_unknown_labels(objects, it, pods));
             let fix = if namespaces.is_some() { BY_NAMESPACES } else { SELECTS_NOTHING.fix };
             let check = Check { fix, ..SELECTS_NOTHING };
-            if objects.is_partial && !is_near {
+            if names_job(pods) {
+                found.add(&Check { severity: Severity::Info, fix: OF_A_JOB, ..check }, place);
+            } else if objects.is_partial && !is_near {
                 found.add_with_fix(&here(objects, &SELECTS_NOTHING), OF_OTHER_CHARTS, place);
             } else if is_ending || is_unknown || made_by_controller(objects, pods).is_some() {
                 found.add(&Check { severity: Severity::Info, ..check }, place);
@@ -186,6 +193,8 @@ struct NearMiss {
     text: String,
     /// Whether they have another label of the selector, and one of the two values is a longer form of the other one.
     is_same_release: bool,
+    /// Whether they have at least two other labels of the selector, and one of the two values has the words of the other one.
+    is_same_component: bool,
 }
 
 /// Returns the pods that have all labels of a selector but one, which they have with another value. If it is the only
@@ -219,11 +228,37 @@ fn near_miss(
         };
         let is_variant = is_longer(value, other) || is_longer(other, value);
         let is_same_release = is_variant && pods.requirements.len() > 1;
-        is_near.then_some(NearMiss { text, is_same_release })
+        let is_same_component = is_similar && pods.requirements.len() > 2;
+        is_near.then_some(NearMiss { text, is_same_release, is_same_component })
     });
     let mut misses: Vec<NearMiss> = misses.collect();
     misses.sort_by_key(|near| !near.is_same_release);
     misses.into_iter().next()
+}
+
+/// Returns whether a selector has the name of a Job: its pods are gone when the Job is.
+fn names_job(pods: &Selector) -> bool {
+    pods.requirements.iter().any(|it| JOB_NAME.contains(&it.key()))
+}
+
+/// Describes a workload that has the labels of a selector itself, while its pods do not.
+fn workload_with(
+    objects: &GroupedObjects<'_>,
+    own: Option<&str>,
+    namespaces: Option<&Selector>,
+    pods: &Selector,
+) -> Option<String> {
+    let is_there = |namespace: &str| match namespaces {
+        Some(selector) => selector.matches(&objects.cluster.namespace_labels(namespace)),
+        None => own == Some(namespace),
+    };
+    let mut given = pods.requirements.iter();
+    let has_label = given.any(|it| matches!(it, Requirement::In(..) | Requirement::Exists(_)));
+    let mut templates = objects.details.templates.iter();
+    let found = templates.find(|template| {
+        has_label && is_there(&template.namespace) && pods.matches(&template.workload_labels)
+    })?;
+    Some(format!("; {} itself has these labels, its pods do not", found.workload))
 }
 
 /// Returns a label of a selector that a controller sets on the pods of some template.
@@ -296,10 +331,7 @@ pub(super) fn peers(
                 let is_host_allowed = |hosts: &[&Pod]| {
                     host_peers::are_in_blocks(objects, place, rule, subject, hosts)
                 };
-                let who = match namespaces {
-                    Some(selector) => format!("{} of namespaces {}", text(pods), labels(selector)),
-                    None => format!("{} of this namespace", text(pods)),
-                };
+                let who = peer_text((namespaces, pods));
                 let beside = |is_between: bool, found: &mut Findings| {
                     let hosts = host_peers::beside_pods(objects, own, namespaces, pods);
                     if !hosts.is_empty() && !is_host_allowed(&hosts) {
@@ -347,7 +379,8 @@ pub(super) fn peers(
                         }
                         let made = made_by_controller(objects, pods);
                         let unlabelled = namespaces.and_then(|it| unlabelled(objects, it));
-                        if unlabelled.is_some() {
+                        let of_workload = workload_with(objects, own, namespaces, pods);
+                        if unlabelled.is_some() || of_workload.is_some() {
                             check.severity = PEER_WITHOUT_PODS.severity;
                         } else if may_have_pods(objects, own, peer)
                             || is_optional(objects, own, rule, peer)
@@ -364,7 +397,7 @@ pub(super) fn peers(
                         }
                         let made = made.map(|key| format!("; no workload has such a {key}"));
                         let near = near.map(|near| near.text);
-                        let lead = unlabelled.or(made).or(near).unwrap_or_default();
+                        let lead = unlabelled.or(of_workload).or(made).or(near).unwrap_or_default();
                         found.add_of(&check, place.effect(), at(&format!("{who}{lead}")));
                     }
                 }
@@ -443,7 +476,7 @@ fn is_optional(
 
 /// Returns whether pods of a peer may exist later or elsewhere: a namespace that the selector matches has no pods at
 /// present, or a namespace that it may match, or its labels, are not among the objects.
-fn may_have_pods(
+pub(super) fn may_have_pods(
     objects: &GroupedObjects<'_>,
     own: Option<&str>,
     (namespaces, pods): (Option<&Selector>, &Selector),
@@ -508,6 +541,14 @@ fn hosts_text(hosts: &[&Pod]) -> String {
     };
     let at = if shown.is_empty() { "" } else { " at " };
     format!("; Pod {}{like}{at}{}{more}", first.key, shown.join(", "))
+}
+
+/// Formats the pods of a peer, as `pods app=web of namespaces team=a`.
+pub(super) fn peer_text((namespaces, pods): (Option<&Selector>, &Selector)) -> String {
+    match namespaces {
+        Some(selector) => format!("{} of namespaces {}", text(pods), labels(selector)),
+        None => format!("{} of this namespace", text(pods)),
+    }
 }
 
 /// Formats the pods of a selector, as `pods app=web,!canary`.

@@ -29,7 +29,7 @@ const API_SERVER: (&str, &str) = ("default", "kubernetes");
 /// Ports with which rules without peers allow the Internet.
 const WEB: [u16; 2] = [80, 443];
 /// Shortest prefixes, IPv4 and IPv6, of a block meant for a Service's endpoints alone.
-const NARROW: [u8; 2] = [24, 64];
+pub(super) const NARROW: [u8; 2] = [24, 64];
 
 /// Compares the port numbers of a rule with the Services in front of the rule's receivers.
 pub(super) fn examine(
@@ -50,7 +50,14 @@ pub(super) fn examine(
             let what = format!("{}, Service {service}, whose {target}", range_text(numbers));
             let text = place.at(&place.port(number), &what);
             match is_of_api_server(&service) && receivers.is_none() {
-                true => found.add_with_fix(&SERVICE_PORT, API_SERVER_PORT, text),
+                true => {
+                    let severity = match is_for_other_hosts(objects, rule, subject) {
+                        true => Severity::Info,
+                        false => SERVICE_PORT.severity,
+                    };
+                    let check = Check { severity, ..SERVICE_PORT };
+                    found.add_with_fix(&check, API_SERVER_PORT, text);
+                }
                 false => found.add(&SERVICE_PORT, text),
             }
         }
@@ -242,6 +249,21 @@ pub(super) fn has_no_token(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -
 /// Returns whether some pod of a group has another service account than `default`.
 fn has_account(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> bool {
     group.pods.iter().any(|pod| objects.pod(pod).is_some_and(|details| details.own_account))
+}
+
+/// Returns whether a rule without peers is most likely for hosts outside: the pods have the service account `default`, and
+/// their policies name the pods to which they connect in other rules.
+fn is_for_other_hosts(
+    objects: &GroupedObjects<'_>,
+    rule: &Rule,
+    subject: &[&PodGroup<'_>],
+) -> bool {
+    let rules = subject.iter().flat_map(|group| objects.isolating(group, Direction::Egress));
+    let mut rules = rules.flat_map(|(_, rules)| rules.iter());
+    let is_pods = |peer: &Peer| matches!(peer, Peer::Pods { .. });
+    rule.peers.is_none()
+        && !subject.iter().any(|group| has_account(objects, group))
+        && rules.any(|rule| rule.peers.iter().flatten().any(is_pods))
 }
 
 /// Returns whether a Service is that of the API server.

@@ -1,4 +1,4 @@
-//! Check for rules of a direction that the policy does not isolate.
+//! Checks for rules of a direction that the policy does not isolate, and for empty lists of peers.
 
 use netpold_core::model::{Direction, Policy};
 
@@ -18,7 +18,14 @@ const EMPTY_WITHOUT_TYPE: Check = Check {
     fix: "to deny the direction, add it to spec.policyTypes; else delete the empty list",
 };
 
-/// Checks the lists of rules as written.
+const EVERYONE: Check = Check {
+    name: "empty-list-of-peers",
+    severity: Severity::Info,
+    problem: "an empty list of peers allows everyone, as a rule without the list does",
+    fix: "none, if everyone is meant; otherwise name the peers; to allow nobody, delete the rule",
+};
+
+/// Checks the lists of rules and of their peers as written.
 pub(super) fn examine(
     objects: &GroupedObjects<'_>,
     policy: &Policy,
@@ -29,6 +36,9 @@ pub(super) fn examine(
     for direction in Direction::BOTH {
         // An error elsewhere in the policy makes it isolate both directions.
         if policy.rules(direction).is_some() {
+            for path in manifest.empty_peers(direction) {
+                found.add(&EVERYONE, named.at(&path, "[]"));
+            }
             continue;
         }
         let path = format!("spec.{direction}");

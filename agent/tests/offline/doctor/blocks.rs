@@ -1,5 +1,7 @@
 //! Blocks of addresses, and rules of a direction that `policyTypes` lacks.
 
+use netpold_review::doctor::Severity;
+
 use super::{CLUSTER, examine, found, of, one, places, policy};
 
 fn egress(rules: &str) -> String {
@@ -199,4 +201,140 @@ fn named_ports_towards_blocks() {
     assert_eq!(one(&egress(&beside)), found("port-name-towards-blocks", at), "a block beside pods");
     let ingress = "podSelector: {matchLabels: {app: web}}, ingress: [{from: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: http}]}]";
     assert_eq!(one(ingress), [], "the name is the selected pod's");
+}
+
+#[test]
+fn addresses_of_networks() {
+    let check = "block-of-a-network-address";
+    let at = |block: &str| {
+        found(check, &format!("NetworkPolicy x/p: spec.egress[1].to[0].ipBlock.cidr: {block}"))
+    };
+    let severity = |block: &str| {
+        let (_, report) = examine(&format!("{CLUSTER}{}", policy("p", &to(block))));
+        report.findings.into_iter().find(|it| it.check == check).map(|it| it.severity)
+    };
+    for block in ["10.0.0.0/32", "192.168.0.0/32", "fd00:1::/128"] {
+        assert_eq!((one(&to(block)), severity(block)), (at(block), Some(Severity::Warning)));
+    }
+    assert_eq!(
+        severity("203.0.113.0/32"),
+        Some(Severity::Info),
+        "may be a host of a larger network"
+    );
+    for block in ["10.0.0.0/8", "10.0.0.0/31", "203.0.113.10/32", "fd00::1/128", "0.0.0.0/32"] {
+        assert_eq!(severity(block), None, "{block}");
+    }
+    let pod = CLUSTER.replace("10.0.0.2}", "10.0.0.0}");
+    let (_, report) = examine(&format!("{pod}{}", policy("p", &to("10.0.0.0/32"))));
+    assert!(!places(&report).contains_key(check), "a pod's address");
+    let except = "{to: [{ipBlock: {cidr: 10.0.0.0/7, except: [10.0.0.0/32]}}]}";
+    let path = "NetworkPolicy x/p: spec.egress[1].to[0].ipBlock.except[0]: 10.0.0.0/32";
+    assert_eq!(one(&egress(except)), found(check, path));
+}
+
+#[test]
+fn a_block_of_every_address_has_no_named_port() {
+    let at = |peer: u8| {
+        let place = format!("NetworkPolicy x/p: spec.egress[1].to[{peer}]: 0.0.0.0/0");
+        found("port-name-towards-blocks", &place)
+    };
+    let named =
+        |peers: &str, ports: &str| one(&egress(&format!("{{to: [{peers}], ports: [{ports}]}}")));
+    let every = "{ipBlock: {cidr: 0.0.0.0/0}}";
+    assert_eq!(named(every, "{port: http}"), at(0));
+    assert_eq!(named(&format!("{{podSelector: {{}}}}, {every}"), "{port: http}"), at(1));
+    assert_eq!(named(every, "{port: http}, {port: 80}"), [], "the number is beside the name");
+    let [(check, _)] = &named(every, "{port: htpp}")[..] else { panic!("one finding") };
+    assert_eq!(check, "port-name-absent");
+}
+
+#[test]
+fn exceptions_that_other_rules_allow() {
+    let check = "except-allowed-elsewhere";
+    let all = |except: &str, ports: &str| {
+        format!("{{to: [{{ipBlock: {{cidr: 0.0.0.0/0, except: [{except}]}}}}]{ports}}}")
+    };
+    let finds = |rules: &[String], more: &str| -> Vec<(Severity, String)> {
+        let rules = format!("{CLUSTER}{}{more}", policy("p", &egress(&rules.join(", "))));
+        let found = examine(&rules).1.findings.into_iter().filter(|it| it.check == check);
+        found.flat_map(|it| it.places.into_iter().map(move |at| (it.severity, at))).collect()
+    };
+    let (metadata, ports) = ("169.254.169.254/32", ", ports: [{port: 443}]");
+    let at = |severity, by: &str| {
+        let place = format!(
+            "NetworkPolicy x/p: spec.egress[1].to[0]: {metadata}; allowed by {by} (all.yaml:47)"
+        );
+        vec![(severity, place)]
+    };
+    let lines = |found: Vec<(Severity, String)>| -> Vec<(Severity, String)> {
+        let cut = |at: String| at.split(" (all.yaml").next().unwrap().to_owned();
+        found.into_iter().map(|(severity, place)| (severity, cut(place))).collect()
+    };
+    let same = lines(at(Severity::Warning, "spec.egress[2]"));
+    let rule = all(metadata, "");
+    let none = Vec::new();
+    let half = |ports: &str| format!("{{to: [{{ipBlock: {{cidr: 128.0.0.0/1}}}}]{ports}}}");
+    let link_local = "{to: [{ipBlock: {cidr: 169.254.0.0/16}}]}".to_owned();
+    for other in ["{}".to_owned(), half(""), link_local] {
+        assert_eq!(lines(finds(&[rule.clone(), other.clone()], "")), same, "{other}");
+    }
+    for other in [
+        all(metadata, ""),
+        all("169.254.0.0/16", ""),
+        format!("{{to: [{{ipBlock: {{cidr: {metadata}}}}}]}}"),
+        "{to: [{podSelector: {}}]}".to_owned(),
+        half(ports),
+    ] {
+        assert_eq!(finds(&[rule.clone(), other.clone()], ""), none, "{other}");
+    }
+    let with_ports = [all(metadata, ports), half(ports)];
+    assert_eq!(lines(finds(&with_ports, "")), same);
+    // Another policy may be for some of the pods alone, and meant so.
+    let other = "podSelector: {matchLabels: {app: web}}, policyTypes: [Egress], egress: [{}]";
+    assert_eq!(
+        lines(finds(&[rule.clone()], &policy("q", other))),
+        lines(at(Severity::Info, "NetworkPolicy x/q: spec.egress[0]"))
+    );
+    // The excepted address is that of a pod which a selector has.
+    let pod = all("10.0.0.2/32", "");
+    let found = finds(&[pod.clone(), "{to: [{podSelector: {}}]}".to_owned()], "");
+    assert_eq!(found.len(), 1, "{found:?}");
+    let web = "{to: [{podSelector: {matchLabels: {app: web}}}]}".to_owned();
+    assert_eq!(finds(&[pod, web], ""), none);
+}
+
+#[test]
+fn blocks_of_one_family_at_pods_of_both() {
+    let both = CLUSTER.replace(
+        "status: {podIP: 10.0.0.1}",
+        "status: {podIP: 10.0.0.1, podIPs: [{ip: 10.0.0.1}, {ip: 'fd00::1'}]}",
+    );
+    let finds = |cluster: &str, peers: &str| {
+        let spec = format!("podSelector: {{}}, ingress: [{{from: [{peers}]}}]");
+        let (_, report) = examine(&format!("{cluster}{}", policy("p", &spec)));
+        let all = places(&report);
+        all.get("block-of-one-family").map(|it| it.join(" "))
+    };
+    let (v4, v6) = ("{ipBlock: {cidr: 0.0.0.0/0}}", "{ipBlock: {cidr: '::/0'}}");
+    let place = |block: &str| {
+        Some(format!("NetworkPolicy x/p: spec.ingress[0].from[0]: {block} (Pod x/web)"))
+    };
+    assert_eq!(finds(&both, v4), place("0.0.0.0/0"));
+    assert_eq!(finds(&both, v6), place("::/0"));
+    assert_eq!(finds(&both, &format!("{v4}, {v6}")), None);
+    assert_eq!(finds(&both, "{ipBlock: {cidr: 10.0.0.0/8}}"), None);
+    assert_eq!(finds(CLUSTER, v4), None);
+}
+
+#[test]
+fn empty_lists_of_peers_allow_everyone() {
+    let web = "podSelector: {matchLabels: {app: web}}";
+    let at = |path: &str| found("empty-list-of-peers", &format!("NetworkPolicy x/p: {path}: []"));
+    let rule = "{from: [], ports: [{port: 8080}]}";
+    assert_eq!(one(&format!("{web}, ingress: [{rule}]")), at("spec.ingress[0].from"));
+    assert_eq!(
+        one(&format!("{web}, policyTypes: [Egress], egress: [{{to: []}}]")),
+        at("spec.egress[0].to")
+    );
+    assert_eq!(one(&format!("{web}, ingress: [{{ports: [{{port: 8080}}]}}]")), []);
 }

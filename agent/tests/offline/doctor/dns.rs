@@ -186,6 +186,32 @@ fn a_closed_name_server_is_found() {
     assert!(!places(&trial).contains_key("dns-server-closed"), "{trial:#?}");
 }
 
+/// A name server that reaches the API server, but no other name server.
+#[test]
+fn a_name_server_that_cannot_forward() {
+    let check = "dns-server-cannot-forward";
+    let server = &servers()[0];
+    let finds = |egress: &str| {
+        let spec = format!("podSelector: {{}}, policyTypes: [Egress], egress: [{egress}]");
+        let policy = policy("p", &spec).replace("namespace: x", "namespace: kube-system");
+        let (_, report) = examine(&format!("{}{policy}", server.objects()));
+        let all = places(&report);
+        assert!(!all.contains_key("dns-server-cut-off"), "{report:#?}");
+        all.get(check).map(|it| it.join(" "))
+    };
+    let place = "Pod kube-system/server (NetworkPolicy kube-system/p)";
+    assert_eq!(finds("{ports: [{port: 6443}]}").as_deref(), Some(place));
+    for rule in [
+        "{ports: [{port: 53, protocol: UDP}]}",
+        "{ports: [{port: 853}]}",
+        "{to: [{ipBlock: {cidr: 192.0.2.1/32}}], ports: [{port: 53, protocol: UDP}]}",
+        "{to: [{namespaceSelector: {}}], ports: [{port: 53, protocol: UDP}]}",
+        "{}",
+    ] {
+        assert_eq!(finds(&format!("{{ports: [{{port: 6443}}]}}, {rule}")), None, "{rule}");
+    }
+}
+
 /// A Service without selector leads to a name server outside of the cluster: the fix names its address.
 #[test]
 fn a_name_server_outside_of_the_cluster() {

@@ -4,6 +4,7 @@
 mod blocks;
 mod callers;
 mod dns;
+mod ends;
 mod enforcers;
 mod explained;
 mod foreign;

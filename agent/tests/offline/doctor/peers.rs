@@ -192,6 +192,55 @@ fn labels_that_miss_a_template_by_one() {
         let (_, report) = examine(&format!("{CHART}{}", policy(&peer)));
         assert_eq!(severity(&report, "peer-without-pods"), Some(found), "{labels}: {report:#?}");
     }
+    // Two labels are right, and the third one has a word of the template's value: a policy of a component.
+    let chart = CHART.replace("release: r", "release: r, part: server-eligible");
+    for (labels, found) in [
+        ("app: webserver, release: r, part: server", Severity::Warning),
+        ("app: webserver, release: r, part: broker", Severity::Info),
+        ("release: r, part: server", Severity::Info),
+    ] {
+        let selector = format!("podSelector: {{matchLabels: {{{labels}}}}}");
+        let (_, report) = examine(&format!("{chart}{}", policy(&selector)));
+        assert_eq!(severity(&report, "selects-nothing"), Some(found), "{labels}: {report:#?}");
+    }
+}
+
+/// The labels of the workload are not those of its pods.
+#[test]
+fn labels_of_a_workload_itself() {
+    let workload = "{apiVersion: apps/v1, kind: Deployment, metadata: {name: api, namespace: x, labels: {app: api-deploy, \
+                    team: a}}, spec: {template: {metadata: {labels: {run: api}}, spec: {containers: [{name: c}]}}}}\n---\n";
+    let (_, report) =
+        examine(&format!("{workload}{}", policy("podSelector: {matchLabels: {app: api-deploy}}")));
+    let lead = "Deployment x/api itself has these labels, its pods do not";
+    assert_eq!(severity(&report, "selects-nothing"), Some(Severity::Warning), "{report:#?}");
+    assert!(places(&report)["selects-nothing"][0].ends_with(lead), "{report:#?}");
+    let peer = ingress("{podSelector: {matchLabels: {app: api-deploy}}}");
+    let (_, report) = examine(&format!("{workload}{peer}"));
+    assert_eq!(severity(&report, "peer-without-pods"), Some(Severity::Warning), "{report:#?}");
+    assert!(places(&report)["peer-without-pods"][0].ends_with(lead), "{report:#?}");
+    for labels in ["app: api", "app: api-deploy, tier: a", "run: api"] {
+        let (_, report) = examine(&format!(
+            "{workload}{}",
+            policy(&format!("podSelector: {{matchLabels: {{{labels}}}}}"))
+        ));
+        let found = severity(&report, "selects-nothing");
+        assert_eq!(found.filter(|it| *it != Severity::Info), None, "{labels}: {report:#?}");
+    }
+}
+
+/// The pods of a Job are gone when the Job is.
+#[test]
+fn names_of_jobs() {
+    for (label, found) in [
+        ("job-name: migrate", Severity::Info),
+        ("batch.kubernetes.io/job-name: migrate", Severity::Info),
+        ("app: migrate", Severity::Warning),
+    ] {
+        let spec = format!("podSelector: {{matchLabels: {{{label}}}}}");
+        let (_, report) = examine(&format!("{CLUSTER}{}", policy(&spec)));
+        assert_eq!(severity(&report, "selects-nothing"), Some(found), "{label}: {report:#?}");
+    }
 }
 
 #[test]

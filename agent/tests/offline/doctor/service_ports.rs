@@ -1,6 +1,8 @@
 //! Findings about rules with the port of a Service instead of the backend's: of the API server, of Services without
 //! selector, and of other Services.
 
+use netpold_review::doctor::Severity;
+
 use super::{examine, places, policy};
 
 /// Returns `default/kubernetes`, which maps 443 to a port of a node, and a pod of `x` on another node.
@@ -88,6 +90,58 @@ fn the_api_server_is_behind_another_port() {
             assert!(places(&report).contains_key("port-of-the-service"), "{kind}: {report:#?}");
         }
     }
+}
+
+/// A rule without peers beside a rule for pods means other hosts, unless the pods have a service account of their own.
+#[test]
+fn a_rule_beside_rules_for_pods_is_for_other_hosts() {
+    let severity = |cluster: &str, rules: &str| {
+        let (_, report) = examine(&format!("{cluster}{}", egress(rules)));
+        report
+            .findings
+            .into_iter()
+            .find(|it| it.check == "port-of-the-service")
+            .map(|it| it.severity)
+    };
+    let own = "spec: {nodeName: n1, serviceAccountName: agent,";
+    for objects in [slice(6443), String::new()] {
+        let cluster = cluster(6443, &objects);
+        let (alone, web) =
+            ("{ports: [{port: 443}]}", "{to: [{podSelector: {}}], ports: [{port: 8080}]}");
+        let beside = format!("{alone}, {web}");
+        assert_eq!(severity(&cluster, alone), Some(Severity::Warning));
+        assert_eq!(severity(&cluster, &beside), Some(Severity::Info));
+        let cluster = cluster.replace("spec: {nodeName: n1,", own);
+        assert_eq!(severity(&cluster, &beside), Some(Severity::Warning));
+    }
+}
+
+/// The API server has several endpoints, and a rule names one.
+#[test]
+fn some_of_the_endpoints() {
+    let three = slice(6443).replace("[192.168.5.12]", "[192.168.5.12, 192.168.5.13, 192.168.5.11]");
+    let cluster = cluster(6443, &three);
+    let finds = |cluster: &str, rules: &str| {
+        let (_, report) = examine(&format!("{cluster}{}", egress(rules)));
+        let all = places(&report);
+        all.get("endpoints-of-some").map(|it| it.join(" "))
+    };
+    let to = |blocks: &[&str], port: u16| {
+        let blocks: Vec<String> =
+            blocks.iter().map(|it| format!("{{ipBlock: {{cidr: {it}}}}}")).collect();
+        format!("{{to: [{}], ports: [{{port: {port}}}]}}", blocks.join(", "))
+    };
+    // The pod's own node, 192.168.5.11, needs no rule.
+    let place = "NetworkPolicy x/p: spec.egress[1].to[0]: Service default/kubernetes: denied to Pod x/agent: 192.168.5.13:6443";
+    let one = to(&["192.168.5.12/32"], 6443);
+    assert_eq!(finds(&cluster, &one).as_deref(), Some(place));
+    assert_eq!(finds(&cluster, &to(&["192.168.5.12/32", "192.168.5.13/32"], 6443)), None);
+    assert_eq!(finds(&cluster, &format!("{one}, {}", to(&["192.168.5.13/32"], 6443))), None);
+    assert_eq!(finds(&cluster, &to(&["192.168.5.0/24"], 6443)), None);
+    assert_eq!(finds(&cluster, &to(&["192.168.5.12/32"], 9100)), None, "the node's own service");
+    assert_eq!(finds(&self::cluster(6443, &slice(6443)), &one), None, "the only endpoint");
+    let no_token = "spec: {nodeName: n1, automountServiceAccountToken: false,";
+    assert_eq!(finds(&cluster.replace("spec: {nodeName: n1,", no_token), &one), None);
 }
 
 #[test]

@@ -231,6 +231,38 @@ fn rules_that_are_no_list_deny_everything() {
     assert_eq!(policy.problems[0], "spec: is missing or not a mapping");
 }
 
+/// An API server has checked its own objects, perhaps by other limits.
+#[test]
+fn limits_of_the_definition_count_for_objects_without_uid() {
+    let to = |peers: &str, more: &str| format!("{{action: Accept, to: [{peers}]{more}}}");
+    let many = |item: &str| vec![item; 26].join(", ");
+    let all = "{namespaces: {}}";
+    let ports = format!(", protocols: [{}]", many("{tcp: {destinationPort: {number: 1}}}"));
+    for (rules, problem) in [
+        (many(&to(all, "")), "spec.egress: has 26 items"),
+        (to(&many(all), ""), "spec.egress[0].to: has 26 items"),
+        (
+            format!("{}, {}", to(all, ""), to(&format!("{{networks: [{}]}}", many("::/0")), "")),
+            "spec.egress[1].to[0].networks: has 26 items",
+        ),
+        (to(all, &ports), "spec.egress[0].protocols: has 26 items"),
+        (to(all, &format!(", name: {}", "n".repeat(101))), "spec.egress[0].name: has more"),
+    ] {
+        for (metadata, count) in [("name: p", 1), ("name: p, uid: u", 0)] {
+            let text = format!(
+                "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\n\
+                 metadata: {{{metadata}}}\nspec: {{{HEAD}, egress: [{rules}]}}"
+            );
+            let Change::ClusterPolicy(policy) = convert(&text).change else {
+                panic!("another kind")
+            };
+            assert_eq!(policy.problems.len(), count, "{problem}: {:?}", policy.problems);
+            assert!(policy.problems.iter().all(|it| it.starts_with(problem)), "{problem}");
+            assert!(!policy.egress[0].matches.peers.as_ref().unwrap().is_empty(), "{problem}");
+        }
+    }
+}
+
 #[test]
 fn only_the_word_audit_puts_a_policy_on_trial() {
     let problem = "`Audit` is not enforce or audit; the policy is enforced";

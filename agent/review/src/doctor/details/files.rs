@@ -16,7 +16,7 @@ use netpold_kube::manifests::complete;
 use super::manifest::{FileLine, PolicyManifest, RawPolicy};
 use super::pod::{injected, key};
 use super::service::of_api;
-use super::shapes::{RawNamedObject, RawObject, RawServiceCaller};
+use super::shapes::{RawIngress, RawNamedObject, RawObject, RawServiceCaller};
 use super::{Details, ServiceCaller};
 use crate::doctor::foreign_kinds::ForeignKind;
 
@@ -124,12 +124,28 @@ impl Details {
             | ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy") => {
                 self.add_policy_node(file, node, kind);
             }
+            ("networking.k8s.io/v1", "Ingress") => {
+                if let Ok(ingress) = decode::<RawIngress>(&node) {
+                    self.add_ingress(ingress, &source);
+                }
+            }
             _ if CALLERS.contains(&(group, kind)) => {
                 if let Ok(caller) = decode::<RawServiceCaller>(&node) {
                     self.add_caller(kind, caller, Some(source));
                 }
             }
             _ => self.add_plain(&node, source, kind),
+        }
+    }
+
+    fn add_ingress(&mut self, ingress: RawIngress, source: &FileLine) {
+        let own = key(&ingress.metadata);
+        for service in ingress.services() {
+            let key = Key::new(own.namespace.clone(), service.name.clone());
+            let by = format!("Ingress {own}");
+            let Some(port) = service.port() else { continue };
+            let caller = || ServiceCaller { by, source: Some(source.clone()) };
+            self.routed.entry((key, port)).or_insert_with(caller);
         }
     }
 

@@ -115,26 +115,45 @@ impl PolicyManifest {
         (!isolates).then_some(rules)
     }
 
+    /// Returns the paths of empty lists of peers.
+    pub(crate) fn empty_peers(&self, direction: Direction) -> impl Iterator<Item = String> {
+        self.rules(direction).filter_map(move |(number, rule)| {
+            let (side, peers) = rule.peers(direction);
+            let path = format!("spec.{direction}[{number}].{side}");
+            peers.is_some_and(Vec::is_empty).then_some(path)
+        })
+    }
+
+    fn rules(&self, direction: Direction) -> impl Iterator<Item = (usize, &RawRule)> {
+        let rules = match direction {
+            Direction::Ingress => &self.spec.ingress,
+            Direction::Egress => &self.spec.egress,
+        };
+        rules.iter().flatten().enumerate()
+    }
+
     /// Returns every CIDR with its path.
     pub(crate) fn cidrs(&self) -> impl Iterator<Item = (String, &str)> {
         Direction::BOTH.into_iter().flat_map(|direction| {
-            let rules = match direction {
-                Direction::Ingress => &self.spec.ingress,
-                Direction::Egress => &self.spec.egress,
-            };
-            let rules = rules.iter().flatten().enumerate();
-            rules.flat_map(move |(number, rule)| {
-                let (side, peers) = match direction {
-                    Direction::Ingress => ("from", &rule.from),
-                    Direction::Egress => ("to", &rule.to),
-                };
-                let peers = peers.iter().flatten().enumerate();
+            self.rules(direction).flat_map(move |(number, rule)| {
+                let (side, peers) = rule.peers(direction);
+                let peers = peers.into_iter().flatten().enumerate();
                 peers.flat_map(move |(peer, raw)| {
                     let path = format!("spec.{direction}[{number}].{side}[{peer}]");
                     raw.cidrs(&path)
                 })
             })
         })
+    }
+}
+
+impl RawRule {
+    /// Returns the name and the content of the list of peers.
+    fn peers(&self, direction: Direction) -> (&'static str, Option<&Vec<RawPeer>>) {
+        match direction {
+            Direction::Ingress => ("from", self.from.as_ref()),
+            Direction::Egress => ("to", self.to.as_ref()),
+        }
     }
 }
 

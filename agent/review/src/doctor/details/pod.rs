@@ -149,11 +149,14 @@ impl Details {
     /// Adds a workload of a kind with a pod template.
     pub(super) fn add_workload(&mut self, kind: &str, object: RawObject) {
         let key = key(&object.metadata);
+        let mut metadata = object.metadata;
         let job = object.spec.job_template.and_then(|job| job.spec.template);
         let Some(template) = object.spec.template.or(job) else { return };
         let mut template = *template;
         let labels: Labels = template.metadata.labels();
         self.templates.push(WorkloadTemplate {
+            workload: format!("{kind} {key}"),
+            workload_labels: metadata.labels(),
             namespace: key.namespace.clone(),
             details: pod_details(&template.metadata, &template.spec),
             labels,

@@ -33,10 +33,55 @@ pub(crate) struct WrittenService {
     /// Whether clients outside of the cluster reach the Service: `spec.type` is `NodePort` or `LoadBalancer`, or there
     /// are `spec.externalIPs`.
     pub(crate) is_external: bool,
+    /// Way of these clients.
+    pub(crate) exposure: Exposure,
     /// Whether `spec.externalTrafficPolicy` is `Local`: nodes keep the addresses of those clients.
     pub(crate) keeps_client: bool,
     /// Whether `spec.internalTrafficPolicy` is `Local`: clients at a cluster address reach backends of their node only.
     pub(crate) is_internal_local: bool,
+}
+
+/// Way of clients outside of the cluster to a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exposure {
+    /// There is none, or none that the Service names.
+    None,
+    /// By ports of the nodes alone.
+    NodePort,
+    /// By an address of the Service at the nodes: a load balancer's, or one of `spec.externalIPs`.
+    Balanced,
+    /// By a load balancer that sends to the pods themselves.
+    Direct,
+}
+
+/// Annotations of Services whose load balancer sends to the pods: AWS, Alibaba and Tencent, Google.
+const DIRECT: [(&str, &str); 5] = [
+    ("service.beta.kubernetes.io/aws-load-balancer-nlb-target-type", "ip"),
+    ("service.beta.kubernetes.io/aws-load-balancer-type", "nlb-ip"),
+    ("service.beta.kubernetes.io/backend-type", "eni"),
+    ("service.cloud.tencent.com/direct-access", "true"),
+    ("cloud.google.com/neg", ""),
+];
+
+impl Exposure {
+    fn of(metadata: &ObjectMeta, spec: &api::ServiceSpec) -> Self {
+        let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).map(String::as_str);
+        let is_direct = DIRECT.iter().any(|(key, value)| {
+            annotation(key).is_some_and(|text| value.is_empty() || text == *value)
+        });
+        let has_addresses = spec.external_ips.as_ref().is_some_and(|it| !it.is_empty());
+        match spec.type_.as_deref() {
+            Some("LoadBalancer")
+                if is_direct || spec.allocate_load_balancer_node_ports == Some(false) =>
+            {
+                Self::Direct
+            }
+            _ if has_addresses => Self::Balanced,
+            Some("LoadBalancer") => Self::Balanced,
+            Some("NodePort") => Self::NodePort,
+            _ => Self::None,
+        }
+    }
 }
 
 /// Port of a Service.
@@ -109,6 +154,7 @@ impl Details {
             self.external_names.insert(key, spec.external_name.unwrap_or_default());
             return;
         }
+        let exposure = Exposure::of(&metadata, &spec);
         let labels = metadata.labels.unwrap_or_default();
         let is_dns =
             DNS_LABELS.iter().any(|(key, value)| labels.get(*key).is_some_and(|it| it == value));
@@ -126,6 +172,7 @@ impl Details {
             is_dns,
             is_headless,
             is_external,
+            exposure,
             keeps_client,
             is_internal_local,
         };

@@ -8,6 +8,8 @@ use serde::de::IgnoredAny;
 
 use netpold_core::model::Labels;
 
+use super::RoutedPort;
+
 /// Text, or a value of another type in its place.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -237,5 +239,77 @@ impl RawServiceCaller {
         let webhooks = self.webhooks.into_iter().flatten().chain(self.spec.conversion.webhook);
         let services = webhooks.filter_map(|webhook| webhook.client_config.service);
         services.chain(self.spec.service)
+    }
+}
+
+/// Ingress.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RawIngress {
+    pub(super) metadata: RawMetadata,
+    spec: IngressSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct IngressSpec {
+    default_backend: Option<IngressBackend>,
+    rules: Option<Vec<IngressRule>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct IngressRule {
+    http: Option<IngressPaths>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct IngressPaths {
+    paths: Option<Vec<IngressPath>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct IngressPath {
+    backend: IngressBackend,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct IngressBackend {
+    service: Option<IngressService>,
+}
+
+/// Service of an Ingress.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct IngressService {
+    pub(super) name: String,
+    port: IngressPort,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct IngressPort {
+    name: Option<String>,
+    number: Option<i32>,
+}
+
+impl IngressService {
+    /// Returns the port of the Service.
+    pub(super) fn port(self) -> Option<RoutedPort> {
+        let IngressPort { name, number } = self.port;
+        number.map(RoutedPort::Number).or(name.map(RoutedPort::Name))
+    }
+}
+
+impl RawIngress {
+    /// Returns the Services to which the Ingress leads clients.
+    pub(super) fn services(self) -> impl Iterator<Item = IngressService> {
+        let rules = self.spec.rules.into_iter().flatten().filter_map(|rule| rule.http);
+        let paths = rules.flat_map(|http| http.paths.into_iter().flatten());
+        let backends = paths.map(|path| path.backend).chain(self.spec.default_backend);
+        backends.filter_map(|backend| backend.service)
     }
 }

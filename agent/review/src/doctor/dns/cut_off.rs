@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use netpold_core::model::{
-    ClusterPolicy, Direction, Peer, Pod, PortMatch, PortRule, Protocol, Rule,
+    Action, ClusterPolicy, Direction, Peer, Pod, PortMatch, PortRule, Protocol, Rule,
 };
 use netpold_core::probe::IpProtocol;
 
@@ -12,7 +12,7 @@ use super::server::Server;
 use crate::doctor::blocks::has_no_address;
 use crate::doctor::callers::endpoints;
 use crate::doctor::finding::{Check, Findings, Severity};
-use crate::doctor::objects::{GroupedObjects, NamedPolicy, some_pods_text};
+use crate::doctor::objects::{GroupedObjects, NamedPolicy, PodGroup, pods_text, some_pods_text};
 
 const CUT_OFF: Check = Check {
     name: "dns-server-cut-off",
@@ -25,8 +25,17 @@ const CUT_OFF: Check = Check {
 /// Fix of [`CUT_OFF`] where a ClusterNetworkPolicy denies it: rules of NetworkPolicies are not evaluated then.
 const ACCEPT_FIRST: &str = "put a rule with action Accept for TCP and the port of the API server's endpoints (`kubectl get endpoints kubernetes`) \
                             before the rule that denies it, by its place or its policy's priority";
-/// Port of DNS.
+const NO_FORWARDING: Check = Check {
+    name: "dns-server-cannot-forward",
+    severity: Severity::Info,
+    problem: "policies allow the cluster's DNS server no egress to port 53: it answers no questions about names outside of the \
+              cluster, except by a server on its own node",
+    fix: "none, if pods need no such names; otherwise add an egress rule for the name server's pods with UDP and TCP 53, without \
+          `to` or with ipBlocks of the servers that it forwards to",
+};
+/// Ports of DNS, and of DNS over TLS.
 const PORT: u16 = 53;
+const TLS_PORT: u16 = 853;
 
 /// Checks the egress of the name server's own pods. A server that is only assumed to be the cluster's may need no API
 /// server.
@@ -46,7 +55,16 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, server: &Server<'_>, found: 
             found.add_with_fix(&CUT_OFF, ACCEPT_FIRST, place);
             continue;
         }
-        if isolating.is_empty() || failing.is_empty() {
+        if isolating.is_empty() {
+            continue;
+        }
+        if failing.is_empty() {
+            if !rules.iter().any(|rule| may_forward(rule)) && !accepts_some(objects, group) {
+                let pods = pods_text(group);
+                let text = |names: &str| format!("{pods} ({names})");
+                let policies = isolating.iter().map(|(policy, _)| *policy);
+                found.add(&NO_FORWARDING, objects.place_of(policies, "spec.egress", text));
+            }
             continue;
         }
         let lacks = if rules.iter().any(|rule| may_be_upstream(rule)) {
@@ -95,6 +113,25 @@ fn may_be_upstream(rule: &Rule) -> bool {
         PortMatch::Named(_) => false,
     };
     rule.ports.as_ref().is_none_or(|ports| ports.iter().any(has_port)) && may_be_host(rule)
+}
+
+/// Returns whether a rule may allow DNS to any server.
+fn may_forward(rule: &Rule) -> bool {
+    let has_port = |port: &PortRule| match port.port {
+        PortMatch::Any | PortMatch::Named(_) => true,
+        PortMatch::Range(first, last) => {
+            [PORT, TLS_PORT].iter().any(|it| (first..=last).contains(it))
+        }
+    };
+    rule.ports.as_ref().is_none_or(|ports| ports.iter().any(has_port))
+}
+
+/// Returns whether a ClusterNetworkPolicy accepts some egress of a group.
+fn accepts_some(objects: &GroupedObjects<'_>, group: &PodGroup<'_>) -> bool {
+    objects.cluster.cluster_policies().any(|policy| {
+        let mut rules = policy.egress.iter();
+        group.is_subject(policy) && rules.any(|rule| rule.action == Action::Accept)
+    })
 }
 
 fn is_dns(port: &PortRule) -> bool {
