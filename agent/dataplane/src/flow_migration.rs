@@ -165,17 +165,20 @@ impl FlowMigration {
         }
     }
 
-    /// Copies flows of other tables that those in force lack.
+    /// Copies flows of other tables: those that the tables in force lack, and the initiators of all others.
     fn carry_over(&self, settings: &ActiveSettings, generation: &Generation) {
         let (mut flows, mut refused) = (0_u64, 0_u64);
         let Ok(Some((tables, now))) = settings.flow_tables(Some(generation)) else { return };
         for layout in &self.layouts {
-            let carried = layout.flows(|flow| match tables.import(&flow, now) {
-                Ok(()) => flows += 1,
-                Err(_) => refused += 1,
-            });
-            if let Err(error) = carried {
-                tracing::warn!(%error, "cannot migrate flows of other tables");
+            // The programs behind those that only watch have all of their flows, and know the initiators.
+            if !layout.only_watches() {
+                let carried = layout.flows(|flow| match tables.migrate(&flow, now) {
+                    Ok(()) => flows += 1,
+                    Err(_) => refused += 1,
+                });
+                if let Err(error) = carried {
+                    tracing::warn!(%error, "cannot migrate flows of other tables");
+                }
             }
             let Some((map, resolved)) = layout.resolved() else { continue };
             if let Err(error) = generation.adopt_resolutions(map, resolved) {

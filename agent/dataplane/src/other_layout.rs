@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::maps::{MapData, MapError};
 use netpold_ebpf::layout::{
-    Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint, MAY_BE_BEHIND, SHARES_NAMES, STANDS_ASIDE, Settings,
+    Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint, MAY_BE_BEHIND, SHARES_NAMES, STANDS_ASIDE,
+    Settings, WATCH_ONLY,
 };
 use std::os::fd::AsFd;
 
@@ -121,14 +122,27 @@ impl OtherLayout {
         let _ = self.set(MAY_BE_BEHIND);
     }
 
+    /// Whether the other version's programs never judged: their agent ended while they ran in front of former programs
+    /// ([`WATCH_ONLY`]).
+    pub(super) fn only_watches(&self) -> bool {
+        self.flags().is_some_and(|(word, shift)| {
+            word.load(Ordering::Acquire) & u64::from(WATCH_ONLY) << shift != 0
+        })
+    }
+
     /// Sets a flag of the programs; false if the version has no flags.
     fn set(&self, flag: u32) -> bool {
-        let word = self.settings.as_ref().zip(self.description.find("settings.watch"));
-        let Some((words, place)) = word else { return false };
-        words.all().get(place.at / 8).is_some_and(|word| {
-            word.fetch_or(u64::from(flag) << (place.at % 8 * 8), Ordering::AcqRel);
+        self.flags().is_some_and(|(word, shift)| {
+            word.fetch_or(u64::from(flag) << shift, Ordering::AcqRel);
             true
         })
+    }
+
+    /// Word with the programs' flags, and their first bit; `None` if the version has no flags.
+    fn flags(&self) -> Option<(&AtomicU64, usize)> {
+        let place = self.description.find("settings.watch")?;
+        let word = self.settings.as_ref()?.all().get(place.at / 8)?;
+        Some((word, place.at % 8 * 8))
     }
 
     /// Makes the programs of a version without the flag of [`OtherLayout::stand_aside`] pass every packet of an

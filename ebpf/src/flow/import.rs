@@ -4,17 +4,22 @@ use crate::{
     flow::{
         control::{Control, Timeouts},
         key::FlowTableKey,
-        table::{Flow, Full},
+        table::{ATTEMPTS, Flow, Full},
     },
-    layout::{CT_VALID, Settings},
+    layout::{CT_EGRESS, CT_INGRESS, CT_NODE, CT_SYN, CT_VALID, Settings},
+    packet::icmp,
 };
 
 impl<K: FlowTableKey> Flow<K> {
     /// Gives the flow's entry at least these flags and a stamp no older than `seen`: adds the entry, or completes the
     /// existing one. A flow that is expired at `now` is skipped.
     ///
+    /// `judged`: the flags are from a table by which programs of netpold judged, so their initiator replaces the existing
+    /// entry's. Programs without these flows take the sender of the first packet for the initiator, also if the packet is
+    /// an answer; then the flow would outlive the policy that denies its real initiator.
+    ///
     /// # Errors
-    /// [`Full`] if every way is protected, or another writer was faster.
+    /// [`Full`] if every way is protected, or other writers were faster.
     ///
     /// # Safety
     /// As [`Flow::find`].
@@ -29,26 +34,51 @@ impl<K: FlowTableKey> Flow<K> {
         settings: &Settings,
         now: u32,
         seen: u32,
+        judged: bool,
     ) -> Result<(), Full> {
         let protocol = self.key.protocol();
         let new = Control::new(seen, 0, flags | CT_VALID);
         if new.is_expired(memory, protocol, settings, now) {
             return Ok(());
         }
-        // SAFETY: as the caller promises.
-        unsafe {
-            let Some(hit) = self.find(memory) else {
-                let (way, old, _) = self.victim(memory, settings, now).ok_or(Full)?;
-                let claimed = self.claim(memory, way, old, flags, seen);
-                return if claimed { Ok(()) } else { Err(Full) };
-            };
-            let old = hit.control;
-            let expired = old.is_expired(memory, protocol, settings, now);
-            let flags = if expired { flags } else { flags | old.flags() };
-            let newer = if old.age(now) < new.age(now) { old.seen() } else { seen };
-            let whole = Control::new(newer, old.incarnation(), flags | CT_VALID);
-            let swapped = whole == old || memory.swap(hit.way, old.0, whole.0) == old.0;
-            if swapped { Ok(()) } else { Err(Full) }
+        for _ in 0..ATTEMPTS {
+            // SAFETY: as the caller promises.
+            unsafe {
+                let Some(hit) = self.find(memory) else {
+                    let (way, old, _) = self.victim(memory, settings, now).ok_or(Full)?;
+                    let claimed = self.claim(memory, way, old, flags, seen);
+                    return if claimed { Ok(()) } else { Err(Full) };
+                };
+                let old = hit.control;
+                let whole = if old.is_expired(memory, protocol, settings, now) {
+                    flags
+                } else {
+                    merged(old.flags(), flags, protocol, judged)
+                };
+                let newer = if old.age(now) < new.age(now) { old.seen() } else { seen };
+                // Invalidates the verdict that was cached for the former initiator.
+                let turned = u16::from((whole ^ old.flags()) & INITIATOR != 0);
+                let incarnation = old.incarnation().wrapping_add(turned);
+                let whole = Control::new(newer, incarnation, whole | CT_VALID);
+                if whole == old || memory.swap(hit.way, old.0, whole.0) == old.0 {
+                    return Ok(());
+                }
+            }
         }
+        Err(Full)
     }
+}
+
+/// Flags that show the initiator of a flow.
+const INITIATOR: u16 = CT_INGRESS | CT_EGRESS | CT_NODE;
+
+/// Flags of a live entry after the import of its flow, see [`Flow::adopt`].
+const fn merged(own: u16, flags: u16, protocol: u8, judged: bool) -> u16 {
+    let turned = (own ^ flags) & (CT_INGRESS | CT_EGRESS) != 0;
+    // Only requests begin ICMP flows, and both sides may send requests with one identifier.
+    if !judged || !turned || icmp::is_icmp(protocol) {
+        return own | flags;
+    }
+    // A SYN has opened another connection between the same ports.
+    if own & CT_SYN != 0 { own } else { own & !INITIATOR | flags }
 }

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Attempts to change an entry that other writers change too.
-const ATTEMPTS: usize = 4;
+pub(crate) const ATTEMPTS: usize = 4;
 
 /// Ways of a flow's two buckets.
 pub(crate) const PLACES: usize = 2 * CT_WAYS;

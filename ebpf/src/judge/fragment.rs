@@ -106,16 +106,17 @@ pub(crate) fn transport_of_first<F: Family, D: PodDirection, T: Tables>(
         (ports.remote_port, ports.local_port)
     };
     // Without SYN: only a first fragment can open a connection.
-    let transport = Transport { protocol: ports.protocol, flags: TCP_ACK, source, destination };
-    // The quoted packet of an ICMP error is in the first fragment, and decided its verdict.
-    if icmp::is_error(&transport) { Err(Reason::Related) } else { Ok(transport) }
+    Ok(Transport { protocol: ports.protocol, flags: TCP_ACK, source, destination })
 }
 
-/// Records the ports of a first fragment that passed.
+/// Records the ports of a first fragment that passed; not of an ICMP error, whose later fragments could contain anything.
+/// No error is long enough for fragments (RFC 1812, 4.3.2.3: 576 bytes; RFC 4443, 2.4: 1280 bytes).
 #[inline(always)]
 pub(crate) fn remember_first<F: Family, D: PodDirection, T: Tables>(
     context: &EndpointContext<'_, D, T>,
     packet: &Packet<'_, F>,
 ) {
-    datagram(context, packet).remember(context.tables, &packet.transport, D::EGRESS);
+    if !icmp::is_error(&packet.transport) {
+        datagram(context, packet).remember(context.tables, &packet.transport, D::EGRESS);
+    }
 }

@@ -192,6 +192,22 @@ fn overlapping_fragments_open_nothing() {
     assert_eq!(ingress(&tables, &later), Reason::Policy);
 }
 
+/// Only the first fragment of an ICMP error has the quote for which the error passes.
+#[test]
+fn later_fragments_of_an_icmp_error_drop() {
+    let tables = tables(NOBODY, one_pod::EGRESS_ROW);
+    let question = udp4((POD, 5000), (Who::Server.v4(), 53));
+    assert_eq!(egress(&tables, &question), Reason::Allowed);
+    let error = frame4(1, STRANGER, POD, &error_about(&question));
+    assert_eq!(ingress(&tables, &error), Reason::Related);
+    assert_eq!(ingress(&tables, &part(error.clone(), 0, true)), Reason::Related);
+    let rest = frame4(1, STRANGER, POD, b"anything at all.");
+    for offset in [5, 100, 8000] {
+        let rest = part(rest.clone(), offset, true);
+        assert_eq!(ingress(&tables, &rest), Reason::FragmentWithoutFirst);
+    }
+}
+
 #[test]
 fn protocols_without_ports_need_a_rule_without_ports() {
     let tables = tables(CLIENTS, NOBODY);

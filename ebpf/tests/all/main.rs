@@ -6,6 +6,7 @@ mod conntrack;
 mod hash;
 mod hostile;
 mod link;
+mod migration;
 mod observe;
 mod parts;
 mod reject;

@@ -39,23 +39,38 @@ impl Sweeper {
     /// # Errors
     /// [`Full`] if its buckets have no room.
     pub fn import(&self, flow: &TrackedFlow, now: u32) -> Result<(), Full> {
+        self.add(flow, now, false)
+    }
+
+    /// Adds a flow of another table by which programs judged, or completes its entry. The entry gets the flow's initiator.
+    ///
+    /// # Errors
+    /// As [`Sweeper::import`].
+    pub fn migrate(&self, flow: &TrackedFlow, now: u32) -> Result<(), Full> {
+        self.add(flow, now, true)
+    }
+
+    fn add(&self, flow: &TrackedFlow, now: u32, judged: bool) -> Result<(), Full> {
         match &flow.key {
             FlowKey::V4(key) => {
-                self.import_in(&self.four, self.settings.ct4_mask, words4(key), flow, now)
+                let (key, mask) = (words4(key), self.settings.ct4_mask);
+                self.add_to(&self.four, mask, key, flow, now, judged)
             }
             FlowKey::V6(key) => {
-                self.import_in(&self.six, self.settings.ct6_mask, key6_words(key), flow, now)
+                let (key, mask) = (key6_words(key), self.settings.ct6_mask);
+                self.add_to(&self.six, mask, key, flow, now, judged)
             }
         }
     }
 
-    fn import_in<K: FlowTableKey, B: Pod>(
+    fn add_to<K: FlowTableKey, B: Pod>(
         &self,
         table: &MappedArray<B>,
         mask: u32,
         key: K,
         flow: &TrackedFlow,
         now: u32,
+        judged: bool,
     ) -> Result<(), Full> {
         let size = CT_WAYS * K::STRIDE;
         let words = table.words().unwrap_or_default();
@@ -69,7 +84,8 @@ impl Sweeper {
         let flow_in = Flow { key, hash, buckets: [bucket(first)?, bucket(second)?] };
         let (settings, seen) = (&self.settings, flow.seen);
         // SAFETY: whole buckets of this family's table, mapped for writing while self lives.
-        let adopt = || unsafe { flow_in.adopt(&HostMemory, flow.flags, settings, now, seen) };
+        let adopt =
+            || unsafe { flow_in.adopt(&HostMemory, flow.flags, settings, now, seen, judged) };
         adopt().or_else(|full| {
             let made = make_place([first, second], |index, place, takes| {
                 let from = (index, place, mask);

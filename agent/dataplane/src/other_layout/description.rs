@@ -93,7 +93,8 @@ impl Description {
             ("way6.protocol", offset_of!(Ct6Way, key.protocol), 4),
             ("control.seen", 32, 32),
             ("settings.hash_seed", offset_of!(Settings, hash_seed), 8),
-            // Bit 2 (`STANDS_ASIDE`): the programs at pods' hooks leave every packet as it is.
+            // Bit 0 (`WATCH_ONLY`): the programs run in front of others, which judge. Bit 2 (`STANDS_ASIDE`): the programs at
+            // pods' hooks leave every packet as it is.
             ("settings.watch", offset_of!(Settings, watch), 4),
             ("settings.proof", offset_of!(Settings, proof), 4),
             // Not zero: all programs leave the proof.

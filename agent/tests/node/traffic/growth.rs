@@ -1,14 +1,18 @@
 //! Replacement of flow tables by larger ones.
 
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, Map, MapData};
 use netpold_ebpf::layout::{LAYOUT_VERSION, NAME_WAYS, NAME_WORDS};
-use netpold_testbed::cluster::{PORT, TestCluster};
+use netpold_testbed::cluster::{
+    MOMENT, PATIENCE as ARRIVAL, PORT, TestCluster, allow_from, allow_to, isolate,
+};
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
 
-use crate::traffic::load::{guarded, under_load};
+use crate::traffic::load::{StopOnDrop, guarded, under_load};
 use crate::traffic::udp;
 
 /// Client ports that fill 26 % of a node's initial tables, where each flow has an entry of the server and one of the
@@ -159,5 +163,92 @@ fn an_agent_killed_when_the_new_programs_judge_under_load() {
     require_root!();
     killed_while_it_grows(|cluster| {
         cluster.agents[0].log().contains("migrated flows of other tables")
+    });
+}
+
+/// Client ports of flows that policy denies after the growth.
+const DENIED_LATER: std::ops::Range<u16> = 31_000..31_020;
+
+/// Flows from one pod to another, at all of their addresses.
+struct AnsweredFlows {
+    /// Sockets of the initiator.
+    asking: Vec<UdpSocket>,
+    /// Sockets of the responder, each with the addresses of its flows.
+    answering: Vec<(UdpSocket, Vec<SocketAddr>)>,
+}
+
+impl AnsweredFlows {
+    fn open(cluster: &TestCluster, from: &str, to: &str) -> Self {
+        const SERVER: u16 = 5300;
+        let (from, to) = (cluster.pod(from), cluster.pod(to));
+        let mut flows = Self { asking: Vec::new(), answering: Vec::new() };
+        for (from_address, to_address) in from.addresses().iter().zip(to.addresses()) {
+            let sockets = DENIED_LATER.map(|port| udp::socket(from, *from_address, port));
+            for socket in sockets {
+                socket.connect((*to_address, SERVER)).unwrap();
+                flows.asking.push(socket);
+            }
+            let ends = DENIED_LATER.map(|port| SocketAddr::new(*from_address, port));
+            flows.answering.push((udp::socket(to, *to_address, SERVER), ends.collect()));
+        }
+        flows
+    }
+
+    /// Sends a datagram of the initiator on each flow; returns the number that arrived.
+    fn ask(&self, patience: Duration) -> usize {
+        for socket in &self.asking {
+            socket.send(b"question").unwrap();
+        }
+        let arrived = |(socket, flows): &(UdpSocket, Vec<SocketAddr>)| {
+            socket.set_read_timeout(Some(patience)).unwrap();
+            flows.iter().map_while(|_| udp::receive(socket)).count()
+        };
+        self.answering.iter().map(arrived).sum()
+    }
+
+    /// Sends a datagram of the responder on each flow.
+    fn answer(&self) {
+        for (socket, flows) in &self.answering {
+            for to in flows {
+                socket.send_to(b"answer", to).unwrap();
+            }
+        }
+    }
+}
+
+/// New programs see answers before any packet of the initiator, in a direction that no policy isolates. If the tables
+/// took these for beginnings, the flows would outlive the policy that denies their initiator.
+#[test]
+fn answers_begin_no_flow_while_tables_grow_under_load() {
+    require_root!();
+    let pods = ["client", "outside", "guest", "host"];
+    let mut cluster = guarded(Cni::Ptp).with_pods(&pods);
+    cluster.policy("c", isolate("client", &["Egress"]));
+    cluster.policy("out", allow_to("client", "outside"));
+    cluster.policy("h", isolate("host", &["Ingress"])).policy("in", allow_from("host", "guest"));
+    cluster.enforce();
+    wait_until("the tables are swept", || room(&cluster) > 0);
+    let before = room(&cluster);
+    let sent = AnsweredFlows::open(&cluster, "client", "outside");
+    let received = AnsweredFlows::open(&cluster, "guest", "host");
+    let arrived = |patience| [&sent, &received].map(|flows| flows.ask(patience));
+    let all = [&sent, &received].map(|flows| flows.asking.len());
+    assert_eq!(arrived(ARRIVAL), all);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&stop);
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                sent.answer();
+                received.answer();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        crowd(&cluster);
+        wait_until("the tables grow", || room(&cluster) > before);
+        wait_until("the former tables are gone", || !folder_is_there(&cluster));
+        assert_eq!(arrived(ARRIVAL), all, "allowed flows go on");
+        cluster.without_policy("out").without_policy("in").enforce();
+        assert_eq!(arrived(MOMENT), [0, 0], "denied flows end");
     });
 }

@@ -276,3 +276,43 @@ fn pods_that_administer_the_nodes_devices_are_warned_of() {
         }
     }
 }
+
+/// The kubelet of the pod's node connects to the host of a probe or hook.
+#[test]
+fn probes_and_hooks_that_name_a_host_are_warned_of() {
+    if !can_render("probes_and_hooks_that_name_a_host_are_warned_of") {
+        return;
+    }
+    let policy = policy("netpold-probe-hosts");
+    let words = "a probe or lifecycle hook names a host";
+    let plain = json!({ "name": "a", "livenessProbe": { "exec": { "command": ["true"] } } });
+    for (handler, warns) in [
+        (json!({ "httpGet": { "port": 80, "path": "/" } }), false),
+        (json!({ "httpGet": { "port": 80, "host": "" } }), false),
+        (json!({ "httpGet": { "port": 80, "host": "10.0.0.7" } }), true),
+        (json!({ "httpGet": { "port": 80, "host": "127.0.0.1" } }), true),
+        (json!({ "tcpSocket": { "port": 80 } }), false),
+        (json!({ "tcpSocket": { "port": 80, "host": "db.shop" } }), true),
+        (json!({ "grpc": { "port": 80, "service": "host" } }), false),
+        (json!({ "exec": { "command": ["host"] } }), false),
+        (json!({ "sleep": { "seconds": 1 } }), false),
+    ] {
+        let expected: &[&str] = if warns { &[words] } else { &[] };
+        for container in [
+            json!({ "name": "b", "livenessProbe": handler }),
+            json!({ "name": "b", "readinessProbe": handler }),
+            json!({ "name": "b", "startupProbe": handler }),
+            json!({ "name": "b", "lifecycle": { "postStart": handler } }),
+            json!({ "name": "b", "lifecycle": { "preStop": handler } }),
+        ] {
+            for list in ["containers", "initContainers"] {
+                let mut spec = json!({ "containers": [plain] });
+                spec[list] = json!([plain, container]);
+                says(&policy, &json!({ "spec": spec }), expected);
+                says(&policy, &json!({ "spec": { "template": { "spec": spec } } }), expected);
+                spec["hostNetwork"] = json!(true);
+                says(&policy, &json!({ "spec": spec }), &[]);
+            }
+        }
+    }
+}
