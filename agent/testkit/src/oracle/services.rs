@@ -113,18 +113,17 @@ impl Oracle {
         self.nodes.iter().any(|node| node.addresses.contains(&address))
     }
 
-    /// Whether packets of `pod` to some port of an address may be translated: to Service ports, to node ports, or at
-    /// this node, which has node ports too. In the networks of a Service any packet may be.
+    /// Whether packets of `pod` to an address may be translated: at a Service, whatever ports it has, in its networks, at
+    /// node ports, or at this node, which has node ports too.
     #[must_use]
     pub fn is_translated(&self, pod: &Pod, address: IpAddr) -> bool {
         let is_node = self.is_node(address);
         self.is_own_node(pod, address)
             || self.services.iter().filter(|service| !service.unserved).any(|service| {
-                is_in_network(service, address)
-                    || service.ports.iter().any(|port| {
-                        service.addresses.contains(&address)
-                            || (is_node && port.node_port.is_some())
-                    })
+                let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
+                service.addresses.contains(&address)
+                    || is_in_network(service, address)
+                    || is_node && has_node_port
             })
     }
 
