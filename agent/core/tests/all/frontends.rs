@@ -196,3 +196,17 @@ fn networks_lead_back_to_pods_that_are_isolated_for_ingress_alone() {
     assert!(is_marked(&world("10.0.0.1"), "20.0.0.7"));
     assert!(!is_marked(&world("20.0.0.5"), "20.0.0.7"));
 }
+
+/// While the network has the same class, the tables have no entry for the address.
+#[test]
+fn an_address_stays_marked_when_the_network_around_it_ends() {
+    let (own, large) = (service("own", 1, 0x1400_2000, 0), service("s", 2 * LIMIT, 0x1400_0000, 1));
+    let own = Service { ports: Vec::new(), ..own };
+    let mut world = World::new(victim());
+    world.apply([Change::Service(large.clone()), Change::Service(own)]);
+    assert!(is_marked(&world, "20.0.32.0") && is_marked(&world, "20.0.32.1"));
+    world.apply([Change::ServiceGone(large.key.clone())]);
+    assert!(is_marked(&world, "20.0.32.0") && !is_marked(&world, "20.0.32.1"));
+    world.apply([Change::Service(large)]);
+    assert!(is_marked(&world, "20.0.32.0") && is_marked(&world, "20.0.32.1"));
+}
