@@ -35,21 +35,31 @@ fn enclosing(address: IpAddr, len: u8) -> IpNet {
     IpNet::new(address, len).map_or_else(|_| address.into(), |net| net.trunc())
 }
 
+/// Returns the networks of this length with addresses of a Service; at least `enough` of them if there are as many.
+fn networks(service: &Service, len: u8, enough: usize) -> BTreeSet<IpNet> {
+    let mut networks = BTreeSet::new();
+    for address in external(service) {
+        networks.insert(enclosing(address, len));
+        if networks.len() == enough {
+            break;
+        }
+    }
+    networks
+}
+
 /// The Service as it is kept in memory: one with more addresses than a namespace may have, besides its cluster
 /// addresses, has networks in their place.
 #[must_use]
 pub fn kept_service(mut service: Service) -> Service {
-    let others: BTreeSet<IpAddr> = external(&service).collect();
-    if others.len() <= NAMESPACE_FRONTENDS {
+    if external(&service).count() <= NAMESPACE_FRONTENDS {
         return service;
     }
-    let of_len = |len| others.iter().map(move |address| enclosing(*address, len));
-    let mut networks: BTreeSet<IpNet> = of_len(SMALL).collect();
-    if networks.len() > SMALL_NETWORKS {
-        networks = of_len(LARGE).collect();
+    let mut kept = networks(&service, SMALL, SMALL_NETWORKS + 1);
+    if kept.len() > SMALL_NETWORKS {
+        kept = networks(&service, LARGE, usize::MAX);
     }
-    networks.extend(std::mem::take(&mut service.networks));
-    service.networks = networks.into_iter().collect();
+    kept.extend(std::mem::take(&mut service.networks));
+    service.networks = kept.into_iter().collect();
     service.addresses.retain(|address| service.cluster.contains(address));
     service
 }

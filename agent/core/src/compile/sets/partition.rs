@@ -142,8 +142,8 @@ impl AddressPartition {
         std::mem::replace(&mut self.entries.entry(prefix).targets, targets)
     }
 
-    /// Sets the service target of a network's addresses; returns the previous one. Entries in the network without a
-    /// service target of their own are settled again.
+    /// Sets the service target of a network's addresses; returns the previous one. All entries in the network are settled
+    /// again: those with an equal service target of their own differ from the network, or cease to.
     pub(crate) fn set_target_within(
         &mut self,
         network: Prefix,
@@ -152,8 +152,7 @@ impl AddressPartition {
         let targets: Vec<SetId> = target.into_iter().collect();
         let before = self.set_targets(network, targets.clone());
         if before != targets {
-            let inner = self.entries.under(network).filter(|(_, entry)| entry.targets.is_empty());
-            self.touched.extend(inner.map(|(prefix, _)| prefix));
+            self.touched.extend(self.entries.under(network).map(|(prefix, _)| prefix));
         }
         before
     }
