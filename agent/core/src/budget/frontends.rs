@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::model::Service;
+use crate::model::{Change, Service};
 
 /// Addresses of all Services of a namespace with an entry of their own, besides cluster addresses.
 pub const NAMESPACE_FRONTENDS: usize = 1024;
@@ -45,6 +45,16 @@ fn networks(service: &Service, len: u8, enough: usize) -> BTreeSet<IpNet> {
         }
     }
     networks
+}
+
+/// The change with the Service as it is kept in memory, see [`kept_service`].
+#[must_use]
+pub fn kept_change(change: Change) -> Change {
+    if let Change::Service(service) = change {
+        Change::Service(kept_service(service))
+    } else {
+        change
+    }
 }
 
 /// The Service as it is kept in memory: one with more addresses than a namespace may have, besides its cluster

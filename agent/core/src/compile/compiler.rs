@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::budget::kept_service;
+use crate::budget::kept_change;
 use crate::cluster::{Cluster, Dirty, Intake, Object, ObjectKey};
 use crate::compile::compiled::{CompileError, Compiled};
 use crate::compile::image::Image;
@@ -54,10 +54,7 @@ impl Compiler {
 
     /// Takes a change. Cheap: the next update does the work, once for all changes.
     pub fn ingest(&mut self, change: Change) {
-        let change = match change {
-            Change::Service(service) => Change::Service(kept_service(service)),
-            other => other,
-        };
+        let change = kept_change(change);
         Intake { cluster: &mut self.cluster, dirty: &mut self.dirty }.ingest(change);
     }
 

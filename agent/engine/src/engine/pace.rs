@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netpold_core::budget::{ORDINARY_UNITS, kept_service};
+use netpold_core::budget::{ORDINARY_UNITS, kept_change, kept_service};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, EndpointSlice, Key, Service};
 
@@ -156,10 +156,7 @@ fn without_placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
 impl Pace {
     /// Admits a change: returns it, or keeps it if it has to wait, and returns the change of its placeholder, if any.
     pub(super) fn admit(&mut self, change: Change, cluster: &Cluster) -> Option<Change> {
-        let change = match change {
-            Change::Service(service) => Change::Service(kept_service(service)),
-            other => other,
-        };
+        let change = kept_change(change);
         let Some((object, units)) = weigh(&change, cluster) else { return Some(change) };
         // A change must not overtake an earlier one of the same object.
         let waits = self.waiting.contains_key(&object) || self.taken.contains_key(&object);

@@ -23,7 +23,7 @@ pub(super) struct OwnEntries {
     wrong: Vec<Key>,
 }
 
-/// EntryDifference between a pod and its entry.
+/// Difference between a pod and its entry.
 #[derive(Clone, Copy, Debug)]
 struct EntryDifference {
     /// Hash of both states.

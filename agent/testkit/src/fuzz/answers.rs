@@ -63,11 +63,10 @@ fn begin(tables: &NodeTables, message: &[u8]) {
     let resolver = u64::from(u32::from_ne_bytes(resolver.octets()));
     let endpoint = tables.policy.endpoints.values().next().map_or(0, |endpoint| endpoint.id);
     let Some(work) = tables.work() else { return };
+    // SAFETY: a readable and writable element.
+    let memory = unsafe { &raw mut (*tables.flows.name_work()).message }.cast::<u8>();
     // SAFETY: the memory is as long as the longest message, and no other code uses it now.
-    unsafe {
-        let memory = (&raw mut (*tables.flows.name_work()).message).cast::<u8>();
-        ptr::copy_nonoverlapping(message.as_ptr(), memory, message.len());
-    }
+    unsafe { ptr::copy_nonoverlapping(message.as_ptr(), memory, message.len()) };
     work.begin(message.len() as u32, [0, 0xffff_0000 | resolver << 32], endpoint, PORT);
 }
 
@@ -84,9 +83,10 @@ fn parsed(tables: &NodeTables, message: &[u8]) -> Vec<FoundAddress> {
         match conversation::record(tables, work) {
             END => break,
             ADDRESS => {
-                // SAFETY: the working memory is readable, and no other code uses it now.
-                let NameEntry { address, until, .. } =
-                    unsafe { (&raw const (*tables.flows.name_work()).entry).read() };
+                // SAFETY: a readable and writable element.
+                let entry = unsafe { &raw const (*tables.flows.name_work()).entry };
+                // SAFETY: no other code uses the element now.
+                let NameEntry { address, until, .. } = unsafe { entry.read() };
                 let octets: Vec<u8> = address.into_iter().flat_map(u64::to_ne_bytes).collect();
                 let octets: [u8; 16] = octets.try_into().unwrap_or_default();
                 let seconds = (until - tables.jiffies()) / u64::from(HZ);

@@ -340,7 +340,8 @@ impl Settling<'_> {
         let services = &self.cluster.translation;
         let backed = |service: &Arc<Service>| self.services.backed.contains(&service.key);
         let node_port = self.cluster.is_own_node(address) && services.with_node_ports().any(backed);
-        if !node_port && !(services.has_entry(address) && services.at(address).iter().any(backed)) {
+        let leads_back = || services.has_entry(address) && services.at(address).iter().any(backed);
+        if !node_port && !leads_back() {
             return Vec::new();
         }
         let cluster = services.is_cluster_address(address);
