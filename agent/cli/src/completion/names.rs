@@ -48,7 +48,7 @@ impl TypedFlags {
             for (index, word) in words.iter().enumerate().skip(1) {
                 let Some(word) = word.to_str() else { continue };
                 let next = || words.get(index + 1)?.to_str();
-                let mut values = flags.iter().rev().filter_map(|flag| {
+                let value = flags.iter().find_map(|flag| {
                     let rest = word.strip_prefix(flag)?;
                     match rest.strip_prefix('=') {
                         Some(value) => Some(value),
@@ -57,7 +57,7 @@ impl TypedFlags {
                         None => Some(rest).filter(|_| !flag.starts_with("--")),
                     }
                 });
-                found = values.next().map(str::to_owned).or(found);
+                found = value.map(str::to_owned).or(found);
             }
             found.or_else(|| env::var(twin).ok()).filter(|value| !value.is_empty())
         };
