@@ -131,7 +131,7 @@ fn placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
     }
     let mut cluster = service.cluster.clone();
     cluster.retain(|address| addresses.contains(address));
-    for earlier in earlier {
+    if let Some(earlier) = earlier {
         addresses.extend(&earlier.addresses);
         cluster.extend(&earlier.cluster);
         networks.extend(&earlier.networks);
