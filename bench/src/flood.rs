@@ -83,8 +83,10 @@ struct FloodNode {
     to_pod: FrameSender,
     /// From a pod, with the uplink as its veth, to an outside address.
     from_pod: FrameSender,
-    /// Tables for the receiving pod, and for the sending pod at the uplink.
-    worlds: [LoadedCluster; 2],
+    /// Tables for the receiving pod.
+    receives: LoadedCluster,
+    /// Tables for the sending pod at the uplink.
+    sends: LoadedCluster,
     _link: OwnedFd,
     _netns: Netns,
 }
@@ -175,17 +177,24 @@ impl FloodNode {
         host::enable_gro("flood0")?;
         let to_pod = FrameSender::new(stranger, address)?;
         let from_pod = FrameSender::new(sender.address(false), stranger)?;
-        let mut worlds = [
-            LoadedCluster::new(&pins.join("receives"), cluster.changes(), buckets)?,
-            LoadedCluster::new(&pins.join("sends"), sends.changes(), buckets)?,
-        ];
-        let subjects = own(&mut worlds)?;
+        let mut receives = LoadedCluster::new(&pins.join("receives"), cluster.changes(), buckets)?;
+        let mut sends = LoadedCluster::new(&pins.join("sends"), sends.changes(), buckets)?;
+        let subjects = own(&mut receives, &mut sends)?;
         let sending = host::ifindex("flood1")?;
         // `BPF_PROG_TEST_RUN` accepts only an interface with an XDP program as origin of the frames.
         let link = attach_xdp(&to_pod.sender, sending, NATIVE);
         let link = link.context("cannot attach XDP to a veth")?;
-        let node =
-            Self { pod, sending, uplink, to_pod, from_pod, worlds, _link: link, _netns: netns };
+        let node = Self {
+            pod,
+            sending,
+            uplink,
+            to_pod,
+            from_pod,
+            receives,
+            sends,
+            _link: link,
+            _netns: netns,
+        };
         Ok((node, subjects))
     }
 
@@ -256,7 +265,8 @@ impl FloodNode {
             Guard::Xdp { counts: false, .. } | Guard::Pod { counts: false, .. } => Ok(None),
             Guard::Xdp { .. } | Guard::Pod { .. } => {
                 let egress = matches!(guard, Guard::Pod { direction: Direction::Egress, .. });
-                let counters = self.worlds[usize::from(egress)].generation.counters();
+                let loaded = if egress { &self.sends } else { &self.receives };
+                let counters = loaded.generation.counters();
                 Ok(Some(counters[counter(egress, Reason::Policy) as usize]))
             }
             Guard::Rules(BenchFilter::Nft(family, _)) => {
@@ -315,7 +325,7 @@ impl FloodNode {
 }
 
 /// The floor and netpold's programs.
-fn own([receives, sends]: &mut [LoadedCluster; 2]) -> Result<Vec<FloodedFilter>> {
+fn own(receives: &mut LoadedCluster, sends: &mut LoadedCluster) -> Result<Vec<FloodedFilter>> {
     let floor = Code::default().end(DROP).load(XDP).context("cannot load a program")?;
     let mut uplink = |scope| -> Result<OwnedFd> {
         Ok(receives.generation.xdp(XdpProgram::Uplink(scope))?.0.try_clone_to_owned()?)

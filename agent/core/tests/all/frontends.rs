@@ -58,9 +58,9 @@ fn used(world: &World, table: Table) -> u32 {
 }
 
 fn reported(world: &World) -> Vec<String> {
-    let of = |problem| match problem {
-        Problem::TooManyFrontends { namespace } => namespace,
-        other => other.to_string(),
+    let of = |problem: Problem| {
+        let text = problem.to_string();
+        if let Problem::TooManyFrontends { namespace } = problem { namespace } else { text }
     };
     world.compiler.problems().into_iter().map(of).collect()
 }

@@ -292,7 +292,7 @@ fn exceptions_that_other_rules_allow() {
     // Another policy may be for some of the pods alone, and meant so.
     let other = "podSelector: {matchLabels: {app: web}}, policyTypes: [Egress], egress: [{}]";
     assert_eq!(
-        lines(finds(&[rule.clone()], &policy("q", other))),
+        lines(finds(std::slice::from_ref(&rule), &policy("q", other))),
         lines(at(Severity::Info, "NetworkPolicy x/q: spec.egress[0]"))
     );
     // The excepted address is that of a pod which a selector has.
