@@ -7,7 +7,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netpold_client::offline::{Reviewed, ranges};
 use netpold_core::cluster::{Cluster, ObjectKey};
-use netpold_core::model::{Change, Policy};
+use netpold_core::model::Change;
 
 use super::clients;
 use super::compare::compare_workloads;
@@ -16,7 +16,7 @@ use super::difference::Difference;
 use super::services::are_same;
 use super::sources::Sources;
 use super::workloads::{ComparedWorkload, workloads};
-use crate::judge::are_possible;
+use crate::judge::{are_possible, problem};
 
 /// Clusters before and after a change.
 pub type ClusterPair = [Arc<Cluster>; 2];
@@ -38,9 +38,9 @@ impl ComparisonBaseline {
     pub fn new(before: &Reviewed, pod_cidrs: &[IpNet]) -> Self {
         let objects = lasting(before.objects.clone());
         let may_depend = are_possible(&objects);
+        let has_problems = objects.iter().any(|object| problem(object, true).is_some());
         let cluster: Cluster = objects.into_iter().collect();
         let workloads = workloads([&cluster; 2]);
-        let has_problems = cluster.policies().values().any(|it| !it.problems.is_empty());
         let (cluster, pod_cidrs) = (Arc::new(cluster), pod_cidrs.to_vec());
         Self { cluster, workloads, pod_cidrs, may_depend, has_problems }
     }
@@ -106,9 +106,8 @@ impl ComparisonBaseline {
 
 /// Returns whether an object is a policy that is in force as it is written.
 fn is_sound_policy(object: &Change) -> bool {
-    let is_sound = |policy: &Policy| policy.problems.is_empty();
-    matches!(object, Change::ClusterPolicy(_))
-        || matches!(object, Change::Policy(it) if is_sound(it))
+    matches!(object, Change::ClusterPolicy(_) | Change::Policy(_))
+        && problem(object, true).is_none()
 }
 
 #[cfg(test)]
