@@ -116,7 +116,7 @@ pub(super) struct PartyEnds<'c> {
     pub(super) own_node: usize,
     /// Index of the party of each domain name.
     pub(super) names: BTreeMap<DomainName, usize>,
-    /// Number of blocks beyond [`PLACES`], at which pods without an address are not judged.
+    /// Number of blocks beyond [`PLACES`](super::ends::PLACES), at which pods without an address are not judged.
     pub(super) left_out: usize,
     /// Workloads compared in part or not at all, each with the reason.
     pub(super) not_compared: Vec<String>,

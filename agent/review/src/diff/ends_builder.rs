@@ -10,7 +10,7 @@ use super::class::{Class, EndTraits, PartyEnd};
 use super::party::DiffParty;
 use super::rules::PolicyCriteria;
 
-/// Builder of [`PartyEnds`].
+/// Builder of [`PartyEnds`](super::class::PartyEnds).
 pub(super) struct PartyEndsBuilder<'c> {
     pub(super) clusters: [&'c Cluster; 2],
     pub(super) named: PolicyCriteria,
