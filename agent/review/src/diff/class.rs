@@ -9,6 +9,9 @@ use netpold_core::model::{DomainName, NamedPort, Pod};
 use super::party::DiffParty;
 use super::rules::RangeStarts;
 
+/// Most sample addresses per pod without an address.
+pub(super) const PLACES: usize = 64;
+
 /// Address in one cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartyEnd<'c> {
@@ -116,7 +119,7 @@ pub(super) struct PartyEnds<'c> {
     pub(super) own_node: usize,
     /// Index of the party of each domain name.
     pub(super) names: BTreeMap<DomainName, usize>,
-    /// Number of blocks beyond [`PLACES`](super::ends::PLACES), at which pods without an address are not judged.
+    /// Number of blocks beyond [`PLACES`], at which pods without an address are not judged.
     pub(super) left_out: usize,
     /// Workloads compared in part or not at all, each with the reason.
     pub(super) not_compared: Vec<String>,

@@ -10,7 +10,7 @@ use netpold_core::cluster::{Cluster, is_subject, is_unaddressed};
 use netpold_core::explain::Blocks;
 use netpold_core::model::{Direction, DomainName, Pod};
 
-use super::class::{Class, ClassKind, EndTraits, PartyEnd, PartyEnds};
+use super::class::{Class, ClassKind, EndTraits, PLACES, PartyEnd, PartyEnds};
 use super::ends_builder::PartyEndsBuilder;
 use super::isolation::gap;
 use super::party::DiffParty;
@@ -18,9 +18,6 @@ use super::rules::{ApplicableRules, PolicyCriteria, RangeStarts};
 use super::second::{SecondPair, recounted};
 use super::workloads::{ComparedWorkload, workloads};
 use crate::parallel::in_parts;
-
-/// Most sample addresses per pod without an address.
-const PLACES: usize = 64;
 
 /// Traits of a member that its class depends on: IPv6, whether its node changes, whether it counts for no pod, and its
 /// traits before and, where they differ, after.
