@@ -52,8 +52,8 @@ pub use details::Details;
 pub use examine::examine;
 pub use finding::{Check, DoctorReport, Finding, Findings, Severity, merge};
 pub use live::{examine_cluster, read_details};
+pub use objects::is_selected;
 pub use render::text;
-pub use services::is_selected;
 
 /// Exit status: no finding but information.
 const HEALTHY: u8 = 0;

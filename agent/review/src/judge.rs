@@ -38,7 +38,7 @@ pub(crate) use self::refused::{RefusedPolicy, RefusedReading, all_read_as, all_r
 use self::services::ServiceBackends;
 pub(crate) use self::services::service_named;
 use crate::doctor::{self, Details};
-use crate::first_names::first_names;
+use netpold_core::first_names::first_names;
 
 /// Objects, and the properties of them that enforcement does not read.
 pub struct Judge {

@@ -17,5 +17,3 @@ pub mod explain;
 pub mod judge;
 mod parallel;
 mod unenforced;
-
-use netpold_core::first_names;

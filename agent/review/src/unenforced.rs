@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::doctor::Details;
-use crate::first_names::first_names;
+use netpold_core::first_names::first_names;
 
 /// Most policies that a note names.
 const NAMED: usize = 5;

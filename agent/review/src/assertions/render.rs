@@ -16,7 +16,7 @@ use super::args::TestOutput;
 use super::assertion::{Assertion, Selected};
 use super::outcome::{AssertionOutcome, NAMED, Verified};
 use super::probe_results::ProbeResults;
-use crate::first_names::first_names;
+use netpold_core::first_names::first_names;
 
 /// Notes on the whole answer.
 pub(super) struct Notes {

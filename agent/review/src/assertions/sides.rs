@@ -7,8 +7,8 @@ use netpold_core::probe::Party;
 use super::assertion::{Assertion, Selected};
 use super::context::AssertionContext;
 use super::outcome::NAMED;
-use crate::first_names::first_names;
 use crate::judge::{is_absent, service_named};
+use netpold_core::first_names::first_names;
 
 /// Returns senders and receivers.
 ///

@@ -10,8 +10,7 @@ use super::complete::numbers;
 use super::details::WrittenServicePort;
 use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, PodGroup, some_pods_text};
-use super::service_ports::{covers, is_of_api_server};
-use super::services::is_selected;
+use super::service_ports::{has_port, is_of_api_server};
 
 const CLOSED: Check = Check {
     name: "api-server-cannot-call",
@@ -39,9 +38,7 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
             port.port == i32::from(*number) && port.protocol == Protocol::Tcp
         };
         let Some(port) = service.ports.iter().find(is_called) else { continue };
-        let groups = objects.groups.iter().filter(|group| {
-            group.namespace == key.namespace && is_selected(group.labels, &service.selector)
-        });
+        let groups = objects.groups.iter().filter(|group| group.is_behind(key, service));
         for group in groups {
             if let Some((pods, target)) = closed(objects, group, port, &servers) {
                 let isolating = objects.isolating(group, Direction::Ingress);
@@ -89,10 +86,7 @@ fn closed(
         let targets = numbers(&port.target, Protocol::Tcp, pod);
         let target = *targets.first()?;
         let is_open = rules.iter().any(|rule| {
-            let mut ports = rule.ports.iter().flatten();
-            let has_port =
-                rule.ports.is_none() || ports.any(|it| covers(it, Protocol::Tcp, target));
-            has_port && may_be_node(objects, rule, servers)
+            has_port(rule, Protocol::Tcp, target) && may_be_node(objects, rule, servers)
         });
         let is_closed = !is_open
             && match is_denied(objects, pod, target, servers) {

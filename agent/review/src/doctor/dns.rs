@@ -17,7 +17,7 @@ use self::allowance::{is_resolver, may_be_dns, may_need_names};
 pub(super) use self::server::{Server, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, NamedPolicy, PodGroup, pods_text, some_pods_text};
-use crate::first_names::first_names;
+use netpold_core::first_names::first_names;
 
 const NO_DNS: Check = Check {
     name: "no-dns",

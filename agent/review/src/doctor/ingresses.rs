@@ -7,8 +7,7 @@ use super::details::{RoutedPort, ServiceCaller, WrittenServicePort};
 use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, PodGroup, pods_text};
 use super::outside::is_denied_outside;
-use super::service_ports::covers;
-use super::services::is_selected;
+use super::service_ports::has_port;
 
 const CLOSED: Check = Check {
     name: "ingress-closed",
@@ -31,9 +30,7 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
             RoutedPort::Name(name) => it.name == *name,
         };
         let Some(port) = service.ports.iter().find(is_meant) else { continue };
-        let own = |group: &&PodGroup<'_>| {
-            group.namespace == key.namespace && is_selected(group.labels, &service.selector)
-        };
+        let own = |group: &&PodGroup<'_>| group.is_behind(key, service);
         let groups: Vec<&PodGroup<'_>> = objects.groups.iter().filter(own).collect();
         let closed = groups.iter().map(|group| closed(objects, group, port, &groups));
         let closed: Option<Vec<u16>> = closed.collect();
@@ -55,8 +52,7 @@ fn add(
     let (pods, by) = (pods_text(group), &routed.by);
     let text = |names: &str| format!("{names}: {pods}: TCP {target}, {by} by Service {key}");
     let place = objects.place_of(policies, "spec.ingress", text);
-    let severity = if objects.is_partial { Severity::Info } else { CLOSED.severity };
-    found.add(&Check { severity, ..CLOSED }, place);
+    found.add(&objects.check(&CLOSED), place);
 }
 
 /// Returns the port of a group behind a Service if its policies admit only pods of their own namespace there, none of
@@ -71,10 +67,7 @@ fn closed(
     let target = *numbers(&port.target, port.protocol, pod).first()?;
     let isolating = objects.isolating(group, Direction::Ingress);
     let rules = isolating.iter().flat_map(|(_, rules)| rules.iter());
-    let mut rules = rules.filter(|rule| {
-        let mut ports = rule.ports.iter().flatten();
-        rule.ports.is_none() || ports.any(|it| covers(it, port.protocol, target))
-    });
+    let mut rules = rules.filter(|rule| has_port(rule, port.protocol, target));
     let may_be_controller = |selected: &PodGroup<'_>| {
         let mut pods = selected.pods.iter();
         !backends.iter().any(|backend| std::ptr::eq(*backend, selected))

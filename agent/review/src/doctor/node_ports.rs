@@ -7,7 +7,6 @@ use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, PodGroup, RulePlace, pods_text};
 use super::ports::{PortRange, range_text, ranges, receivers};
 use super::service_ports::{covers, is_of_a_service};
-use super::services::is_selected;
 
 const NODE_PORT: Check = Check {
     name: "port-of-the-node",
@@ -61,9 +60,7 @@ pub(super) fn of_a_node(
         objects.details.services.iter().find_map(|(key, service)| {
             let mut ports = service.ports.iter();
             let port = ports.find(|it| it.node_port == Some(first) && it.protocol == protocol)?;
-            let is_here = |(group, _): &(&PodGroup<'_>, &Pod)| {
-                group.namespace == key.namespace && is_selected(group.labels, &service.selector)
-            };
+            let is_here = |(group, _): &(&PodGroup<'_>, &Pod)| group.is_behind(key, service);
             let (_, pod) = all().find(is_here)?;
             let target = *numbers(&port.target, protocol, pod).first()?;
             let text = || format!("nodePort of Service {key}, whose pods get it at {target}");

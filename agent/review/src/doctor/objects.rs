@@ -14,7 +14,8 @@ use netpold_core::probe::IpProtocol;
 
 use super::backend_index::BackendIndex;
 use super::complete::is_stand_in;
-use super::details::{Details, PodDetails, PolicyManifest};
+use super::details::{Details, PodDetails, PolicyManifest, WrittenService};
+use super::finding::{Check, Severity};
 
 /// Longest text before the file and line of a place, in bytes.
 const WHAT_MAX: usize = 280;
@@ -261,6 +262,12 @@ impl<'c> GroupedObjects<'c> {
         });
         policies.filter_map(|policy| Some((&**policy, policy.rules(direction)?))).collect()
     }
+
+    /// Lowers the severity of a check for a chart: other charts may make the objects that are missing.
+    pub(super) fn check(&self, check: &Check) -> Check {
+        let severity = if self.is_partial { Severity::Info } else { check.severity };
+        Check { severity, ..*check }
+    }
 }
 
 fn groups(cluster: &Cluster) -> Vec<PodGroup<'_>> {
@@ -308,10 +315,27 @@ impl PodGroup<'_> {
         namespace && pods.matches(self.labels)
     }
 
+    /// Returns whether a Service selects the group.
+    pub(super) fn is_behind(&self, key: &Key, service: &WrittenService) -> bool {
+        self.namespace == key.namespace && is_selected(self.labels, &service.selector)
+    }
+
     /// Returns whether the group is the subject of a ClusterNetworkPolicy.
     pub(super) fn is_subject(&self, policy: &ClusterPolicy) -> bool {
         self.is_in(None, Some(&policy.subject.namespaces), &policy.subject.pods)
     }
+}
+
+/// Returns whether a pod has an address of this address's family.
+pub(super) fn has_family(pod: &Pod, address: IpAddr) -> bool {
+    pod.addresses.iter().any(|own| own.is_ipv4() == address.is_ipv4())
+}
+
+/// Returns whether labels match a Service's selector; an empty one matches nothing.
+#[must_use]
+pub fn is_selected(labels: &Labels, selector: &BTreeMap<String, String>) -> bool {
+    !selector.is_empty()
+        && selector.iter().all(|(key, value)| labels.get(key).is_some_and(|it| it == value))
 }
 
 /// Describes a group by its first pod and the number of the others.

@@ -11,9 +11,9 @@ use netpold_core::probe::IpProtocol;
 use super::complete::is_stand_in;
 use super::dns::is_name_server;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{GroupedObjects, PodGroup, RulePlace, pods_text};
+use super::objects::{GroupedObjects, PodGroup, RulePlace, has_family, pods_text};
 use super::selectors::{may_have_pods, peer_text};
-use crate::first_names::first_names;
+use netpold_core::first_names::first_names;
 
 const ONE_END: Check = Check {
     name: "allowed-at-one-end",
@@ -77,7 +77,7 @@ pub(super) fn examine(
         if place.direction == Direction::Egress && is_name_server(objects, first) {
             continue;
         }
-        let side = opposite(place.direction);
+        let side = place.direction.opposite();
         let policies = objects.isolating(first, side);
         let names: Vec<String> =
             policies.iter().map(|(policy, _)| format!("NetworkPolicy {}", policy.key)).collect();
@@ -88,19 +88,11 @@ pub(super) fn examine(
             peer_text(peer),
             pods_text(first),
         );
-        let severity = if objects.is_partial { Severity::Info } else { ONE_END.severity };
         let fix = match place.direction {
             Direction::Ingress => SENDERS,
             Direction::Egress => RECEIVERS,
         };
-        found.add(&Check { severity, fix, ..ONE_END }, place.at(&place.peer(number), &what));
-    }
-}
-
-const fn opposite(direction: Direction) -> Direction {
-    match direction {
-        Direction::Ingress => Direction::Egress,
-        Direction::Egress => Direction::Ingress,
+        found.add(&Check { fix, ..objects.check(&ONE_END) }, place.at(&place.peer(number), &what));
     }
 }
 
@@ -112,14 +104,14 @@ fn is_refused(
     group: &PodGroup<'_>,
     other: &PodGroup<'_>,
 ) -> bool {
-    let side = opposite(direction);
+    let side = direction.opposite();
     let isolating = objects.isolating(other, side);
     let mut rules = isolating.iter().flat_map(|(_, rules)| rules.iter());
     if isolating.is_empty() || rules.any(|it| may_be_for(it, other, group)) {
         return false;
     }
     let (Some(own), Some(at)) = (group.pods.first(), other.pods.first()) else { return false };
-    let same = |it: &&IpAddr| at.addresses.iter().any(|to| to.is_ipv4() == it.is_ipv4());
+    let same = |it: &&IpAddr| has_family(at, **it);
     let Some(address) = own.addresses.iter().find(same) else { return false };
     let receiver: &Pod = if side == Direction::Egress { own } else { at };
     let (protocol, port) = port_of(objects, rule, receiver);

@@ -9,9 +9,10 @@ use netpold_core::probe::IpProtocol;
 use super::complete::numbers;
 use super::details::{Exposure, WrittenService, WrittenServicePort};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{GroupedObjects, PodGroup, RulePlace, some_pods_text};
-use super::service_ports::covers;
-use super::services::is_selected;
+use super::objects::{
+    GroupedObjects, PodGroup, RulePlace, has_family, is_selected, some_pods_text,
+};
+use super::service_ports::has_port;
 
 const TRANSLATED: Check = Check {
     name: "client-address-replaced",
@@ -40,9 +41,12 @@ const OUTSIDE: [IpAddr; 2] = [
 
 /// Lowers the severity for node ports, which a Service may have without any client, and for charts.
 fn check_of(objects: &GroupedObjects<'_>, service: &WrittenService, check: &Check) -> Check {
-    let is_certain = service.exposure == Exposure::Balanced && !objects.is_partial;
-    let severity = if is_certain { check.severity } else { Severity::Info };
-    Check { severity, ..*check }
+    match service.exposure {
+        Exposure::Balanced => objects.check(check),
+        Exposure::None | Exposure::NodePort | Exposure::Direct => {
+            Check { severity: Severity::Info, ..*check }
+        }
+    }
 }
 
 /// Checks the blocks of an ingress rule.
@@ -91,10 +95,8 @@ fn replacing<'o>(
         service.ports.iter().any(|port| {
             let is_refused = |pod: &&Pod| {
                 let targets = numbers(&port.target, port.protocol, pod);
-                let mut targets = targets.into_iter().filter(|target| {
-                    let mut ports = rule.ports.iter().flatten();
-                    rule.ports.is_none() || ports.any(|it| covers(it, port.protocol, *target))
-                });
+                let mut targets =
+                    targets.into_iter().filter(|target| has_port(rule, port.protocol, *target));
                 targets
                     .any(|target| are_nodes_refused(objects, pod, block, (port.protocol, target)))
             };
@@ -112,8 +114,7 @@ fn exposed<'o>(
     let services = objects.details.services.range(Key::new(group.namespace, "")..);
     let services = services.take_while(move |(key, _)| key.namespace == namespace);
     services.filter(move |(_, service)| {
-        let is_exposed = matches!(service.exposure, Exposure::NodePort | Exposure::Balanced);
-        is_exposed && is_selected(&labels, &service.selector)
+        service.exposure.is_by_nodes() && is_selected(&labels, &service.selector)
     })
 }
 
@@ -137,7 +138,7 @@ fn are_nodes_refused(
 /// Checks the pods of Services that clients outside reach.
 pub(super) fn closed(objects: &GroupedObjects<'_>, found: &mut Findings) {
     for (key, service) in &objects.details.services {
-        if !matches!(service.exposure, Exposure::NodePort | Exposure::Balanced) {
+        if !service.exposure.is_by_nodes() {
             continue;
         }
         let of_lb = |group: &&PodGroup<'_>| {
@@ -153,9 +154,7 @@ pub(super) fn closed(objects: &GroupedObjects<'_>, found: &mut Findings) {
         if !has_balancers && !objects.details.k3s_nodes.is_empty() {
             continue;
         }
-        let own = |group: &&PodGroup<'_>| {
-            group.namespace == key.namespace && is_selected(group.labels, &service.selector)
-        };
+        let own = |group: &&PodGroup<'_>| group.is_behind(key, service);
         let groups: Vec<&PodGroup<'_>> = match has_balancers {
             true => balancers,
             false => objects.groups.iter().filter(own).collect(),
@@ -193,10 +192,8 @@ fn is_closed(
         };
         let Some(target) = targets.first() else { return false };
         let may_be_outside = |rule: &Rule| {
-            let mut ports = rule.ports.iter().flatten();
-            let has_port =
-                rule.ports.is_none() || ports.any(|it| covers(it, port.protocol, *target));
-            has_port && rule.peers.as_ref().is_none_or(|peers| peers.iter().any(is_no_pod))
+            has_port(rule, port.protocol, *target)
+                && rule.peers.as_ref().is_none_or(|peers| peers.iter().any(is_no_pod))
         };
         !rules.iter().flat_map(|(_, rules)| rules.iter()).any(may_be_outside)
             && is_denied_outside(objects, pod, (port.protocol, *target))
@@ -212,9 +209,9 @@ pub(super) fn is_denied_outside(
 ) -> bool {
     let protocol = IpProtocol(protocol.number());
     OUTSIDE.iter().all(|from| {
-        let has_family = pod.addresses.iter().any(|own| own.is_ipv4() == from.is_ipv4());
         let (explainer, direction) = (&objects.explainer, Direction::Ingress);
-        !has_family || explainer.allows(&pod.key, direction, *from, protocol, port) == Some(false)
+        !has_family(pod, *from)
+            || explainer.allows(&pod.key, direction, *from, protocol, port) == Some(false)
     })
 }
 

@@ -8,7 +8,7 @@ use netpold_core::model::{Action, Direction, Peer, Pod, PortMatch, PortRule, Pro
 use super::complete::is_stand_in;
 use super::finding::{Check, Findings, Severity};
 use super::objects::{GroupedObjects, PodGroup, RulePlace, pods_text};
-use super::service_ports::covers;
+use super::service_ports::{covers, has_port};
 
 const NO_SUCH_NAME: Check = Check {
     name: "port-name-absent",
@@ -128,10 +128,7 @@ fn other_protocol(
         let policies = subject.iter().flat_map(|group| objects.isolating(group, place.direction));
         let mut others = policies.flat_map(|(_, rules)| rules.iter());
         rules.iter().any(|rule| covers(rule, of, first))
-            || others.any(|rule| {
-                let ports = rule.ports.as_ref();
-                ports.is_none_or(|ports| ports.iter().any(|port| covers(port, of, first)))
-            })
+            || others.any(|rule| has_port(rule, of, first))
     };
     let others = [Protocol::Udp, Protocol::Tcp, Protocol::Sctp].into_iter();
     let mut others = others.filter(|other| *other != protocol);

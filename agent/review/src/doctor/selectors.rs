@@ -151,7 +151,7 @@ pub(super) fn subject(
             if names_job(pods) {
                 found.add(&Check { severity: Severity::Info, fix: OF_A_JOB, ..check }, place);
             } else if objects.is_partial && !is_near {
-                found.add_with_fix(&here(objects, &SELECTS_NOTHING), OF_OTHER_CHARTS, place);
+                found.add_with_fix(&objects.check(&SELECTS_NOTHING), OF_OTHER_CHARTS, place);
             } else if is_ending || is_unknown || made_by_controller(objects, pods).is_some() {
                 found.add(&Check { severity: Severity::Info, ..check }, place);
             } else {
@@ -159,12 +159,6 @@ pub(super) fn subject(
             }
         }
     }
-}
-
-/// Lowers the severity of a check for a chart: other charts may make the pods.
-fn here(objects: &GroupedObjects<'_>, check: &Check) -> Check {
-    let severity = if objects.is_partial { Severity::Info } else { check.severity };
-    Check { severity, ..*check }
 }
 
 /// Returns the check for a policy in a namespace without pods: information only, unless the namespace is not among the
@@ -177,7 +171,7 @@ fn no_pod_there(objects: &GroupedObjects<'_>, policy: &NamedPolicy<'_>, pods: &S
         && !pods.requirements.is_empty()
         && objects.groups.iter().any(|group| pods.matches(group.labels));
     if is_absent || is_meant_elsewhere {
-        here(objects, &NO_POD_THERE)
+        objects.check(&NO_POD_THERE)
     } else {
         Check { severity: Severity::Info, fix: NO_POD_YET, ..NO_POD_THERE }
     }
@@ -373,7 +367,7 @@ pub(super) fn peers(
                             found.add_of_with_fix(check, place.effect(), &service.fix, text);
                             continue;
                         }
-                        let mut check = here(objects, &PEER_WITHOUT_PODS);
+                        let mut check = objects.check(&PEER_WITHOUT_PODS);
                         if rule.peers.iter().flatten().count() > 1 {
                             check.problem = ONE_OF_PEERS;
                         }

@@ -13,7 +13,7 @@ use super::host_peers::SYSTEM;
 use super::objects::{GroupedObjects, PodGroup, RulePlace};
 use super::ports::{is_unlisted, ranges};
 use super::service_ports::{has_no_token, is_of_a_service, is_of_api_server, reaches};
-use crate::first_names::first_names;
+use netpold_core::first_names::first_names;
 
 /// Most endpoints named.
 const NAMED: usize = 3;

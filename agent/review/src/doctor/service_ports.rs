@@ -200,11 +200,7 @@ fn unknown_api_server(
     let allows = |group: &&PodGroup<'_>| {
         let isolating = objects.isolating(group, Direction::Egress);
         let mut rules = isolating.iter().flat_map(|(_, rules)| rules.iter());
-        rules.any(|rule| {
-            rule.ports
-                .as_ref()
-                .is_none_or(|ports| ports.iter().any(|it| covers(it, protocol, target)))
-        })
+        rules.any(|rule| has_port(rule, protocol, target))
     };
     let is_meant = rule.peers.is_none() && first == last && !(first..=last).contains(&target);
     let wants = subject.iter().filter(|group| !has_no_token(objects, group));
@@ -269,6 +265,12 @@ fn is_for_other_hosts(
 /// Returns whether a Service is that of the API server.
 pub(super) fn is_of_api_server(service: &Key) -> bool {
     (service.namespace.as_str(), service.name.as_str()) == API_SERVER
+}
+
+/// Returns whether a rule may be for this port.
+pub(super) fn has_port(rule: &Rule, protocol: Protocol, port: u16) -> bool {
+    let ports = rule.ports.as_ref();
+    ports.is_none_or(|ports| ports.iter().any(|it| covers(it, protocol, port)))
 }
 
 /// Returns whether a rule's port may be this one.

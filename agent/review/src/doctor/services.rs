@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use netpold_core::model::{Key, Labels, Pod};
+use netpold_core::model::{Key, Pod};
 
 use super::details::{PortReference, WrittenServicePort};
 use super::finding::{Check, Findings, Severity};
@@ -30,7 +30,7 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
     }
     for (key, service) in &objects.details.services {
         let Some(groups) = groups.get(key.namespace.as_str()) else { continue };
-        let is_one = |group: &&&PodGroup<'_>| is_selected(group.labels, &service.selector);
+        let is_one = |group: &&&PodGroup<'_>| group.is_behind(key, service);
         let selected: Vec<&PodGroup<'_>> = groups.iter().filter(is_one).copied().collect();
         if let Some(first) = selected.first() {
             for port in &service.ports {
@@ -38,13 +38,6 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
             }
         }
     }
-}
-
-/// Returns whether labels match a Service's selector; an empty one matches nothing.
-#[must_use]
-pub fn is_selected(labels: &Labels, selector: &BTreeMap<String, String>) -> bool {
-    !selector.is_empty()
-        && selector.iter().all(|(key, value)| labels.get(key).is_some_and(|it| it == value))
 }
 
 fn one(

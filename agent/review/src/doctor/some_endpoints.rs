@@ -9,9 +9,9 @@ use netpold_core::probe::IpProtocol;
 use super::backend_index::PortBackends;
 use super::blocks::is_allowed;
 use super::finding::{Check, Findings, Severity};
-use super::objects::{GroupedObjects, PodGroup, RulePlace, some_pods_text};
+use super::objects::{GroupedObjects, PodGroup, RulePlace, has_family, some_pods_text};
 use super::service_ports::{NARROW, backends_elsewhere, has_no_token, is_of_api_server};
-use crate::first_names::first_names;
+use netpold_core::first_names::first_names;
 
 const SOME: Check = Check {
     name: "endpoints-of-some",
@@ -84,9 +84,6 @@ fn denied(
     subject: &[&PodGroup<'_>],
 ) -> Option<String> {
     let protocol = IpProtocol(led.port.protocol.number());
-    let has_family = |pod: &Pod, address: IpAddr| {
-        pod.addresses.iter().any(|own| own.is_ipv4() == address.is_ipv4())
-    };
     let denied_to = |pod: &Pod| {
         let others = backends_elsewhere(objects, led, pod).filter(|it| has_family(pod, it.0));
         let others: Vec<&(IpAddr, u16)> = others.collect();

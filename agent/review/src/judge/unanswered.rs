@@ -16,7 +16,7 @@ use netpold_core::probe::{Party, Probe};
 use super::services::{BackendPort, ServiceQuestion, of_pods, selected};
 use crate::doctor::Details;
 use crate::doctor::details::{PortReference, WrittenService};
-use crate::first_names::first_names;
+use netpold_core::first_names::first_names;
 
 /// Most pods that a text names.
 const NAMED: usize = 3;

@@ -64,6 +64,11 @@ const DIRECT: [(&str, &str); 5] = [
 ];
 
 impl Exposure {
+    /// Returns whether clients outside reach the Service by nodes.
+    pub(in crate::doctor) const fn is_by_nodes(self) -> bool {
+        matches!(self, Self::NodePort | Self::Balanced)
+    }
+
     fn of(metadata: &ObjectMeta, spec: &api::ServiceSpec) -> Self {
         let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).map(String::as_str);
         let is_direct = DIRECT.iter().any(|(key, value)| {
