@@ -18,6 +18,7 @@ use kube::{Api, Client};
 use netpold_api::peer_slice::{HEARTBEAT, INDEX, PeerHeartbeat, PeerSlice, PeerSliceSpec};
 use netpold_api::source::SourceStatus;
 use netpold_core::model::Pod;
+use netpold_kube::cluster::PAGE;
 use netpold_slices::{SliceNumber, decode, slice_name, slice_number};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
@@ -43,8 +44,6 @@ const BEAT: Duration = Duration::from_secs(3);
 const LATE: Duration = Duration::from_secs(20);
 /// Time after which a former leader's requests have ended, and all slices are read again.
 const FORMER: Duration = Duration::from_secs(70);
-/// Slices per page of a list.
-const PAGE: u32 = 500;
 
 /// A slice on the API server.
 #[derive(Clone, Debug)]

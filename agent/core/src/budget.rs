@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 
 use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, Selector};
 use crate::ports::blocks::exceeds_port_sets;
-pub use frontends::{NAMESPACE_FRONTENDS, kept_change, kept_service};
+pub use frontends::{NAMESPACE_FRONTENDS, kept_change};
 pub(crate) use frontends::{external, network};
 
 /// Maximum number of rules, peers, exceptions, ports and label values in one direction of a policy, together with the

@@ -47,7 +47,8 @@ fn networks(service: &Service, len: u8, enough: usize) -> BTreeSet<IpNet> {
     networks
 }
 
-/// The change with the Service as it is kept in memory, see [`kept_service`].
+/// The change with the Service as it is kept in memory: one with more addresses than a namespace may have, besides its
+/// cluster addresses, has networks in their place.
 #[must_use]
 pub fn kept_change(change: Change) -> Change {
     if let Change::Service(service) = change {
@@ -57,10 +58,7 @@ pub fn kept_change(change: Change) -> Change {
     }
 }
 
-/// The Service as it is kept in memory: one with more addresses than a namespace may have, besides its cluster
-/// addresses, has networks in their place.
-#[must_use]
-pub fn kept_service(mut service: Service) -> Service {
+fn kept_service(mut service: Service) -> Service {
     if external(&service).count() <= NAMESPACE_FRONTENDS {
         return service;
     }

@@ -20,7 +20,7 @@ pub struct Service {
     /// duplicates.
     #[serde(default)]
     pub cluster: Vec<IpAddr>,
-    /// Networks in place of addresses beyond the budget (`kept_service`): nodes translate some of their addresses. Sorted,
+    /// Networks in place of addresses beyond the budget (`budget::kept_change`): nodes translate some of their addresses. Sorted,
     /// without duplicates.
     #[serde(default)]
     pub networks: Vec<IpNet>,

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netpold_core::budget::{ORDINARY_UNITS, kept_change, kept_service};
+use netpold_core::budget::{ORDINARY_UNITS, kept_change};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, EndpointSlice, Key, Service};
 
@@ -140,8 +140,7 @@ fn placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
     cluster.sort_unstable();
     networks.sort_unstable();
     let ports = Vec::new();
-    let grown = Service { key, addresses, cluster, networks, ports, unserved: false };
-    Some(Change::Service(kept_service(grown)))
+    Some(Change::Service(Service { key, addresses, cluster, networks, ports, unserved: false }))
 }
 
 /// Returns the change that removes the placeholder of a Service, if there is one.
