@@ -81,7 +81,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// All pages of the project.
-const PAGES: [&str; 31] = [
+const PAGES: [&str; 32] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -94,6 +94,7 @@ const PAGES: [&str; 31] = [
     "deploy/audit.md",
     "deploy/chart/README.md",
     "deploy/cli.md",
+    "deploy/clusters.md",
     "deploy/cluster-network-policy.md",
     "deploy/doctor.md",
     "deploy/export.md",
