@@ -31,7 +31,7 @@ pub(crate) fn fragments6(from: IpAddr, to: IpAddr, ident: u32, payload: &[u8]) -
 }
 
 /// Builds two fragments, with `options` in each IPv4 header.
-fn fragments4(
+pub(crate) fn fragments4(
     from: IpAddr,
     to: IpAddr,
     ident: u32,
