@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::io;
 
+use netpold_ebpf::packet::protocol::{TCP, UDP};
 use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 
 use super::nftables::expression::{
@@ -250,10 +251,13 @@ fn creation(family: u8, proof: u32, interfaces: &BTreeSet<u32>) -> Vec<Netfilter
 fn rule(family: u8, proof: u32) -> Vec<u8> {
     let is_fragment = if family == IPV4 {
         // Identification, then "more fragments" and the offset.
-        let fields = [network_header(4), and([0, 0, 0x3f, 0xff])];
+        let fields = [network_header(4, 4), and([0, 0, 0x3f, 0xff])];
         [fields.concat(), compare(RegisterComparison::NotEqual, &[0; 4])].concat()
     } else {
-        [has_extension(FRAGMENT_HEADER), compare(RegisterComparison::Equal, &[1])].concat()
+        // The search takes longer than a comparison of the first next header.
+        let next = [TCP, UDP].map(|next| compare(RegisterComparison::NotEqual, &[next]));
+        let header = [has_extension(FRAGMENT_HEADER), compare(RegisterComparison::Equal, &[1])];
+        [network_header(6, 1), next.concat(), header.concat()].concat()
     };
     let is_unproven = [
         meta(MetaField::Mark),

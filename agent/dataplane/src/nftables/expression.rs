@@ -26,12 +26,12 @@ pub(crate) enum MetaField {
     IncomingInterface = 4,
 }
 
-/// Loads four bytes at an offset of the network header.
-pub(crate) fn network_header(offset: u32) -> Vec<u8> {
+/// Loads up to four bytes at an offset of the network header.
+pub(crate) fn network_header(offset: u32, length: u32) -> Vec<u8> {
     const NETWORK_HEADER: u32 = 1;
     expression(
         c"payload",
-        &[number(1, REGISTER), number(2, NETWORK_HEADER), number(3, offset), number(4, 4)],
+        &[number(1, REGISTER), number(2, NETWORK_HEADER), number(3, offset), number(4, length)],
     )
 }
 
