@@ -4,6 +4,7 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use netpold_testbed::cluster::{TestCluster, allow_from, allow_to, isolate};
 use netpold_testbed::{Proxy, TestPod, require_root};
@@ -15,7 +16,12 @@ use crate::attacks::volley::{BOTH, PACKETS, Sender, Tally, Volley, pairs};
 
 /// Datagrams at a time. Conntrack drops IPv4 fragments that are more than 64 fragments of their sender apart
 /// (`ipfrag_max_dist`).
-const ROUND: usize = 20;
+const ROUND: usize = 50;
+/// Time after which the pod's `ifb` has sent the packets that it held: the first one waits at the old rate.
+const HELD: Duration = Duration::from_secs(1);
+
+/// Identification of fragments without a first one.
+const DECOY: u32 = 1;
 
 /// Builds the two fragments of a datagram.
 fn fragments((from, to): (IpAddr, IpAddr), ident: u32, payload: &[u8]) -> [Vec<u8>; 2] {
@@ -38,8 +44,11 @@ fn send(first: &TestPod, hostile: &TestPod, ends: (IpAddr, IpAddr), volley: Voll
             fragments(ends, idents + number as u32, &payload)[part].clone()
         };
         bounce_bursts(hostile, 1600, || {
+            // The token bucket passes it at once, and the program sees it.
+            around.send(&fragments(ends, DECOY, &other.payload(0, 2 * PART))[1]);
             numbers.clone().for_each(|number| around.send(&part(volley, number, 1)));
         });
+        std::thread::sleep(HELD);
         numbers.for_each(|number| sender.send(&part(other, number, 0)));
     }
 }
