@@ -98,7 +98,7 @@ struct FoundTable {
 }
 
 impl FragmentFilter {
-    /// A filter for a bit of `skb->mark`. FragmentTables of an earlier process stay in force.
+    /// A filter for a bit of `skb->mark`. Tables of an earlier process stay in force.
     pub(super) fn new(proof: u32) -> Self {
         Self {
             proof,
