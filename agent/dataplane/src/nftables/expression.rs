@@ -12,7 +12,7 @@ const NFTA_COUNTER_PACKETS: u16 = 2;
 const VERDICT: u32 = 0;
 const REGISTER: u32 = 1;
 
-/// RegisterComparison of the register with a constant (`NFT_CMP_*`).
+/// Comparison of the register with a constant (`NFT_CMP_*`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RegisterComparison {
     Equal = 0,
