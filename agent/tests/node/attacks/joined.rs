@@ -9,9 +9,10 @@ use std::time::Duration;
 use netpold_testbed::cluster::{TestCluster, allow_from, allow_to, isolate};
 use netpold_testbed::{Proxy, TestPod, require_root};
 use nix::sys::signal::Signal;
+use serde_json::json;
 
 use crate::attacks::bounce::{bounce_bursts, can_bounce};
-use crate::attacks::refragmented::{PART, fragments4, fragments6};
+use crate::attacks::refragmented::{PART, PORT, fragments4, fragments6};
 use crate::attacks::volley::{BOTH, PACKETS, Sender, Tally, Volley, pairs};
 
 /// Datagrams at a time. Conntrack drops IPv4 fragments that are more than 64 fragments of their sender apart
@@ -86,9 +87,12 @@ fn attack(test: &str, node: usize, source: &str) {
     for policy in [Policy::Absent, Policy::Enforced, Policy::Kept] {
         for victim in ["near", "far"] {
             if policy == Policy::Enforced {
-                let sends = source == "hostile";
-                let egress =
-                    if sends { allow_to(source, victim) } else { isolate("hostile", &BOTH) };
+                // With a port, a later fragment that the program sees before its first one drops.
+                let mut egress = allow_to("hostile", victim);
+                egress["egress"][0]["ports"] = json!([{ "protocol": "UDP", "port": PORT }]);
+                if source != "hostile" {
+                    egress = isolate("hostile", &BOTH);
+                }
                 cluster.policy("hostile", egress);
                 cluster.policy(victim, allow_from(victim, source)).enforce();
             }
