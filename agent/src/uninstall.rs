@@ -9,7 +9,7 @@ use kube::api::{Patch, PatchParams};
 use netpold_api::crd::NODE_CONDITION;
 use netpold_dataplane::attach::{AttachMode, Attacher};
 use netpold_dataplane::bpffs::PinRoot;
-use netpold_dataplane::{barrier, gate, xdp};
+use netpold_dataplane::{barrier, fragments, gate, xdp};
 use netpold_kube::cluster::{self, Access, ConnectError};
 use serde_json::json;
 
@@ -31,6 +31,7 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
     let early = xdp::detach_all(&links).context("cannot detach XDP programs")?;
     attacher.stop_watching().context("cannot detach programs left by an upgrade")?;
     barrier::remove_all().context("cannot remove the nftables table of new interfaces")?;
+    fragments::remove_all().context("cannot remove the nftables tables of fragments")?;
     gate::open_all().context("cannot open interfaces that are closed until programs are loaded")?;
     for found in &attached {
         let (ifindex, direction) = (found.hook.ifindex, found.hook.direction);

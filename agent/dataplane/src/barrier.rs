@@ -19,25 +19,14 @@ use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 
 use super::hook::Hook;
 use super::nftables::{
-    self, DELETE_CHAIN, DELETE_TABLE, NETDEV, NEW_CHAIN, NEW_TABLE, NFTA_CHAIN_NAME,
-    NFTA_CHAIN_TABLE, NFTA_TABLE_NAME,
+    self, DELETE_CHAIN, DROP, FIRST, NETDEV, NEW_CHAIN, NEW_TABLE, NFTA_CHAIN_HOOK,
+    NFTA_CHAIN_NAME, NFTA_CHAIN_POLICY, NFTA_CHAIN_TABLE, NFTA_CHAIN_TYPE, NFTA_HOOK_DEV,
+    NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY, NFTA_TABLE_NAME, name,
 };
 use crate::netlink::{NLA_F_NESTED, NetfilterChange, attribute};
 
 /// The table of all barriers.
 const TABLE: &CStr = c"netpold-barriers";
-
-/// Further attributes of `linux/netfilter/nf_tables.h`.
-const NFTA_CHAIN_HOOK: u16 = 4;
-const NFTA_CHAIN_POLICY: u16 = 5;
-const NFTA_CHAIN_TYPE: u16 = 7;
-const NFTA_HOOK_HOOKNUM: u16 = 1;
-const NFTA_HOOK_PRIORITY: u16 = 2;
-const NFTA_HOOK_DEV: u16 = 3;
-/// `NF_DROP`
-const DROP: u32 = 0;
-/// Priority before all chains with a usual priority.
-const PRIORITY: i32 = i32::MIN + 1;
 
 /// The barriers of this network namespace.
 #[derive(Debug)]
@@ -151,15 +140,7 @@ fn lower(raised: &mut BTreeMap<Hook, Barrier>, hook: Hook) {
 /// # Errors
 /// The kernel refuses.
 pub fn remove_all() -> io::Result<()> {
-    let table = (DELETE_TABLE, 0, NETDEV, name(NFTA_TABLE_NAME, TABLE));
-    match nftables::change(&[table]) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // A kernel without nftables.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
-            Ok(())
-        }
-        result => result,
-    }
+    nftables::remove_table(NETDEV, TABLE)
 }
 
 fn list() -> io::Result<BTreeSet<Hook>> {
@@ -180,7 +161,7 @@ fn new_chain(hook: Hook, device: &CStr) -> NetfilterChange {
     };
     let place = [
         attribute(NFTA_HOOK_HOOKNUM, &number.to_be_bytes()),
-        attribute(NFTA_HOOK_PRIORITY, &PRIORITY.to_be_bytes()),
+        attribute(NFTA_HOOK_PRIORITY, &FIRST.to_be_bytes()),
         name(NFTA_HOOK_DEV, device),
     ];
     let parts = [
@@ -211,10 +192,6 @@ fn chain_name(hook: Hook) -> Vec<u8> {
     let mut chain = hook.file_name().into_bytes();
     chain.push(0);
     [name(NFTA_CHAIN_TABLE, TABLE), attribute(NFTA_CHAIN_NAME, &chain)].concat()
-}
-
-fn name(kind: u16, value: &CStr) -> Vec<u8> {
-    attribute(kind, value.to_bytes_with_nul())
 }
 
 /// Returns the name of an interface; needs no RTNL lock.

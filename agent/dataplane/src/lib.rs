@@ -10,6 +10,7 @@
 //! | [`uplink_xdp`], [`pod_xdp`] | the XDP programs in front of those |
 //! | `settings` | the settings written with each generation, and the demands on packets |
 //! | `flow_migration` | flows of other tables, until they are migrated |
+//! | [`fragments`] | the nftables rules for fragments that bypass the programs |
 
 pub mod active;
 pub mod attach;
@@ -27,6 +28,7 @@ pub mod features;
 mod flow_growth;
 mod flow_migration;
 pub mod flow_numbers;
+pub mod fragments;
 mod front;
 pub mod gate;
 pub mod generation;
@@ -72,6 +74,7 @@ use bpffs::PinRoot;
 use bridges::Bridge;
 use flow_growth::FlowGrowth;
 use flow_migration::FlowMigration;
+use fragments::FragmentFilter;
 use generation::{FlowTables, Generation, GenerationError};
 use generation_inputs::GenerationInputs;
 use packet_counters::PacketCounts;
@@ -139,6 +142,7 @@ pub struct Dataplane {
     hooks: TcHooks,
     uplink_xdp: UplinkXdp,
     pod_xdp: PodXdp,
+    fragments: FragmentFilter,
     migration: FlowMigration,
 }
 
@@ -154,6 +158,7 @@ impl Dataplane {
             hooks: TcHooks::new(attacher),
             uplink_xdp: UplinkXdp::new(pins.links(), options.uplinks),
             pod_xdp: PodXdp::new(pins.links(), options.pod_xdp),
+            fragments: FragmentFilter::new(options.proof),
             migration: FlowMigration::find(&pins),
             pins,
         }
@@ -255,6 +260,9 @@ impl Dataplane {
                     first.demands_proof = 1;
                     first.closes_unknown = self.active.settings.closes_unknown();
                     first.bridges = self.hooks.inherit_bridges(state.bridges);
+                } else {
+                    // Rules of an earlier agent demand another proof.
+                    self.fragments.apply(None);
                 }
                 first
             }
@@ -297,6 +305,7 @@ impl Dataplane {
         if let Some((generation, settings)) = self.active.parts() {
             settings.demand_no_more(self.hooks.bridges(), generation);
         }
+        self.follow_fragment_sources();
     }
 
     /// Sets the interfaces that may forward packets without the proof; all others may not, once all programs are
@@ -304,6 +313,28 @@ impl Dataplane {
     pub fn devices_are(&mut self, devices: BTreeSet<u32>) {
         let ActiveGeneration { settings, generation, .. } = &mut self.active;
         settings.devices_are(devices, generation.as_mut());
+        self.follow_fragment_sources();
+    }
+
+    /// Writes changed interfaces to the rules for fragments at once, if these rules are due.
+    fn follow_fragment_sources(&mut self) {
+        if let Some(sources) = self.active.settings.fragment_sources() {
+            self.fragments.apply(Some(&sources));
+        }
+    }
+
+    /// Restores the rules for fragments that bypass the programs, and reads their counters. Returns whether another
+    /// process had changed the rules.
+    pub fn reconcile_fragments(&mut self) -> bool {
+        let sources = self.active.settings.fragment_sources();
+        sources.is_some_and(|sources| self.fragments.reconcile(&sources))
+    }
+
+    /// Returns the number of fragments that bypassed the programs and were dropped, at the last
+    /// [`Dataplane::reconcile_fragments`].
+    #[must_use]
+    pub fn dropped_fragments(&self) -> u64 {
+        self.fragments.dropped()
     }
 
     /// Repeats failed writes of devices to the programs' settings.
@@ -317,7 +348,7 @@ impl Dataplane {
     /// or of another role, attaches missing programs, and detaches from all other interfaces. Has no effect before the
     /// first generation.
     pub fn attach(&mut self, wanted: &Roles) -> InterfaceProblems {
-        let Self { active, hooks, migration, .. } = self;
+        let Self { active, hooks, fragments, migration, .. } = self;
         let Some((generation, settings)) = active.parts() else { return InterfaceProblems::new() };
         hooks.bridges_lose_ports(wanted);
         settings.demand_no_more(hooks.bridges(), generation);
@@ -342,6 +373,7 @@ impl Dataplane {
         settings.demand_proof(generation);
         settings.close_unknown(generation);
         problems.extend(settings.demand_of_bridges(hooks.bridges(), hooks.mode(), generation));
+        fragments.apply(settings.fragment_sources().as_ref());
         let left = settings.devices_left().map(|ifindex| (ifindex, NO_PLACE.to_owned()));
         problems.extend(left);
         self.pod_xdp.reconcile(&hooks.pods(), generation, true);
@@ -356,6 +388,7 @@ impl Dataplane {
         let mut problems = attach_roles(wanted, hooks, settings, generation);
         problems.extend(settings.demand_of_bridges(hooks.bridges(), hooks.mode(), generation));
         self.pod_xdp.reconcile(&hooks.pods(), generation, false);
+        self.follow_fragment_sources();
         problems
     }
 

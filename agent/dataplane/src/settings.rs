@@ -9,7 +9,7 @@ use std::path::Path;
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::layout::{
     BRIDGES, DEVICE_LINE, DEVICE_LINES, DEVICE_PROBES, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS,
-    Settings, WITNESS_SHIFT, WITNESSES, device_place,
+    Settings, WITNESS_SHIFT, WITNESSES, bridge_ifindex, device_place,
 };
 
 use super::attach::AttachMode;
@@ -219,6 +219,15 @@ impl ActiveSettings {
                 tracing::error!(%error, "cannot close unknown interfaces; will retry");
             }
         }
+    }
+
+    /// Interfaces from which fragments without the proof are reassembled; `None`: from all, because not all other
+    /// interfaces have programs that leave the proof.
+    pub(super) fn fragment_sources(&self) -> Option<BTreeSet<u32>> {
+        let settings = self.written.filter(|it| it.demands_proof != 0 && it.closes_unknown != 0)?;
+        let proving = settings.bridges.map(bridge_ifindex);
+        let devices = self.devices.wanted.iter().flatten().copied();
+        Some(devices.filter(|ifindex| !proving.contains(ifindex)).collect())
     }
 
     /// Relaxes the demand on bridges with a port without program.

@@ -265,6 +265,10 @@ impl Engine {
         let dataplane = &mut self.reconciler.dataplane;
         self.health.repaired("programs", dataplane.reconcile_xdp());
         dataplane.reconcile_devices();
+        if dataplane.reconcile_fragments() {
+            self.health.repaired("nftables", 1);
+            tracing::warn!("restored the nftables rules for fragments: changed by another process");
+        }
         self.health.pins(dataplane.reconcile_pins());
         match dataplane.missing() {
             Ok(missing) if missing.is_empty() => {}

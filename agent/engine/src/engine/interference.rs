@@ -63,4 +63,9 @@ impl Interference {
     pub(super) fn without_proof(&self) -> Unproven {
         self.missing.total()
     }
+
+    /// Returns the number of fragments without proof in front of the node's reassembly, since the agent's start.
+    pub(super) fn fragments_without_proof(&self) -> u64 {
+        self.missing.fragments()
+    }
 }

@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::metrics::{EndpointCounts, Instruments, Snapshot};
 
 /// Kinds of repairs by [`Engine::repair`] and [`Engine::readback`].
-const REPAIRS: [&str; 4] = ["entries", "order", "pins", "programs"];
+const REPAIRS: [&str; 5] = ["entries", "nftables", "order", "pins", "programs"];
 
 impl Engine {
     /// Returns the dropped packets by direction and reason, for every reason that drops.
@@ -53,6 +53,7 @@ impl Engine {
             audited: self.rule_use.audited(),
             bypassed: self.interference.bypassed(),
             unproven: self.interference.without_proof(),
+            unproven_fragments: self.interference.fragments_without_proof(),
             // Every kind has a series: a counter that appears with its first event shows no increase.
             repairs: REPAIRS
                 .map(|kind| (kind, health.repairs().get(kind).copied().unwrap_or(0)))

@@ -27,6 +27,36 @@ pub(super) struct UnprovenPackets {
     pods: BTreeMap<(u32, u32), EndpointCounters>,
     /// Packets of all pods since the start.
     total: Unproven,
+    fragments: FragmentCounter,
+}
+
+/// Fragments without proof that were dropped in front of the node's reassembly. nftables counts them together, whatever
+/// their interface.
+#[derive(Debug, Default)]
+struct FragmentCounter {
+    /// Fragments since the start, at the last look.
+    total: u64,
+    /// Fragments since the last pause of [`REPORTED_FOR`].
+    recent: u64,
+    last: Option<Instant>,
+}
+
+impl FragmentCounter {
+    fn count(&mut self, total: u64) {
+        let fresh = total.saturating_sub(self.total);
+        self.total = total;
+        if !self.is_recent() {
+            self.recent = 0;
+        }
+        if fresh > 0 {
+            self.recent += fresh;
+            self.last = Some(Instant::now());
+        }
+    }
+
+    fn is_recent(&self) -> bool {
+        self.last.is_some_and(|last| last.elapsed() < REPORTED_FOR)
+    }
 }
 
 #[derive(Debug)]
@@ -71,13 +101,15 @@ impl UnprovenPackets {
     pub(super) fn look(&mut self, compiler: &Compiler, dataplane: &Dataplane) -> bool {
         let pods = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
         let pods: BTreeSet<(u32, u32)> = pods.map(|e| (e.ifindex, e.id)).collect();
-        let (before, generation) = (self.faults(), dataplane.active().generation());
+        let before = (self.faults(), self.fragments.is_recent());
+        let generation = dataplane.active().generation();
         self.pods.retain(|key, _| pods.contains(key));
         for (ifindex, id) in pods {
             let counted = generation.map_or_else(Unproven::default, |it| it.unproven(ifindex));
             self.count((ifindex, id), counted);
         }
-        self.faults() != before
+        self.fragments.count(dataplane.dropped_fragments());
+        (self.faults(), self.fragments.is_recent()) != before
     }
 
     /// Returns problems of pods' packets at their exits, with the cause. `proof` is the bit of `skb->mark`; `name`
@@ -125,6 +157,16 @@ impl UnprovenPackets {
                 proof.trailing_zeros(),
             ));
         }
+        if self.fragments.is_recent() {
+            problems.push(format!(
+                "{} fragments without bit {} of skb->mark dropped before the node reassembles them: a pod bypasses \
+                 netpold's program at its interface (by an ifb in the pod, which needs NET_ADMIN), or they arrived by \
+                 an interface that leads to another network namespace and has no program; if it belongs to the node, \
+                 list it in --trusted-devices",
+                self.fragments.recent,
+                proof.trailing_zeros(),
+            ));
+        }
         problems
     }
 
@@ -142,6 +184,11 @@ impl UnprovenPackets {
     /// Returns the number of packets without proof or witness at exits, since the agent's start.
     pub(super) fn total(&self) -> Unproven {
         self.total
+    }
+
+    /// Returns the number of fragments without proof in front of the node's reassembly, since the agent's start.
+    pub(super) fn fragments(&self) -> u64 {
+        self.fragments.total
     }
 
     fn count(&mut self, key: (u32, u32), read: Unproven) {
@@ -216,6 +263,20 @@ mod tests {
         );
         assert_eq!(fault(&[(0, 0, 0), (0, 0, 3)]), Some(Fault::Unmarked));
         assert_eq!(fault(&[(0, 7, 0), (0, 2, 0)]), Some(Fault::Skipped), "a new generation");
+    }
+
+    #[test]
+    fn fragments_are_reported_with_their_number() {
+        let mut missing = UnprovenPackets::default();
+        let problems = |missing: &UnprovenPackets| missing.problems(1 << 28, &|_, _| String::new());
+        missing.fragments.count(0);
+        assert_eq!(problems(&missing), [""; 0]);
+        for total in [3, 3, 8] {
+            missing.fragments.count(total);
+            let reported = format!("{total} fragments without bit 28 of skb->mark dropped");
+            assert!(problems(&missing).iter().any(|problem| problem.starts_with(&reported)));
+        }
+        assert_eq!(missing.fragments(), 8);
     }
 
     #[test]

@@ -66,6 +66,8 @@ pub struct Snapshot {
     pub bypassed: u64,
     /// Packets of pods that reached an exit without complete proof of their judgement.
     pub unproven: Unproven,
+    /// Fragments without proof that were dropped in front of the node's reassembly.
+    pub unproven_fragments: u64,
     /// Repairs after changes by other programs, by kind.
     pub repairs: Vec<(&'static str, u64)>,
 }
@@ -136,7 +138,12 @@ impl Snapshot {
         writer.counter("bypassed_packets", help, self.bypassed)?;
         let help = "Packets of pods that left without the proof of netpold's program, by cause";
         let Unproven { erased, skipped, unmarked } = self.unproven;
-        let causes = [("mark_erased", erased), ("skipped", skipped), ("tc_index_erased", unmarked)];
+        let causes = [
+            ("fragment", self.unproven_fragments),
+            ("mark_erased", erased),
+            ("skipped", skipped),
+            ("tc_index_erased", unmarked),
+        ];
         let causes = causes.map(|(cause, packets)| ([("cause", cause)], packets));
         writer.counters("unproven_packets", help, causes)?;
         writer.gauges(

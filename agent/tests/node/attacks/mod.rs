@@ -24,6 +24,7 @@ mod forgotten;
 mod handover;
 mod identity;
 mod itself;
+mod joined;
 mod lists;
 mod marks;
 mod mirror;

@@ -8,7 +8,8 @@ use netpold_testbed::{Proxy, require_root};
 
 use crate::attacks::volley::{PACKETS, Sender, Tally, Volley, try_both};
 
-const PORT: u16 = 4000;
+/// Destination port of the datagrams.
+pub(crate) const PORT: u16 = 4000;
 /// Payload length of each fragment, which makes 1,280 bytes with an IPv6 header and a Fragment header.
 pub(crate) const PART: usize = 1232;
 
@@ -31,7 +32,7 @@ pub(crate) fn fragments6(from: IpAddr, to: IpAddr, ident: u32, payload: &[u8]) -
 }
 
 /// Builds two fragments, with `options` in each IPv4 header.
-fn fragments4(
+pub(crate) fn fragments4(
     from: IpAddr,
     to: IpAddr,
     ident: u32,

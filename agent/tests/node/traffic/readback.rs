@@ -127,6 +127,24 @@ fn changed_entries_are_put_right() {
     assert!(log.contains("repaired table: contents differed from the desired state"), "{log}");
 }
 
+#[test]
+fn changed_rules_for_fragments_are_put_right() {
+    require_root!();
+    let mut cluster = watched(Cni::Bridge, |_| ());
+    std::thread::sleep(Duration::from_millis(2500));
+    let status = cluster.agents[0].status().unwrap();
+    assert_eq!(repaired(&status, "nftables"), 0, "nobody has changed anything yet: {status}");
+    for change in [
+        "delete table ip netpold-fragments",
+        "flush chain ip6 netpold-fragments prerouting",
+        "add element ip netpold-fragments node-devices { cni0 }",
+    ] {
+        tamper(&mut cluster, "nftables", 1, |cluster| {
+            cluster.nodes[0].netns().nft(change).unwrap();
+        });
+    }
+}
+
 /// Unmounts the file system of the pins: programs stay, pins are restored, and enforcement outlives the agent again.
 #[test]
 fn pins_that_are_gone_come_back() {

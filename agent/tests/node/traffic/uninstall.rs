@@ -47,6 +47,10 @@ fn takes_everything_away(cluster: TestCluster) {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     assert!(said.contains("removed: 7 programs"), "three pods, two directions; the bridge: {said}");
     cluster.reaches("stranger", "server");
+    let tables =
+        cluster.nodes[0].command("nft").unwrap().args(["list", "tables"]).output().unwrap();
+    let tables = String::from_utf8(tables.stdout).unwrap();
+    assert!(!tables.contains("netpold"), "{tables}");
     let left = std::fs::read_dir(cluster.agents[0].bpffs()).unwrap();
     let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     // The kernel's own files at the top of a bpffs.
