@@ -191,24 +191,26 @@ impl LargeCluster {
 
     /// Writes the status of all pods by the API server, which then stores them in its own form.
     fn run_all(&self) {
-        let pods = (0..self.pods).map(|number| self.pod(number, 0));
-        let write = async {
-            let client = client(&self.world).await;
-            let writes = stream::iter(pods).map(|pod| {
-                let api = Api::<Pod>::namespaced(client.clone(), &namespace(pod.workload()));
-                let status = json!({ "status": pod.status(PodStage::Ready) });
-                async move {
-                    let (name, params) = (pod.name(), PatchParams::default());
-                    api.patch_status(&name, &params, &Patch::Merge(&status)).await
-                }
-            });
-            writes.buffer_unordered(AT_ONCE).try_for_each(|_| async { Ok(()) }).await.unwrap();
-        };
-        let runtime = || {
+        let write = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(write);
+            runtime.unwrap().block_on(self.write_statuses())
         };
-        self.world.server.inside(runtime).unwrap();
+        self.world.server.inside(write).unwrap();
+    }
+
+    async fn write_statuses(&self) {
+        let client = client(&self.world).await;
+        let pods = (0..self.pods).map(|number| self.pod(number, 0));
+        let writes = stream::iter(pods).map(|pod| {
+            let api = Api::<Pod>::namespaced(client.clone(), &namespace(pod.workload()));
+            let status = json!({ "status": pod.status(PodStage::Ready) });
+            async move {
+                let params = PatchParams::default();
+                api.patch_status(&pod.name(), &params, &Patch::Merge(&status)).await
+            }
+        });
+        let written = writes.buffer_unordered(AT_ONCE).map_ok(drop);
+        written.try_collect::<Vec<()>>().await.unwrap();
     }
 
     /// Starts a controller, with administrator rights, and waits until the index has a label.
@@ -314,7 +316,7 @@ impl LargeCluster {
         let kubeconfig = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--api-timeout", "60"];
         let before = self.costs();
         let begin = Instant::now();
-        self.world.start_agent_with(&[&kubeconfig, from.arguments()].concat(), binary().into());
+        self.world.start_agent_with(&[&kubeconfig[..], from.arguments()].concat(), binary().into());
         let expected = self.pods as u64 + 2;
         let is_there = |status: &Value| {
             netpold_testbed::Agent::enforces(status)
@@ -378,7 +380,7 @@ impl LargeCluster {
     fn open(&mut self, from: LoadedPeers, label: &str) {
         let before = self.costs();
         let begin = Instant::now();
-        self.world.policy("open", open("server", &[label]));
+        self.world.policy("open", spec("server", &[label]));
         let applied = begin.elapsed();
         let to = self.world.pod("server").ip4().unwrap();
         let moment = Duration::from_millis(20);
@@ -404,7 +406,7 @@ impl LargeCluster {
 }
 
 /// Spec of a policy with the pods of all namespaces that have these labels as peers.
-fn open(app: &str, labels: &[&str]) -> Value {
+fn spec(app: &str, labels: &[&str]) -> Value {
     let expressions: Vec<Value> =
         labels.iter().map(|label| json!({ "key": label, "operator": "Exists" })).collect();
     let peer =
@@ -417,7 +419,7 @@ fn open(app: &str, labels: &[&str]) -> Value {
 fn starts_and_rollouts_of_a_large_cluster() {
     let test = "starts_and_rollouts_of_a_large_cluster";
     let Some(mut cluster) = LargeCluster::new(test, 20_000) else { return };
-    cluster.world.policy("open", open("server", &["app", "tier"]));
+    cluster.world.policy("open", spec("server", &["app", "tier"]));
     let begin = Instant::now();
     cluster.fill(PodStage::Scheduled, 60);
     cluster.run_all();
@@ -456,14 +458,14 @@ fn a_policy_with_all_pods_of_a_large_cluster() {
     let test = "a_policy_with_all_pods_of_a_large_cluster";
     let Some(mut cluster) = LargeCluster::new(test, 158_000) else { return };
     // A policy without a pod has both labels, so that slices have them.
-    cluster.world.policy("nobody", open("nobody", &["app", "tier"]));
-    cluster.world.policy("open", open("server", &["app"]));
+    cluster.world.policy("nobody", spec("nobody", &["app", "tier"]));
+    cluster.world.policy("open", spec("server", &["app"]));
     let begin = Instant::now();
     cluster.fill(PodStage::Ready, 0);
     println!("{} pods after {:.0?}", cluster.pods, begin.elapsed());
     cluster.start_controller("tier");
     for (from, new) in BOTH.into_iter().zip(["first-new", "second-new"]) {
-        cluster.world.policy("open", open("server", &["app"]));
+        cluster.world.policy("open", spec("server", &["app"]));
         cluster.start_agent(from);
         for label in ["tier", new] {
             cluster
