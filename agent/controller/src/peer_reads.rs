@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use futures::future::BoxFuture;
+use futures::StreamExt;
+use futures::future::{BoxFuture, try_join_all};
 use futures::stream::FuturesUnordered;
-use futures::{StreamExt, TryStreamExt, stream};
 use kube::Api;
 use kube::api::ListParams;
 use netpold_api::peer_slice::{PeerSlice, PeerSliceSpec};
@@ -120,14 +120,16 @@ impl PeerReads {
 }
 
 async fn read(api: Api<PeerSlice>, names: Option<Vec<String>>) -> Result<FoundSlices, kube::Error> {
-    let found = match &names {
-        None => list(&api, None).await?,
+    let mut found = WrittenByName::new();
+    match &names {
+        None => found = list(&api, None).await?,
         Some(names) => {
-            let reads = stream::iter(names).map(|name| list(&api, Some(name)));
-            let all: Vec<WrittenByName> = reads.buffer_unordered(AT_ONCE).try_collect().await?;
-            all.into_iter().flatten().collect()
+            for part in names.chunks(AT_ONCE) {
+                let reads = part.iter().map(|name| list(&api, Some(name)));
+                found.extend(try_join_all(reads).await?.into_iter().flatten());
+            }
         }
-    };
+    }
     Ok(FoundSlices { names, found })
 }
 
