@@ -345,12 +345,15 @@ impl LargeCluster {
     /// deleted.
     fn roll_out(&mut self, title: &str, life: usize, replaced: impl Fn(usize) -> (usize, usize)) {
         const STAGES: usize = 5;
+        // Half a second between two stages of a pod.
+        const SPACING: usize = STEPS / 20;
         let before = self.costs();
         let begin = Instant::now();
-        for step in 0..STEPS + STAGES {
+        for step in 0..STEPS + STAGES * SPACING {
             let mut entries = Vec::new();
             for stage in 0..STAGES {
-                let Some(at) = step.checked_sub(stage).filter(|at| *at < STEPS) else { continue };
+                let at = step.checked_sub(stage * SPACING).filter(|at| *at < STEPS);
+                let Some(at) = at else { continue };
                 let part = at * REPLACED / STEPS..(at + 1) * REPLACED / STEPS;
                 for (number, before) in part.map(&replaced) {
                     let (new, old) = (self.pod(number, life), self.pod(number, before));
@@ -397,6 +400,13 @@ impl LargeCluster {
         let log = self.world.agent().log();
         let origins = log.lines().filter(|line| line.contains("all pods"));
         origins.for_each(|line| println!("    {line}"));
+    }
+
+    /// Measures a time in which nothing changes, and the controller reads all slices once.
+    fn rest(&mut self) {
+        let before = self.costs();
+        std::thread::sleep(Duration::from_secs(75));
+        self.print("no change, agent with slices", before);
     }
 
     fn print_contents(&mut self) {
@@ -447,9 +457,7 @@ fn starts_and_rollouts_of_a_large_cluster() {
         (0..REPLACED).for_each(|n| lives[scattered(n)] = life);
     }
     cluster.print_contents();
-    let idle = cluster.costs();
-    std::thread::sleep(Duration::from_mins(2));
-    cluster.print("no change, agent with slices", idle);
+    cluster.rest();
 }
 
 #[test]
@@ -482,4 +490,5 @@ fn a_policy_with_all_pods_of_a_large_cluster() {
         }
     }
     cluster.print_contents();
+    cluster.rest();
 }
