@@ -273,12 +273,12 @@ impl LargeCluster {
         ClusterCosts {
             at: Instant::now(),
             received: self.meter.passed().received,
-            writes: self.writes(),
             etcd_bytes: written.trim().parse().unwrap(),
             agent: of(self.world.agent.as_ref().map(netpold_testbed::Agent::pid)),
             controller: of(self.controller.as_ref().map(|controller| controller.0.id())),
             apiserver: of(Some(self.world.server.pid())),
             etcd: of(Some(etcd)),
+            writes: self.writes(),
         }
     }
 
