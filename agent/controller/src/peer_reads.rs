@@ -91,10 +91,10 @@ impl PeerReads {
     ///
     /// # Errors
     /// The answer is one.
-    pub(super) fn end<'n>(
+    pub(super) fn end(
         &mut self,
         answer: Result<FoundSlices, kube::Error>,
-        known: impl Iterator<Item = &'n String>,
+        known: impl Iterator<Item = String>,
         now: Instant,
     ) -> Result<EndedRead, kube::Error> {
         let began = self.began.take().unwrap_or(now);
@@ -103,7 +103,7 @@ impl PeerReads {
             self.pause = Some(now + RETRY);
         })?;
         let is_whole = names.is_none();
-        let all = || known.chain(found.keys()).cloned().collect::<BTreeSet<String>>();
+        let all = || known.chain(found.keys().cloned()).collect::<BTreeSet<String>>();
         let names = names.map_or_else(all, |names| names.into_iter().collect());
         let names = names.into_iter().filter(|name| !written.contains(name));
         let slices = names.map(|name| {
@@ -181,9 +181,10 @@ mod tests {
         reads.begin_write("begun");
         let names = ["begun", "gone", "in-flight", "same"].map(str::to_owned);
         let found = names.iter().filter(|name| *name != "gone");
-        let found = found.map(|name| (name.clone(), slice("1"))).collect();
+        let found: WrittenByName = found.map(|name| (name.clone(), slice("1"))).collect();
         let answer = Ok(FoundSlices { names: None, found });
-        let ended = reads.end(answer, names.iter(), now).unwrap_or_else(|error| panic!("{error}"));
+        let ended =
+            reads.end(answer, names.into_iter(), now).unwrap_or_else(|error| panic!("{error}"));
         let versions = ended.slices.iter().map(|(name, slice)| {
             (name.as_str(), slice.as_ref().map(|slice| slice.version.as_str()))
         });

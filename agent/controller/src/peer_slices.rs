@@ -205,7 +205,7 @@ impl PeerSlices {
 
     fn end_read(&mut self, answer: Result<FoundSlices, kube::Error>) {
         let now = Instant::now();
-        let known = self.written.iter().flat_map(|written| written.keys());
+        let known = self.written.iter().flat_map(|written| written.keys().cloned());
         let ended = match self.reads.end(answer, known, now) {
             Ok(ended) => ended,
             Err(error) => return self.fail(&error),

@@ -8,7 +8,8 @@ use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use netpold_testbed::{Credential, KillOnDrop, Meter, ProbeProtocol, processor_time};
+use netpold_testbed::apiserver::Meter;
+use netpold_testbed::{Credential, KillOnDrop, ProbeProtocol, processor_time};
 use serde_json::{Value, json};
 
 use super::{AT_ONCE, NAMESPACES, namespace, resident};
