@@ -328,18 +328,20 @@ impl LargeCluster {
         let enforced = begin.elapsed();
         std::thread::sleep(SETTLED.saturating_sub(enforced));
         self.print(&format!("start with {from:?}, enforced after {enforced:.1?}"), before);
-        self.explain(self.pod(self.pods - 1, 0), true);
+        assert!(self.is_allowed(self.pod(self.pods - 1, 0)));
     }
 
-    /// Asserts the agent's verdict about connections of a pod of another node to the server.
-    fn explain(&self, pod: PeerPod, is_allowed: bool) {
+    /// Returns the agent's verdict about connections of a pod of another node to the server.
+    fn is_allowed(&self, pod: PeerPod) -> bool {
         let port = PORT.to_string();
         let to = format!("{NAMESPACE}/server");
         let from = pod.address();
         let agent = self.world.agent.as_ref().unwrap();
         let arguments = ["explain", "--from", &from, "--to", &to, "--port", &port];
         let output = agent.command(&arguments).output().unwrap();
-        assert_eq!(output.status.code(), Some(i32::from(!is_allowed)), "{output:?}");
+        let code = output.status.code();
+        assert!(matches!(code, Some(0 | 1)), "{output:?}");
+        code == Some(0)
     }
 
     /// Replaces pods in [`ROLLOUT`]: each new one is scheduled, runs, and is ready; then the old one terminates, and is
@@ -372,11 +374,14 @@ impl LargeCluster {
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
         }
         let took = begin.elapsed();
-        std::thread::sleep(Duration::from_secs(5));
-        self.print(&format!("{title} in {took:.1?}"), before);
         let (number, old) = replaced(REPLACED - 1);
-        self.explain(self.pod(number, life), true);
-        self.explain(self.pod(number, old), false);
+        while !self.is_allowed(self.pod(number, life)) || self.is_allowed(self.pod(number, old)) {
+            assert!(begin.elapsed() < LONGEST, "the agent lacks the last change");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let known = begin.elapsed() - took;
+        std::thread::sleep(Duration::from_secs(5));
+        self.print(&format!("{title} in {took:.1?}, the last one known after {known:.1?}"), before);
     }
 
     /// Applies a policy for the server whose peers are the pods with a label in all namespaces, and waits until it is in
@@ -393,7 +398,7 @@ impl LargeCluster {
             assert!(begin.elapsed() < LONGEST, "{}", self.world.agent.as_ref().unwrap().log());
         }
         let took = begin.elapsed();
-        self.explain(self.pod(self.pods - 1, 0), true);
+        assert!(self.is_allowed(self.pod(self.pods - 1, 0)));
         let title = format!(
             "{from:?}: a policy with all pods by {label}, applied after {applied:.3?}, in force after {took:.3?}"
         );
