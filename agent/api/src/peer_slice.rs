@@ -95,6 +95,12 @@ pub struct PeerVocabulary {
     /// Namespaces whose policies have names that wait, since the namespace's former names take up its room, sorted.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub crowded_namespaces: BTreeSet<String>,
+    /// Label keys that slices get at present or next, if that takes long, sorted.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub coming_label_keys: BTreeSet<String>,
+    /// Names of ports likewise.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub coming_port_names: BTreeSet<String>,
 }
 
 /// Sign of life of the controller, while every change of a pod is in the slices a bounded time after it.

@@ -39,6 +39,13 @@ impl Leading {
         *self.flag.borrow() && until.is_some_and(|until| Instant::now() < until)
     }
 
+    /// A replica that leads.
+    #[cfg(test)]
+    pub(super) fn for_ever() -> Self {
+        let until = Instant::now().checked_add(Duration::from_hours(1));
+        Self { flag: watch::channel(true).1, until: Arc::new(Mutex::new(until)) }
+    }
+
     /// Waits until the replica starts or stops to lead.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Time after which a request without an answer has no effect any more: API servers end requests after 60 s.
 const LINGERS: Duration = Duration::from_secs(70);
 /// Number from which on all slices are read at once.
-const MANY: usize = 64;
+pub(super) const MANY: usize = 64;
 
 /// Effect of a failed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ pub(super) struct PeerDoubts(BTreeMap<String, Doubt>);
 
 #[derive(Debug)]
 struct Doubt {
-    /// Whether the slice was read after the last failure.
-    is_read: bool,
+    /// Beginning of the last read after the last failure.
+    read: Option<Instant>,
     /// Time until which it may change.
     until: Instant,
 }
@@ -51,15 +51,15 @@ impl PeerDoubts {
             WriteFailure::Conflict => now,
             WriteFailure::Unknown => now + LINGERS,
         };
-        let doubt = self.0.entry(name.to_owned()).or_insert(Doubt { is_read: false, until });
-        *doubt = Doubt { is_read: false, until: doubt.until.max(until) };
+        let doubt = self.0.entry(name.to_owned()).or_insert(Doubt { read: None, until });
+        *doubt = Doubt { read: None, until: doubt.until.max(until) };
     }
 
-    /// Takes in that a slice was read.
-    pub(super) fn is_read(&mut self, name: &str, now: Instant) {
+    /// Takes in that a slice was read, by a read with this beginning.
+    pub(super) fn is_read(&mut self, name: &str, began: Instant) {
         if let Some(doubt) = self.0.get_mut(name) {
-            doubt.is_read = true;
-            if doubt.until <= now {
+            doubt.read = Some(began);
+            if doubt.until <= began {
                 self.0.remove(name);
             }
         }
@@ -67,18 +67,19 @@ impl PeerDoubts {
 
     /// Whether a slice was not read after a failure; then its state is unknown.
     pub(super) fn is_unread(&self, name: &str) -> bool {
-        self.0.get(name).is_some_and(|doubt| !doubt.is_read)
+        self.0.get(name).is_some_and(|doubt| doubt.read.is_none())
     }
 
-    /// Returns the slices to read: all, or those that were not read since.
-    pub(super) fn names(&self, all: bool) -> Vec<String> {
-        let doubts = self.0.iter().filter(|(_, doubt)| all || !doubt.is_read);
-        doubts.map(|(name, _)| name.clone()).collect()
+    /// Returns the slices that were not read since their last failure, or not since this time.
+    pub(super) fn unread(&self, since: Option<Instant>) -> Vec<String> {
+        let is_unread =
+            |doubt: &Doubt| doubt.read.is_none_or(|read| since.is_some_and(|since| read < since));
+        self.0.iter().filter(|(_, doubt)| is_unread(doubt)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Whether there are so many unread slices that all slices should be read.
     pub(super) fn are_many(&self) -> bool {
-        self.0.values().filter(|doubt| !doubt.is_read).count() >= MANY
+        self.0.values().filter(|doubt| doubt.read.is_none()).count() >= MANY
     }
 }
 
@@ -105,16 +106,17 @@ mod tests {
         doubts.failed("refused", refused, now);
         doubts.failed("conflict", conflict, now);
         doubts.failed("lost", lost, now);
-        assert_eq!(doubts.names(false), ["conflict", "lost"]);
+        assert_eq!(doubts.unread(None), ["conflict", "lost"]);
         assert!(doubts.is_unread("lost") && !doubts.is_unread("refused"));
         ["conflict", "lost"].into_iter().for_each(|name| doubts.is_read(name, now));
-        assert!(!doubts.is_unread("lost") && doubts.names(false).is_empty());
-        assert_eq!(doubts.names(true), ["lost"], "before each heartbeat");
+        assert!(!doubts.is_unread("lost") && doubts.unread(Some(now)).is_empty());
+        let beat = now + Duration::from_secs(3);
+        assert_eq!(doubts.unread(Some(beat)), ["lost"], "before each heartbeat");
         doubts.failed("lost", conflict, now);
         assert!(doubts.is_unread("lost"));
         doubts.is_read("lost", now + LINGERS / 2);
-        assert_eq!(doubts.names(true), ["lost"]);
+        assert_eq!(doubts.unread(Some(now + LINGERS)), ["lost"]);
         doubts.is_read("lost", now + LINGERS);
-        assert!(doubts.names(true).is_empty());
+        assert!(doubts.unread(Some(now + 2 * LINGERS)).is_empty());
     }
 }

@@ -5,7 +5,8 @@
 //!                       slices get it    agents use it    slices keep it
 //! ```
 //!
-//! A series of names that come is complete before the next one begins, so no policy delays another's names. Slices keep a
+//! A series of names that come is complete before the next one begins, so no policy delays another's names. With 10,000
+//! slices that takes a minute; meanwhile the index announces these names and those that come next. Slices keep a
 //! name for [`FADING`] after its end in the index: an agent that knows a newer policy has that time to learn of the end.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +25,8 @@ const KEPT: Duration = Duration::from_mins(10);
 const FADING: Duration = REDUCED_AFTER.saturating_add(Duration::from_mins(1));
 /// Shortest time between the beginnings of two series of names.
 const PACE: Duration = Duration::from_secs(1);
+/// Time after which a series of names takes long: agents wait for its names if the index announces them.
+const LONG: Duration = Duration::from_secs(2);
 /// Shortest time between two ends of names: each has all slices with them written anew.
 const ENDS: Duration = Duration::from_mins(1);
 
@@ -38,6 +41,8 @@ pub(super) struct PeerNames {
     /// Names beside the index's that slices get.
     coming: Vocabulary,
     began: Option<Instant>,
+    /// Names in the index as those to come, and the time of the announcement.
+    announced: Option<(Vocabulary, Instant)>,
     /// Time of the last end of names whose time had come.
     ended: Option<Instant>,
     /// Names of the index that no policy has, with the time of the last policy's end.
@@ -71,7 +76,7 @@ impl PeerNames {
         self.coming = Vocabulary::default();
         self.charges = PeerCharges::default();
         self.unused.clear();
-        (self.began, self.ended) = (None, None);
+        (self.began, self.ended, self.announced) = (None, None, None);
         self.are_policies_new = true;
         self.look(false, now);
     }
@@ -79,7 +84,14 @@ impl PeerNames {
     /// Returns the content of the index.
     pub(super) fn index(&self) -> PeerVocabulary {
         let index = PeerVocabulary::from(&self.index);
-        PeerVocabulary { crowded_namespaces: self.crowded.clone(), ..index }
+        let announced = self.announced.as_ref().map(|(names, _)| names.clone());
+        let Vocabulary { label_keys, port_names } = announced.unwrap_or_default();
+        PeerVocabulary {
+            crowded_namespaces: self.crowded.clone(),
+            coming_label_keys: label_keys,
+            coming_port_names: port_names,
+            ..index
+        }
     }
 
     /// Returns the names that slices should have.
@@ -110,6 +122,23 @@ impl PeerNames {
         let is_due = self.began.is_none_or(|began| now.duration_since(began) >= PACE);
         if self.coming.is_empty() && is_due && !self.index.covers(&self.needed) {
             self.begin_names(now);
+        }
+        self.announce_names(now);
+    }
+
+    /// Announces the names of a series that takes long, and those that wait for its end.
+    fn announce_names(&mut self, now: Instant) {
+        let is_long = self.began.is_some_and(|began| now.duration_since(began) >= LONG);
+        if self.coming.is_empty() || !is_long {
+            self.announced = None;
+            return;
+        }
+        let is_recent = |(_, at): &(Vocabulary, Instant)| now.saturating_duration_since(*at) < PACE;
+        if !self.announced.as_ref().is_some_and(is_recent) {
+            let mut names = Vocabulary::default();
+            let missing = self.missing().map(|(is_port, name)| (*is_port, name.as_str()));
+            names.add_within(missing, MAX_NAMES);
+            self.announced = Some((names, now));
         }
     }
 
@@ -235,6 +264,26 @@ mod tests {
         }
         all.look(true, now + PACE * 2);
         assert_eq!((&all.index, all.of_slices().len()), (&names(&["a"]), 6));
+    }
+
+    #[test]
+    fn names_are_announced_while_a_series_takes_long() {
+        let (mut all, now) = (PeerNames::default(), Instant::now());
+        set(&mut all, "x", "p", Some(&["a"]));
+        all.look(false, now);
+        set(&mut all, "x", "q", Some(&["b"]));
+        all.look(false, now + LONG / 2);
+        let announced = |all: &PeerNames| Vec::from_iter(all.index().coming_label_keys);
+        assert_eq!(announced(&all), Vec::<String>::new(), "it may be short");
+        all.look(false, now + LONG);
+        assert_eq!(announced(&all), ["a", "b"], "b waits for its end");
+        set(&mut all, "x", "r", Some(&["c"]));
+        all.look(false, now + LONG + PACE / 2);
+        assert_eq!(announced(&all), ["a", "b"], "the index is not written for each new policy");
+        all.look(false, now + LONG + PACE);
+        assert_eq!(announced(&all), ["a", "b", "c"]);
+        all.look(true, now + LONG + PACE);
+        assert_eq!((announced(&all), all.index.len()), (Vec::<String>::new(), 1));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key, Pod};
 use netpold_slices::{Packing, Placed, SliceNumber, Vocabulary, encode};
 
+use crate::peer_due::{DueSlice, DueSlices};
 use crate::peer_names::PeerNames;
 
 /// Time from the first change of a slice to its write: simultaneous changes are gathered meanwhile.
@@ -28,7 +29,7 @@ pub(super) struct PeerPacking {
     reduced: Vocabulary,
     packing: Packing,
     /// Slices to write.
-    due: BTreeMap<SliceNumber, DueSlice>,
+    due: DueSlices,
     /// Slices that are being written.
     in_flight: BTreeMap<SliceNumber, SliceInFlight>,
     /// Beginnings of the last writes, for [`GATHER`].
@@ -37,51 +38,12 @@ pub(super) struct PeerPacking {
     was_urgent: bool,
 }
 
-/// Slice to write.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct DueSlice {
-    /// Time of the first change of a pod that it lacks; `None`: names alone changed.
-    since: Option<Instant>,
-    /// Time of the write.
-    at: Instant,
-    /// `resourceVersion` of pods up to which the API server's state of it is complete.
-    version: u64,
-    /// Whether it lacks names.
-    lacks_names: bool,
-    /// Slices to which pods moved, which have to be written first.
-    after: BTreeSet<SliceNumber>,
-    /// Slices that are being written with pods that moved to this one.
-    behind: BTreeSet<SliceNumber>,
-}
-
 /// Slice that is being written.
 #[derive(Debug)]
 struct SliceInFlight {
     due: DueSlice,
     /// Slices that wait for this state of it.
     before: BTreeSet<SliceNumber>,
-}
-
-impl DueSlice {
-    const fn new(at: Instant, version: u64) -> Self {
-        Self {
-            since: None,
-            at,
-            version,
-            lacks_names: false,
-            after: BTreeSet::new(),
-            behind: BTreeSet::new(),
-        }
-    }
-
-    fn merge(&mut self, other: Self) {
-        self.since = [self.since, other.since].into_iter().flatten().min();
-        self.at = self.at.max(other.at);
-        self.version = self.version.min(other.version);
-        self.lacks_names |= other.lacks_names;
-        self.after.extend(other.after);
-        self.behind.extend(other.behind);
-    }
 }
 
 impl PeerPacking {
@@ -133,29 +95,35 @@ impl PeerPacking {
 
     /// Has a slice written because of its pods.
     pub(super) fn mark_due(&mut self, number: SliceNumber, now: Instant) {
-        self.due(number, now).since.get_or_insert(now);
+        self.change_due(number, now, |due| _ = due.since.get_or_insert(now));
     }
 
     /// Has a slice written in which another than this controller wrote.
     pub(super) fn mark_foreign(&mut self, number: SliceNumber, now: Instant) {
-        let due = self.due(number, now);
-        due.since.get_or_insert(now);
-        (due.version, due.lacks_names) = (0, true);
+        self.change_due(number, now, |due| {
+            due.since.get_or_insert(now);
+            (due.version, due.lacks_names) = (0, true);
+        });
     }
 
-    fn due(&mut self, number: SliceNumber, now: Instant) -> &mut DueSlice {
+    fn change_due(
+        &mut self,
+        number: SliceNumber,
+        now: Instant,
+        change: impl FnOnce(&mut DueSlice),
+    ) {
         let version = self.version;
         let soon = now + SOON;
         let at = self.begun.get(&number).map_or(soon, |begun| soon.max(*begun + GATHER));
-        self.due.entry(number).or_insert_with(|| DueSlice::new(at, version))
+        self.due.change(number, || DueSlice::new(at, version), change);
     }
 
     fn set_due(&mut self, placed: Placed, now: Instant) {
         placed.slices().for_each(|number| self.mark_due(number, now));
         if let Placed::Moved { from, to } = placed {
-            self.due(from, now).after.insert(to);
+            self.change_due(from, now, |due| _ = due.after.insert(to));
             if self.in_flight.contains_key(&from) {
-                self.due(to, now).behind.insert(from);
+                self.change_due(to, now, |due| _ = due.behind.insert(from));
             }
         }
     }
@@ -174,7 +142,7 @@ impl PeerPacking {
         }
         let (packing, changed, moved) = Packing::take_over(found);
         self.packing = packing;
-        self.due.clear();
+        self.due = DueSlices::default();
         self.in_flight.clear();
         changed.into_iter().for_each(|number| self.mark_due(number, now));
         moved.into_iter().for_each(|moved| self.set_due(moved, now));
@@ -186,13 +154,13 @@ impl PeerPacking {
         gone.into_iter().for_each(|number| self.mark_due(number, now));
         self.reduce(now, true);
         // Nothing is known of the state that the slices have.
-        self.due.values_mut().for_each(|due| (due.version, due.lacks_names) = (0, true));
+        self.due.change_all(|due| (due.version, due.lacks_names) = (0, true));
     }
 
     /// Decides about the names; reduces the pods to those of slices.
     pub(super) fn look_at_names(&mut self, now: Instant) {
-        let in_flight = self.in_flight.values().map(|write| &write.due);
-        let are_written = !self.due.values().chain(in_flight).any(|due| due.lacks_names);
+        let are_written =
+            !self.due.lack_names() && !self.in_flight.values().any(|write| write.due.lacks_names);
         self.names.look(are_written, now);
         let names = self.names.of_slices();
         if names != self.reduced {
@@ -208,7 +176,9 @@ impl PeerPacking {
             if is_urgent || matches!(placed, Placed::Moved { .. }) {
                 self.set_due(placed, now);
             }
-            placed.slices().for_each(|number| self.due(number, now).lacks_names = true);
+            for number in placed.slices() {
+                self.change_due(number, now, |due| due.lacks_names = true);
+            }
         }
     }
 
@@ -219,23 +189,12 @@ impl PeerPacking {
         now: Instant,
         may_write: impl Fn(SliceNumber) -> bool,
     ) -> Option<(SliceNumber, Option<PeerSliceSpec>)> {
-        let is_ready = |(number, due): &(&SliceNumber, &DueSlice)| {
-            let is_free = due.after.is_empty() && due.behind.is_empty();
-            is_free && due.at <= now && !self.in_flight.contains_key(number) && may_write(**number)
-        };
-        let ready = || self.due.iter().filter(is_ready);
-        let urgent =
-            ready().filter(|(_, due)| due.since.is_some()).min_by_key(|(_, due)| due.since);
-        let others = || ready().find(|(_, due)| due.since.is_none());
-        let next = match urgent {
-            Some(urgent) if self.was_urgent => others().unwrap_or(urgent),
-            urgent => urgent.or_else(others)?,
-        };
-        let number = *next.0;
-        let due = self.due.remove(&number)?;
+        let is_free =
+            |number: SliceNumber| !self.in_flight.contains_key(&number) && may_write(number);
+        let number = self.due.next(now, self.was_urgent, is_free)?;
+        let due = self.due.remove(number)?;
         self.was_urgent = due.since.is_some();
-        let waits = self.due.iter().filter(|(_, other)| other.after.contains(&number));
-        let before = waits.map(|(number, _)| *number).collect();
+        let before = self.due.waiting_for(number);
         self.in_flight.insert(number, SliceInFlight { due, before });
         self.begun.retain(|_, begun| now.saturating_duration_since(*begun) < GATHER);
         self.begun.insert(number, now);
@@ -245,25 +204,18 @@ impl PeerPacking {
     /// Takes in the end of a write.
     pub(super) fn end(&mut self, number: SliceNumber, is_written: bool, now: Instant) {
         let Some(write) = self.in_flight.remove(&number) else { return };
-        self.due.values_mut().for_each(|due| _ = due.behind.remove(&number));
         if is_written {
-            for waiting in write.before {
-                if let Some(due) = self.due.get_mut(&waiting) {
-                    due.after.remove(&number);
-                }
-            }
-            return;
+            return self.due.end_write(number, &write.before);
         }
+        self.due.end_write(number, &BTreeSet::new());
         let again = DueSlice { at: now + RETRY, ..write.due };
-        match self.due.get_mut(&number) {
-            Some(due) => due.merge(again),
-            None => drop(self.due.insert(number, again)),
-        }
+        self.due.change(number, || again.clone(), |due| due.merge(again.clone()));
     }
 
     /// Returns the time for which the oldest change of a pod has waited for its slice's write.
     pub(super) fn delay(&self, now: Instant) -> Duration {
-        let oldest = self.unwritten().filter_map(|due| due.since).min();
+        let in_flight = self.in_flight.values().filter_map(|write| write.due.since);
+        let oldest = in_flight.chain(self.due.oldest()).min();
         oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 

@@ -2,40 +2,40 @@
 //!
 //! Writes carry the `resourceVersion` of the slice as it was known, so a former leader overwrites nothing. A write whose
 //! answer is lost may take effect later than it was sent, so such a slice is read again before each heartbeat until the
-//! server has given up any request. The heartbeat carries the `resourceVersion` up to which every change of pods is on the
-//! API server. There is none while a change waits for too long, while an answer is missing, or while this replica cannot
-//! follow the objects.
+//! server has given up any request. Writes of other slices go on during reads. The heartbeat carries the `resourceVersion`
+//! up to which every change of pods is on the API server. There is none while a change waits for too long, while an answer
+//! is missing, or while this replica cannot follow the objects.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use netpold_api::peer_slice::{HEARTBEAT, INDEX, PeerHeartbeat, PeerSlice, PeerSliceSpec};
 use netpold_api::source::SourceStatus;
 use netpold_core::model::Pod;
-use netpold_kube::cluster::PAGE;
 use netpold_slices::{SliceNumber, decode, slice_name, slice_number};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::lease::Leading;
-use crate::peer_doubts::{PeerDoubts, WriteFailure};
+use crate::peer_doubts::{MANY, PeerDoubts, WriteFailure};
 use crate::peer_input::PeerInput;
 use crate::peer_packing::PeerPacking;
+use crate::peer_reads::{
+    FoundSlices, PATIENCE, PeerReads, WrittenByName, WrittenSlice, in_time, list,
+};
 
 /// Shortest time between two writes: 200 a second.
 const PACE: Duration = Duration::from_millis(5);
-/// Time between two looks at what is to be done, while nothing is to be written.
+/// Time between two looks at what is to be done, while nothing is to be written; and between two looks at the names.
 const IDLE: Duration = Duration::from_millis(100);
 /// Most writes in flight.
 const IN_FLIGHT: usize = 16;
-/// Timeout of a request.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 /// Time between two heartbeats.
@@ -45,15 +45,6 @@ const LATE: Duration = Duration::from_secs(20);
 /// Time after which a former leader's requests have ended, and all slices are read again.
 const FORMER: Duration = Duration::from_secs(70);
 
-/// A slice on the API server.
-#[derive(Clone, Debug)]
-struct WrittenSlice {
-    version: String,
-    spec: PeerSliceSpec,
-}
-
-/// Slices on the API server, by name.
-type WrittenByName = BTreeMap<String, WrittenSlice>;
 /// State of a slice after a write; `None`: it does not exist.
 type WriteResult = Result<Option<WrittenSlice>, kube::Error>;
 
@@ -72,6 +63,13 @@ pub(super) struct PeerSlices {
     doubts: PeerDoubts,
     /// Writes in flight, by the slice's name.
     writes: FuturesUnordered<BoxFuture<'static, (String, WriteResult)>>,
+    /// Names of those slices.
+    in_flight: BTreeSet<String>,
+    reads: PeerReads,
+    /// Time of the last list at the beginning of this replica's lead.
+    took_over: Instant,
+    /// Time of the last look at the names.
+    looked: Option<Instant>,
     /// Time of the last heartbeat.
     beat: Option<Instant>,
     /// Beginning of the heartbeat in flight.
@@ -102,6 +100,10 @@ impl PeerSlices {
             written: None,
             doubts: PeerDoubts::default(),
             writes: FuturesUnordered::new(),
+            in_flight: BTreeSet::new(),
+            reads: PeerReads::default(),
+            took_over: Instant::now(),
+            looked: None,
             beat: None,
             beating: None,
             is_index_in_flight: false,
@@ -123,6 +125,7 @@ impl PeerSlices {
                     None => return,
                 },
                 Some((name, result)) = self.writes.next() => self.end_write(&name, result),
+                Some(answer) = self.reads.next() => self.end_read(answer),
                 () = tokio::time::sleep_until(stepped + pause) => {
                     self.step_or_pause().await;
                     stepped = tokio::time::Instant::now();
@@ -141,7 +144,7 @@ impl PeerSlices {
     async fn step_or_pause(&mut self) {
         if !self.leading.is() {
             self.written = None;
-            self.forget_writes();
+            self.forget_requests();
             return;
         }
         if !self.in_sync || Instant::now() < self.pause {
@@ -162,18 +165,19 @@ impl PeerSlices {
         }
     }
 
-    /// Does what is due: reads slices, begins one write, renews the heartbeat, writes the index.
+    /// Does what is due: begins a read and a write, renews the heartbeat, writes the index.
     async fn step(&mut self) -> Result<(), kube::Error> {
         if self.written.is_none() {
             self.take_over().await?;
         }
-        if self.doubts.are_many() || self.verify.is_some_and(|at| Instant::now() >= at) {
-            // No write is in flight while all slices are read.
-            return if self.writes.is_empty() { self.read_all().await } else { Ok(()) };
-        }
-        self.read_doubtful(false).await?;
         let now = Instant::now();
-        self.packing.look_at_names(now);
+        self.begin_read(now);
+        let is_old = |looked| now.saturating_duration_since(looked) >= IDLE;
+        if self.looked.is_none_or(is_old) {
+            self.looked = Some(now);
+            self.packing.look_at_names(now);
+            self.write_index();
+        }
         if self.writes.len() < IN_FLIGHT {
             let doubts = &self.doubts;
             let may_write = |number| !doubts.is_unread(&slice_name(number));
@@ -181,19 +185,52 @@ impl PeerSlices {
                 self.begin_write(slice_name(number), content);
             }
         }
-        self.beat().await?;
-        self.write_index();
+        self.beat(now);
         Ok(())
+    }
+
+    /// Begins to read what has to be read: all slices, or those with a write of unknown outcome that were not read since,
+    /// before a heartbeat also those that were.
+    fn begin_read(&mut self, now: Instant) {
+        if !self.reads.may_begin(now) {
+            return;
+        }
+        let is_whole = self.doubts.are_many() || self.verify.is_some_and(|at| now >= at);
+        let names = self.doubts.unread(self.beat_due(now));
+        if is_whole || !names.is_empty() {
+            let names = (!is_whole && names.len() < MANY).then_some(names);
+            self.reads.begin(&self.api, names, &self.in_flight, now);
+        }
+    }
+
+    fn end_read(&mut self, answer: Result<FoundSlices, kube::Error>) {
+        let now = Instant::now();
+        let known = self.written.iter().flat_map(|written| written.keys().cloned());
+        let ended = match self.reads.end(answer, known, now) {
+            Ok(ended) => ended,
+            Err(error) => return self.fail(&error),
+        };
+        for (name, read) in ended.slices {
+            self.is_read(&name, read, ended.began, now);
+        }
+        if ended.is_whole {
+            // Slices may be deleted, restored from a backup, or written with a stolen token.
+            self.verify = Some(now + FORMER);
+        }
     }
 
     /// Begins a write; none waits for the answer to another.
     fn begin_write(&mut self, name: String, content: Option<PeerSliceSpec>) {
         let request = self.request(&name, content);
+        self.reads.begin_write(&name);
+        self.in_flight.insert(name.clone());
         self.writes.push(Box::pin(async move { (name, request.await) }));
     }
 
-    fn forget_writes(&mut self) {
+    fn forget_requests(&mut self) {
         self.writes.clear();
+        self.in_flight.clear();
+        self.reads.forget();
         (self.beating, self.is_index_in_flight) = (None, false);
     }
 
@@ -215,35 +252,14 @@ impl PeerSlices {
         let now = Instant::now();
         self.packing.take_over(found, &index.unwrap_or_default(), now);
         self.written = Some(written);
-        self.forget_writes();
+        self.forget_requests();
         self.doubts = PeerDoubts::default();
-        self.verify = Some(now + FORMER);
+        (self.verify, self.took_over) = (Some(now + FORMER), now);
         Ok(())
     }
 
-    /// Reads all slices again; those that differ from the known state are written.
-    async fn read_all(&mut self) -> Result<(), kube::Error> {
-        let read = list(&self.api, None).await?;
-        let known = self.written.take().unwrap_or_default();
-        let all: Vec<String> = known.keys().chain(read.keys()).cloned().collect();
-        self.written = Some(known);
-        all.iter().for_each(|name| self.is_read(name, read.get(name).cloned()));
-        // Slices may be deleted, restored from a backup, or written with a stolen token.
-        self.verify = Some(Instant::now() + FORMER);
-        Ok(())
-    }
-
-    /// Reads slices with a write of unknown outcome: those that were not read since, or all of them.
-    async fn read_doubtful(&mut self, all: bool) -> Result<(), kube::Error> {
-        for name in self.doubts.names(all) {
-            let read = list(&self.api, Some(&name)).await?.remove(&name);
-            self.is_read(&name, read);
-        }
-        Ok(())
-    }
-
-    fn is_read(&mut self, name: &str, read: Option<WrittenSlice>) {
-        let now = Instant::now();
+    /// Takes in the state of a slice that was read; one that differs from the known state is written.
+    fn is_read(&mut self, name: &str, read: Option<WrittenSlice>, began: Instant, now: Instant) {
         let known = self.written.as_ref().and_then(|written| written.get(name));
         if version(known) != version(read.as_ref())
             && let Some(number) = slice_number(name)
@@ -251,10 +267,11 @@ impl PeerSlices {
             self.packing.mark_foreign(number, now);
         }
         self.is_written(name, read);
-        self.doubts.is_read(name, now);
+        self.doubts.is_read(name, began);
     }
 
     fn end_write(&mut self, name: &str, result: WriteResult) {
+        self.in_flight.remove(name);
         let is_ok = self.end_request(name, result).map_err(|error| self.fail(&error)).is_ok();
         match name {
             INDEX => self.is_index_in_flight = false,
@@ -334,33 +351,35 @@ impl PeerSlices {
         self.begin_write(INDEX.to_owned(), Some(spec));
     }
 
-    async fn beat(&mut self) -> Result<(), kube::Error> {
-        let now = Instant::now();
-        let is_due = self.beat.is_none_or(|last| now.duration_since(last) >= BEAT);
-        if !is_due || self.beating.is_some() {
-            return Ok(());
-        }
+    /// Returns the time since which slices with a write of unknown outcome have to be read before the next heartbeat, if that
+    /// is due.
+    fn beat_due(&self, now: Instant) -> Option<Instant> {
+        let due = self.beat.map_or(self.took_over, |last| last + BEAT);
+        let recent = now.checked_sub(PATIENCE).unwrap_or(due);
+        (now >= due && self.beating.is_none()).then_some(due.max(recent))
+    }
+
+    fn beat(&mut self, now: Instant) {
+        let Some(due) = self.beat_due(now) else { return };
         while let Ok(input) = self.input.try_recv() {
             self.take(input);
         }
         let follows = self.source.borrow().kinds.iter().all(|kind| kind.error.is_none());
         let delay = self.packing.delay(now).max(now.saturating_duration_since(self.heard));
-        if !follows || delay >= LATE {
-            return Ok(());
+        if !follows || delay >= LATE || !self.doubts.unread(Some(due)).is_empty() {
+            return;
         }
-        self.read_doubtful(true).await?;
         let known = self.written.as_ref().and_then(|written| written.get(HEARTBEAT));
         let known = known.and_then(|known| known.spec.heartbeat.clone()).unwrap_or_default();
         let pods_version = self.packing.written_version();
         // A slice has an unknown state, so nothing is known of its age.
         if pods_version == 0 {
-            return Ok(());
+            return;
         }
         let heartbeat = PeerHeartbeat { number: known.number.wrapping_add(1), pods_version };
         let spec = PeerSliceSpec { heartbeat: Some(heartbeat), ..PeerSliceSpec::default() };
         self.beating = Some(now);
         self.begin_write(HEARTBEAT.to_owned(), Some(spec));
-        Ok(())
     }
 }
 
@@ -374,25 +393,6 @@ fn version(written: Option<&WrittenSlice>) -> u64 {
 fn may_write(leading: &Leading) -> Result<(), kube::Error> {
     let ended = || kube::Error::Service("this replica leads no more".into());
     leading.is().then_some(()).ok_or_else(ended)
-}
-
-/// Returns all slices, or the one of a name.
-async fn list(api: &Api<PeerSlice>, name: Option<&str>) -> Result<WrittenByName, kube::Error> {
-    let mut written = BTreeMap::new();
-    let mut params = ListParams::default().limit(PAGE);
-    params.field_selector = name.map(|name| format!("metadata.name={name}"));
-    loop {
-        let page = in_time(api.list(&params)).await?;
-        for slice in page.items {
-            let version = slice.metadata.resource_version.unwrap_or_default();
-            let name = slice.metadata.name.unwrap_or_default();
-            written.insert(name, WrittenSlice { version, spec: slice.spec });
-        }
-        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if params.continue_token.is_none() {
-            return Ok(written);
-        }
-    }
 }
 
 async fn delete(api: &Api<PeerSlice>, name: &str, version: String) -> Result<(), kube::Error> {
@@ -425,11 +425,5 @@ async fn write(
     Ok(WrittenSlice { version, spec: slice.spec })
 }
 
-/// # Errors
-/// The request failed, or was not answered in [`PATIENCE`].
-async fn in_time<T>(
-    request: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, kube::Error> {
-    let answer = tokio::time::timeout(PATIENCE, request).await;
-    answer.unwrap_or_else(|_| Err(kube::Error::Service("no answer in time".into())))
-}
+#[cfg(test)]
+mod tests;

@@ -40,8 +40,19 @@ pub struct Packing {
     slices: BTreeMap<SliceNumber, BTreeMap<Key, Pod>>,
     /// Number of pods, and slice, of each slice with room for pods that share.
     room: BTreeSet<(usize, SliceNumber)>,
-    /// Pods by slice, of each namespace and of each label set in it; no number is 0.
-    alike: BTreeMap<(String, Option<Labels>), BTreeMap<SliceNumber, usize>>,
+    /// Slices of each namespace, and of each label set in it.
+    alike: BTreeMap<(String, Option<Labels>), AlikeSlices>,
+    /// Lowest number without a slice.
+    unused: SliceNumber,
+}
+
+/// Slices with pods that are alike.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct AlikeSlices {
+    /// Number of such pods in each slice; none is 0.
+    pods: BTreeMap<SliceNumber, usize>,
+    /// Those with room, so that no search looks at the full ones.
+    room: BTreeSet<SliceNumber>,
 }
 
 /// Effect of setting a pod.
@@ -132,13 +143,14 @@ impl Packing {
     pub fn remove(&mut self, key: &Key) -> Option<SliceNumber> {
         let number = self.places.remove(key)?;
         let slice = self.slices.get_mut(&number)?;
-        self.room.remove(&(slice.len(), number));
+        let had_room = self.room.remove(&(slice.len(), number));
         let gone = slice.remove(key);
         if slice.is_empty() {
             self.slices.remove(&number);
+            self.unused = self.unused.min(number);
         }
         gone.iter().for_each(|pod| self.count(pod, number, false));
-        self.note_room(number);
+        self.note_room(number, had_room);
         Some(number)
     }
 
@@ -160,32 +172,27 @@ impl Packing {
         self.slices.iter().map(|(number, pods)| (*number, pods))
     }
 
-    fn len_of(&self, number: SliceNumber) -> usize {
-        self.slices.get(&number).map_or(0, BTreeMap::len)
-    }
-
     /// Returns the slice for a new pod: the newest with room next to pods like it, else the fullest with room.
     fn place_for(&self, pod: &Pod) -> SliceNumber {
         if !shares(pod) {
-            return self.unused();
+            return self.unused;
         }
         let alike = groups(pod).into_iter().filter_map(|group| self.alike.get(&group));
-        // The newest slice mostly has room, so that the search is short.
-        let mut numbers = alike.flat_map(|slices| slices.keys().rev()).copied();
-        let with_room = numbers.find(|number| self.room.contains(&(self.len_of(*number), *number)));
-        with_room.unwrap_or_else(|| self.free())
+        let with_room = alike.filter_map(|slices| slices.room.last()).next();
+        with_room.copied().unwrap_or_else(|| self.free())
     }
 
     /// Counts a pod that was added to or removed from a slice.
     fn count(&mut self, pod: &Pod, number: SliceNumber, came: bool) {
         for group in groups(pod) {
             let slices = self.alike.entry(group.clone()).or_default();
-            let count = slices.entry(number).or_default();
+            let count = slices.pods.entry(number).or_default();
             *count = if came { *count + 1 } else { count.saturating_sub(1) };
             if *count == 0 {
-                slices.remove(&number);
+                slices.pods.remove(&number);
+                slices.room.remove(&number);
             }
-            if slices.is_empty() {
+            if slices.pods.is_empty() {
                 self.alike.remove(&group);
             }
         }
@@ -194,13 +201,7 @@ impl Packing {
     /// Returns the fullest slice with room, else an unused one.
     fn free(&self) -> SliceNumber {
         let fullest = self.room.last().map(|(_, number)| *number);
-        fullest.unwrap_or_else(|| self.unused())
-    }
-
-    /// Returns the lowest number without a slice.
-    fn unused(&self) -> SliceNumber {
-        let unused = (0..).zip(self.slices.keys()).find(|(number, used)| number != *used);
-        unused.map_or_else(|| self.next(), |(number, _)| number)
+        fullest.unwrap_or(self.unused)
     }
 
     /// Returns the number after the highest one of a slice.
@@ -210,21 +211,41 @@ impl Packing {
 
     fn put(&mut self, number: SliceNumber, pod: Pod) {
         let slice = self.slices.entry(number).or_default();
-        self.room.remove(&(slice.len(), number));
+        let had_room = self.room.remove(&(slice.len(), number));
         self.places.insert(pod.key.clone(), number);
         let before = slice.insert(pod.key.clone(), pod.clone());
         before.iter().for_each(|before| self.count(before, number, false));
         self.count(&pod, number, true);
-        self.note_room(number);
+        if self.note_room(number, had_room) {
+            groups(&pod).iter().for_each(|group| self.set_room(group, number, true));
+        }
+        while self.slices.contains_key(&self.unused) {
+            self.unused = self.unused.saturating_add(1);
+        }
     }
 
-    /// Notes whether a slice has room for any pod that shares.
-    fn note_room(&mut self, number: SliceNumber) {
-        let Some(slice) = self.slices.get(&number) else { return };
+    /// Notes whether a slice has room for any pod that shares, and had it before; returns whether it has.
+    fn note_room(&mut self, number: SliceNumber, had_room: bool) -> bool {
+        let Some(slice) = self.slices.get(&number) else { return false };
         let weight: usize = slice.values().map(weight).sum();
-        let has_room = slice.len() < MAX_PODS && weight + MAX_SHARING <= MAX_WEIGHT;
-        if has_room && slice.values().all(shares) {
+        let is_free = slice.len() < MAX_PODS && weight + MAX_SHARING <= MAX_WEIGHT;
+        let has_room = is_free && slice.values().all(shares);
+        if has_room {
             self.room.insert((slice.len(), number));
+        }
+        if has_room != had_room {
+            let groups: BTreeSet<_> = slice.values().flat_map(groups).collect();
+            groups.iter().for_each(|group| self.set_room(group, number, has_room));
+        }
+        has_room
+    }
+
+    fn set_room(&mut self, group: &(String, Option<Labels>), number: SliceNumber, has_room: bool) {
+        let Some(slices) = self.alike.get_mut(group) else { return };
+        if has_room {
+            slices.room.insert(number);
+        } else {
+            slices.room.remove(&number);
         }
     }
 }

@@ -192,7 +192,7 @@ impl From<&PeerVocabulary> for Vocabulary {
 impl From<&Vocabulary> for PeerVocabulary {
     fn from(Vocabulary { label_keys, port_names }: &Vocabulary) -> Self {
         let (label_keys, port_names) = (label_keys.clone(), port_names.clone());
-        Self { label_keys, port_names, crowded_namespaces: BTreeSet::new() }
+        Self { label_keys, port_names, ..Self::default() }
     }
 }
 

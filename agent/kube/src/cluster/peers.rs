@@ -15,6 +15,7 @@
 //! the watch of all pods, its new changes wait until the slices have the earlier ones, so that no pod's state is
 //! followed by an older one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,9 @@ const SPREAD: Duration = Duration::from_secs(5);
 
 /// Longest time for which policies that changed a moment ago delay the return to slices, until slices have their names.
 const NAMES: Duration = Duration::from_mins(1);
+
+/// Longest time for which missing names are no reason to follow all pods, while slices get them.
+const COMING: Duration = Duration::from_mins(4);
 
 /// Asks whether the API server answers.
 pub(super) type AskServer = Box<dyn Fn() -> JoinHandle<()> + Send>;
@@ -80,6 +84,8 @@ pub(super) struct Peers {
     health: SliceHealth,
     outage: Arc<Outage>,
     set: SliceSet,
+    /// Names that slices get at present or next, each with the time of its announcement, without outages.
+    coming: BTreeMap<(bool, String), Duration>,
     /// Whether the slices have the names of all policies that count; `None`: not checked yet.
     is_covered: Option<bool>,
     /// Whether pods of other nodes were complete at some time.
@@ -116,6 +122,7 @@ impl Peers {
             health: SliceHealth::new(times, Instant::now()),
             outage,
             set: SliceSet::new(),
+            coming: BTreeMap::new(),
             is_covered: None,
             is_ready: false,
             all_pods: None,
@@ -227,15 +234,28 @@ impl Peers {
 
     fn take_names(&mut self, is_listed: bool) -> Vec<Change> {
         self.is_covered = None;
-        let is_in_use = self.is_ready && self.view.origin() == PeerOrigin::Slices;
-        let Some(names) = self.set.names().filter(|_| is_in_use) else { return Vec::new() };
-        let (names, served) = (KnownNames::Of(names.clone()), self.health.served());
+        let served = self.health.served();
+        let before = std::mem::take(&mut self.coming);
+        let names = self.set.coming().all().map(|(is_port, name)| (is_port, name.to_owned()));
+        self.coming = names
+            .map(|name| {
+                let since = before.get(&name).copied().unwrap_or(served);
+                (name, since)
+            })
+            .collect();
+        let Some(names) = self.set.names().filter(|_| self.is_in_use()) else { return Vec::new() };
+        let names = KnownNames::Of(names.clone());
         if is_listed {
             // Names may have been removed while no watch was running.
             self.held.set_other_names(names, served)
         } else {
             self.held.set_names(names, served)
         }
+    }
+
+    /// Whether the pods of other nodes are those of slices.
+    fn is_in_use(&self) -> bool {
+        self.is_ready && self.view.origin() == PeerOrigin::Slices
     }
 
     /// Returns whether agents can judge by the slices.
@@ -250,7 +270,16 @@ impl Peers {
         let Some(names) = self.set.names() else { return false };
         let look = || {
             let matters = |namespace: &str| self.matters(namespace);
-            self.held.are_covered_by(names, self.health.served(), matters)
+            let served = self.health.served();
+            let mut names = names.clone();
+            if self.is_in_use() {
+                let is_young =
+                    |(_, since): &(_, &Duration)| served.saturating_sub(**since) < COMING;
+                let coming = self.coming.iter().filter(is_young);
+                let coming = coming.map(|((is_port, name), _)| (*is_port, name.as_str()));
+                names.add_within(coming, usize::MAX);
+            }
+            self.held.are_covered_by(&names, served, matters)
         };
         let is_covered = self.is_covered.unwrap_or_else(look);
         self.is_covered = Some(is_covered);

@@ -31,6 +31,8 @@ pub(super) struct SliceSet {
     status: KindStatus,
     /// Names in the slices, according to the index; unknown without one.
     names: Option<Vocabulary>,
+    /// Names that slices get at present or next, according to the index.
+    coming: Vocabulary,
     /// Namespaces with names that wait because other names of the namespace use its share, according to the index.
     crowded: BTreeSet<String>,
     /// Whether there is an index.
@@ -47,6 +49,7 @@ impl SliceSet {
         Self {
             status: slice_status(),
             names: None,
+            coming: Vocabulary::default(),
             crowded: BTreeSet::new(),
             has_index: false,
             broken: BTreeMap::new(),
@@ -58,6 +61,11 @@ impl SliceSet {
     /// Returns the names in the slices; `None`: unknown.
     pub(super) const fn names(&self) -> Option<&Vocabulary> {
         self.names.as_ref()
+    }
+
+    /// Returns the names that slices get at present or next.
+    pub(super) const fn coming(&self) -> &Vocabulary {
+        &self.coming
     }
 
     /// Whether names of a namespace's policies wait because other names of the namespace use its share.
@@ -157,6 +165,10 @@ impl SliceSet {
 
     fn take_index(&mut self, vocabulary: PeerVocabulary) {
         self.names = Some(Vocabulary::from(&vocabulary));
+        self.coming = Vocabulary {
+            label_keys: vocabulary.coming_label_keys,
+            port_names: vocabulary.coming_port_names,
+        };
         self.crowded = vocabulary.crowded_namespaces;
         self.has_index = true;
     }

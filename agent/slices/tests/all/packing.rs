@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use netpold_core::model::{Key, Pod};
 use netpold_slices::{MAX_PODS, Packing, Placed, SliceNumber, Vocabulary, encode};
@@ -73,6 +74,27 @@ proptest! {
         prop_assert_eq!(all.len(), pods.len());
         let all: BTreeMap<Key, Pod> = all.into_iter().map(|pod| (pod.key.clone(), pod)).collect();
         prop_assert_eq!(all, pods);
+    }
+
+    /// The indexes of the packing find the same slice as a search through all slices.
+    #[test]
+    fn a_new_pod_gets_the_newest_slice_with_room_beside_pods_like_it(steps in steps()) {
+        let mut packing = Packing::default();
+        for step in &steps {
+            let before = slices(&packing);
+            let touched = apply(&mut packing, step);
+            let Step::Set(number, label) = step else { continue };
+            if before.values().flatten().any(|pod| pod.key == key(*number)) {
+                continue;
+            }
+            let labels = &pod(*number, *label).labels;
+            let with_room = || before.iter().filter(|(_, of)| of.len() < MAX_PODS);
+            let is_alike = |of: &[Pod]| of.iter().any(|pod| pod.labels == *labels);
+            let alike = with_room().filter(|(_, of)| is_alike(of)).map(|(number, _)| *number).last();
+            let newest = || with_room().map(|(number, _)| *number).last();
+            let unused = || (0..).find(|number| !before.contains_key(number)).unwrap();
+            prop_assert_eq!(touched, vec![alike.or_else(newest).unwrap_or_else(unused)]);
+        }
     }
 
     #[test]
@@ -166,4 +188,28 @@ fn a_slice_has_a_bounded_size() {
     assert!(sizes.iter().all(|size| *size < 40_000), "{sizes:?}");
     assert!(sizes.len() < 80, "{sizes:?}");
     assert_eq!(packing.slices().map(|(_, pods)| pods.len()).sum::<usize>(), 100);
+}
+
+/// Full slices cost no search: with labels that no policy names, all pods of a namespace are alike.
+#[test]
+fn the_time_for_a_pod_does_not_depend_on_the_number_of_pods_like_it() {
+    const PODS: usize = 60_000;
+    let took = |namespaces: usize| {
+        let begin = Instant::now();
+        let mut packing = Packing::default();
+        for number in 0..PODS {
+            let (namespace, name) = (format!("n{}", number % namespaces), format!("p{number}"));
+            packing.set(objects::pod(&namespace, &name, &[], &["10.0.0.1"]));
+        }
+        (0..PODS / 20).for_each(|number| {
+            let number = number * 16;
+            let key = Key::new(format!("n{}", number % namespaces), format!("p{number}"));
+            packing.remove(&key);
+        });
+        begin.elapsed()
+    };
+    // The best of three: other tests run meanwhile.
+    let best = |namespaces| (0..3).map(|_| took(namespaces)).min().unwrap();
+    let (few, many) = (best(1), best(1_000));
+    assert!(few < many * 4, "{few:?} in one namespace, {many:?} in a thousand");
 }

@@ -82,6 +82,31 @@ impl Etcd {
         Ok(())
     }
 
+    /// The process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Number of values whose keys begin with a prefix, their bytes in all, and the bytes of the longest.
+    ///
+    /// # Errors
+    /// When etcd refuses.
+    pub fn contents(&self, prefix: &str) -> Result<[usize; 3]> {
+        let engine = base64::engine::general_purpose::STANDARD;
+        let mut end = prefix.as_bytes().to_vec();
+        if let Some(last) = end.last_mut() {
+            *last += 1;
+        }
+        let range = json!({ "key": engine.encode(prefix), "range_end": engine.encode(end) });
+        let answer = self.ask("/v3/kv/range", &range)?;
+        let values = answer["kvs"].as_array().map_or(&[][..], Vec::as_slice).iter();
+        let lengths =
+            values.map(|kv| Ok(engine.decode(kv["value"].as_str().unwrap_or_default())?.len()));
+        let lengths = lengths.collect::<Result<Vec<usize>>>()?;
+        Ok([lengths.len(), lengths.iter().sum(), lengths.iter().max().copied().unwrap_or_default()])
+    }
+
     /// Kills etcd and starts it again, with the same data.
     ///
     /// # Errors

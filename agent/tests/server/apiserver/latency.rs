@@ -64,7 +64,8 @@ fn spread(mut values: Vec<f64>) -> String {
     format!("{:.1} / {:.1} / {:.1}", values[0], values[values.len() / 2], values[values.len() - 1])
 }
 
-async fn client(world: &World) -> Client {
+/// Returns a client with administrator rights.
+pub(crate) async fn client(world: &World) -> Client {
     let kubeconfig = Kubeconfig::read_from(world.server.admin()).unwrap();
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();

@@ -3,18 +3,20 @@
 //! The default scale is a tenth of `NETPOLD_SCALE=full` (5,000 policies and 20,000 pods), which takes an API server
 //! on two processors minutes to accept.
 
+mod peers;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use netpold_testbed::ProbeProtocol;
 use serde_json::{Value, json};
 
+use crate::apiserver::latency::client;
 use crate::apiserver::world::{PATIENCE, PORT, World, allow_from, isolated, kind};
 
 /// Number of requests in flight.
@@ -97,9 +99,7 @@ fn keep_talking(world: &World, done: &AtomicBool) -> (u32, u32) {
 fn fill(world: &World, scale: Scale) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let kubeconfig = Kubeconfig::read_from(world.server.admin())?;
-        let options = KubeConfigOptions::default();
-        let client = Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &options).await?)?;
+        let client = client(world).await;
         let namespaces = Api::<Namespace>::all(client.clone());
         for number in 0..NAMESPACES {
             let object = json!({ "metadata": { "name": namespace(number), "labels": { "team": format!("t{}", number % 4) } } });

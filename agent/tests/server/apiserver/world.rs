@@ -172,7 +172,9 @@ impl World {
     fn agent_with(&self, node: &TestNode, arguments: &[&str], binary: PathBuf) -> Agent {
         let results = self.results();
         let results = ["--cni-results", results.to_str().unwrap()];
-        let arguments = [arguments, &["--api-timeout", API_TIMEOUT], &results[..]].concat();
+        let has_timeout = arguments.contains(&"--api-timeout");
+        let timeout = if has_timeout { &[][..] } else { &["--api-timeout", API_TIMEOUT] };
+        let arguments = [arguments, timeout, &results[..]].concat();
         let options = AgentOptions {
             binary,
             manifests: PathBuf::new(),

@@ -8,7 +8,7 @@ mod callers;
 mod fair;
 mod leader;
 mod life;
-mod peers;
+pub(crate) mod peers;
 mod rights;
 mod scale;
 mod silent;

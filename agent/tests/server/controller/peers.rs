@@ -41,7 +41,7 @@ fn template() -> String {
 }
 
 /// The rights of the option; this server is older than admission policies.
-fn rights() -> Vec<Value> {
+pub(crate) fn rights() -> Vec<Value> {
     let objects: Vec<Value> = serde_saphyr::from_multiple(&template()).unwrap();
     let is_right = |object: &Value| object["apiVersion"] == "rbac.authorization.k8s.io/v1";
     let rights: Vec<Value> = objects.into_iter().filter(is_right).collect();

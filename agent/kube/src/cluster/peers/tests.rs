@@ -314,6 +314,25 @@ async fn names_that_wait_behind_a_namespaces_own_make_no_agent_follow_all_pods()
 }
 
 #[tokio::test]
+async fn names_that_slices_get_at_present_make_no_agent_follow_all_pods_for_minutes() {
+    let mut world = World::by_slices();
+    let own = Pod { node: "own".into(), ..pod("own", "a") };
+    let own = world.peers.view.take_own(Change::Pod(own));
+    world.report(own.into_iter().collect());
+    world.pods(0, &[pod("own", "a"), pod("p", "a")], 1);
+    world.policy("lacking", "team");
+    let mut index = index(&["app"]);
+    let names = index.vocabulary.as_mut().unwrap();
+    names.coming_label_keys = ["team".to_owned()].into();
+    world.set(INDEX, index.clone(), 1);
+    (2..240).for_each(|second| world.beat(1, second));
+    assert!(!world.follows_pods(), "the controller writes them into slices");
+    world.set(INDEX, index, 240);
+    (241..280).for_each(|second| world.beat(1, second));
+    assert!(world.follows_pods(), "another announcement of the same names grants no more time");
+}
+
+#[tokio::test]
 async fn a_heartbeat_of_a_dead_controller_ends_no_watch_of_all_pods() {
     let mut world = World::by_slices();
     world.decide(31);
