@@ -30,6 +30,10 @@ pub const ORDINARY_UNITS: u64 = 4096;
 /// Units up to which compiling is cheap and never deferred.
 pub const MODEST_UNITS: u64 = 512;
 
+/// Maximum number of ports with which EndpointSlices of a pod's namespace list the pod, for the pod to reach itself
+/// through its Services. A port counts once for each of the pod's addresses.
+pub const POD_HAIRPINS: usize = 1024;
+
 /// Units of a port name in an egress rule, which may have another number on each destination pod.
 const NAMED_UNITS: usize = 64;
 /// Labels and values up to which the `podSelector` of a policy beyond its budget is kept.

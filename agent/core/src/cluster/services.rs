@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use ipnet::IpNet;
 
-use crate::budget::{self, NAMESPACE_FRONTENDS};
+use crate::budget::{self, NAMESPACE_FRONTENDS, POD_HAIRPINS};
 use crate::cluster::dirty::Dirty;
 use crate::model::{EndpointSlice, Key, Pod, Protocol, Service, ServicePort};
 
@@ -211,27 +211,48 @@ impl Services {
         slices.filter_map(|slice| service_of(slice))
     }
 
-    /// Service ports with the pod as a backend; with duplicates.
+    /// Ports of Services of the pod's own namespace with the pod as a backend; with duplicates. A slice of another
+    /// namespace is another tenant's claim: no selector of a Service selects pods of other namespaces. Empty if the pod
+    /// is in too many slices ([`Self::is_crowded`]).
     pub(crate) fn backed_by<'a>(&'a self, pod: &'a Pod) -> Vec<Backed<'a>> {
         let mut backed = Vec::new();
+        if self.is_crowded(pod) {
+            return backed;
+        }
         let mut by_name: HashMap<&Key, HashMap<(&str, Protocol), Vec<&ServicePort>>> =
             HashMap::new();
-        for address in &pod.addresses {
-            for slice in self.behind.get(address).into_iter().flatten() {
-                let Some(service) = service_of(slice).and_then(|key| self.services.get(&key))
-                else {
-                    continue;
-                };
-                let ports = by_name.entry(&service.key).or_insert_with(|| ports_by_name(service));
-                for of_slice in &slice.ports {
-                    let name = (of_slice.name.as_str(), of_slice.protocol);
-                    let (number, address) = (of_slice.port, *address);
-                    let named = ports.get(&name).into_iter().flatten();
-                    backed.extend(named.map(|port| Backed { service, port, address, number }));
-                }
+        for (slice, address) in self.slices_with(pod) {
+            let Some(service) = service_of(slice).and_then(|key| self.services.get(&key)) else {
+                continue;
+            };
+            let ports = by_name.entry(&service.key).or_insert_with(|| ports_by_name(service));
+            for of_slice in &slice.ports {
+                let name = (of_slice.name.as_str(), of_slice.protocol);
+                let number = of_slice.port;
+                let named = ports.get(&name).into_iter().flatten();
+                backed.extend(named.map(|port| Backed { service, port, address, number }));
             }
         }
         backed
+    }
+
+    /// Slices of the pod's own namespace that list the pod, with the listed address.
+    fn slices_with<'a>(
+        &'a self,
+        pod: &'a Pod,
+    ) -> impl Iterator<Item = (&'a Arc<EndpointSlice>, IpAddr)> {
+        pod.addresses.iter().flat_map(|address| {
+            let all = self.behind.get(address).into_iter().flatten();
+            let own = all.filter(|slice| slice.key.namespace == pod.key.namespace);
+            own.map(|slice| (slice, *address))
+        })
+    }
+
+    /// Whether the slices of its own namespace list a pod with more than [`POD_HAIRPINS`] ports. Such a pod reaches
+    /// itself through no Service.
+    pub(crate) fn is_crowded(&self, pod: &Pod) -> bool {
+        let ports = self.slices_with(pod).map(|(slice, _)| slice.ports.len());
+        ports.sum::<usize>() > POD_HAIRPINS
     }
 
     /// Sets or removes (`None`) a Service. A Service of another proxy counts as removed.
@@ -274,7 +295,7 @@ impl Services {
         self.count_external(key, external, dirty);
         dirty.services.insert(key.clone());
         let slices = self.slices_of.get(key).into_iter().flatten();
-        dirty.backends.extend(slices.flat_map(|slice| &slice.addresses));
+        dirty.add_backends(&key.namespace, slices.flat_map(|slice| &slice.addresses));
     }
 
     /// Updates the number of a Service's addresses besides its cluster addresses, and which Services are beyond the
@@ -316,7 +337,7 @@ impl Services {
         if old == new {
             return;
         }
-        mark_backends(old.as_deref(), new.as_deref(), dirty);
+        mark_backends(&key.namespace, [old.as_deref(), new.as_deref()], dirty);
         if let Some(old) = old {
             for address in &old.addresses {
                 remove(&mut self.behind, address, |slice| slice.key == *key);
@@ -362,16 +383,16 @@ impl Services {
 
 /// Marks the backends of a changed slice as dirty: only added and removed ones if nothing but the addresses changed,
 /// else all.
-fn mark_backends(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>, dirty: &mut Dirty) {
+fn mark_backends(namespace: &str, [old, new]: [Option<&EndpointSlice>; 2], dirty: &mut Dirty) {
     let of = |slice: Option<&EndpointSlice>| -> BTreeSet<IpAddr> {
         slice.into_iter().flat_map(|slice| slice.addresses.iter().copied()).collect()
     };
     let (before, after) = (of(old), of(new));
     match (old, new) {
         (Some(old), Some(new)) if old.ports == new.ports && old.service == new.service => {
-            dirty.backends.extend(before.symmetric_difference(&after));
+            dirty.add_backends(namespace, before.symmetric_difference(&after));
         }
-        _ => dirty.backends.extend(before.union(&after)),
+        _ => dirty.add_backends(namespace, before.union(&after)),
     }
 }
 

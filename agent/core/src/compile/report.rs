@@ -6,7 +6,7 @@ use std::fmt;
 use netpold_ebpf::layout::NAME_GROUPS;
 use serde::Serialize;
 
-use crate::budget::NAMESPACE_FRONTENDS;
+use crate::budget::{NAMESPACE_FRONTENDS, POD_HAIRPINS};
 use crate::cluster::Cluster;
 use crate::compile::rules::{Late, Rules};
 use crate::compile::tables::endpoints::{Endpoints, Live};
@@ -102,6 +102,11 @@ pub enum Problem {
         /// The namespace.
         namespace: String,
     },
+    /// EndpointSlices of its namespace list a local pod with too many ports, so it reaches itself through no Service.
+    TooManyHairpins {
+        /// The pod.
+        pod: Key,
+    },
     /// No slot is free for the endpoint of an interface, so it has no record.
     NoSlot {
         /// The interface.
@@ -168,6 +173,11 @@ impl fmt::Display for Problem {
                 "namespace {namespace}: its Services have more than {NAMESPACE_FRONTENDS} external addresses; policy \
                  allows those of some Services by their address alone, and packets to their whole networks are judged \
                  again after the translation; use fewer spec.externalIPs and balancer addresses"
+            ),
+            Self::TooManyHairpins { pod } => write!(
+                f,
+                "pod {pod}: EndpointSlices of its namespace list it with more than {POD_HAIRPINS} ports; it does not \
+                 reach itself through its Services unless its rules allow it; use fewer ports or Services"
             ),
             Self::NoSlot { ifindex, pod } => {
                 write!(f, "pod {pod}, interface {ifindex}: closed, since no endpoint slot is free")
@@ -248,6 +258,14 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
             let policies = policies.into_iter().flatten().map(|(policy, _)| policy.name.clone());
             let policies = policies.collect::<BTreeSet<_>>().into_iter().collect();
             problems.push(Problem::TooManyNames { pod: pod.clone(), policies });
+        }
+        let is_isolated = Direction::BOTH.iter().any(|way| live.rules.isolated(*way));
+        let is_crowded = |pod: &Key| {
+            let pod = cluster.pods().get(pod);
+            pod.is_some_and(|pod| cluster.translation.is_crowded(pod))
+        };
+        if is_isolated && is_crowded(&pod) {
+            problems.push(Problem::TooManyHairpins { pod: pod.clone() });
         }
         if live.unheard {
             problems.push(Problem::SourceNotExempt { pod: pod.clone() });

@@ -7,6 +7,7 @@ mod explain;
 mod explained;
 mod explained_tiers;
 mod frontends;
+mod hairpins;
 mod layers;
 mod limits;
 mod names;
