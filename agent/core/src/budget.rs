@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, Selector};
 use crate::ports::blocks::exceeds_port_sets;
 pub use frontends::{NAMESPACE_FRONTENDS, kept_change};
-pub(crate) use frontends::{external, network};
+pub(crate) use frontends::{external, may_have, network};
 
 /// Maximum number of rules, peers, exceptions, ports and label values in one direction of a policy, together with the
 /// labels and values of its `podSelector`. A port name of an egress rule counts 64.

@@ -24,7 +24,7 @@ pub(crate) struct Services {
     /// Slices by backend address.
     behind: BTreeMap<IpAddr, Vec<Arc<EndpointSlice>>>,
     with_node_ports: BTreeMap<Key, Arc<Service>>,
-    /// Services with networks in place of addresses.
+    /// Services with networks in place of addresses, or whose addresses beyond the budget are in those of others.
     with_networks: BTreeMap<Key, Arc<Service>>,
     /// Services with addresses besides cluster addresses, by namespace and name.
     external: BTreeMap<String, BTreeMap<String, External>>,
@@ -95,8 +95,16 @@ impl Services {
         let unserved = || {
             self.unserved.contains(key).then(|| {
                 let (addresses, cluster, ports) = (Vec::new(), Vec::new(), Vec::new());
-                let (key, networks) = (key.clone(), Vec::new());
-                Arc::new(Service { key, addresses, cluster, networks, unserved: true, ports })
+                let (key, networks, beyond) = (key.clone(), Vec::new(), Vec::new());
+                Arc::new(Service {
+                    key,
+                    addresses,
+                    cluster,
+                    networks,
+                    beyond,
+                    unserved: true,
+                    ports,
+                })
             })
         };
         self.services.get(key).cloned().or_else(unserved)
@@ -284,7 +292,7 @@ impl Services {
                 if has_node_ports(&new) {
                     self.with_node_ports.insert(key.clone(), new.clone());
                 }
-                if !new.networks.is_empty() {
+                if !new.networks.is_empty() || !new.beyond.is_empty() {
                     self.with_networks.insert(key.clone(), new.clone());
                 }
                 dirty.frontends.extend(&new.addresses);

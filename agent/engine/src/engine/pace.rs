@@ -125,8 +125,13 @@ fn placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
             || of.networks.iter().any(|it| it.contains(address))
     };
     let mut addresses = service.addresses.clone();
+    // Those of the last edit: earlier ones would add up.
+    let is_beyond = |of: &Service| !of.beyond.is_empty();
+    let last = Some(service).into_iter().chain(earlier.map(|of| &**of)).find(|of| is_beyond(of));
+    let beyond = last.map_or_else(Vec::new, |of| of.beyond.clone());
+    let is_same = known().any(|of| of.beyond == beyond);
     addresses.retain(|address| !known().any(|of| has(of, address)));
-    if service.unserved || addresses.is_empty() && networks.is_empty() {
+    if service.unserved || addresses.is_empty() && networks.is_empty() && is_same {
         return None;
     }
     let mut cluster = service.cluster.clone();
@@ -140,7 +145,9 @@ fn placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
     cluster.sort_unstable();
     networks.sort_unstable();
     let ports = Vec::new();
-    Some(Change::Service(Service { key, addresses, cluster, networks, ports, unserved: false }))
+    let unserved = false;
+    let service = Service { key, addresses, cluster, networks, beyond, ports, unserved };
+    Some(Change::Service(service))
 }
 
 /// Returns the change that removes the placeholder of a Service, if there is one.
@@ -294,6 +301,7 @@ mod tests {
             addresses: Vec::new(),
             cluster: Vec::new(),
             networks: Vec::new(),
+            beyond: Vec::new(),
             unserved: false,
             ports: (0..ports).map(port).collect(),
         })
