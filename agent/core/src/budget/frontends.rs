@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::model::{Change, Service};
+use crate::model::Service;
 
 /// Addresses of all Services of a namespace with an entry of their own, besides cluster addresses.
 pub const NAMESPACE_FRONTENDS: usize = 1024;
@@ -67,18 +67,9 @@ fn networks(service: &Service, len: u8, enough: usize) -> BTreeSet<IpNet> {
     networks
 }
 
-/// The change with the Service as it is kept in memory: one with more addresses than a namespace may have, besides its
-/// cluster addresses, has networks in their place.
-#[must_use]
-pub fn kept_change(change: Change) -> Change {
-    if let Change::Service(service) = change {
-        Change::Service(kept_service(service))
-    } else {
-        change
-    }
-}
-
-fn kept_service(mut service: Service) -> Service {
+/// The Service as it is kept in memory: one with more addresses than a namespace may have, besides its cluster
+/// addresses, has networks in their place.
+pub(super) fn kept_service(mut service: Service) -> Service {
     if external(&service).count() <= NAMESPACE_FRONTENDS {
         return service;
     }

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 
 use crate::budget::{self, NAMESPACE_FRONTENDS, POD_HAIRPINS};
 use crate::cluster::dirty::Dirty;
+use crate::cluster::slice_limits::SliceLimits;
 use crate::model::{EndpointSlice, Key, Pod, Protocol, Service, ServicePort};
 
 /// Service frontends and their backends.
@@ -21,13 +22,14 @@ pub(crate) struct Services {
     slices_of: BTreeMap<Key, Vec<Arc<EndpointSlice>>>,
     /// Services by frontend address.
     at: BTreeMap<IpAddr, Vec<Arc<Service>>>,
-    /// Slices by backend address.
+    /// Slices by backend address, without those beyond the limits.
     behind: BTreeMap<IpAddr, Vec<Arc<EndpointSlice>>>,
     with_node_ports: BTreeMap<Key, Arc<Service>>,
     /// Services with networks in place of addresses, or whose addresses beyond the budget are in those of others.
     with_networks: BTreeMap<Key, Arc<Service>>,
     /// Services with addresses besides cluster addresses, by namespace and name.
     external: BTreeMap<String, BTreeMap<String, External>>,
+    slice_limits: SliceLimits,
     /// Services of another proxy; not in any of the maps above.
     unserved: BTreeSet<Key>,
     /// Number of Nodes with each address.
@@ -174,6 +176,24 @@ impl Services {
         let others = all.filter(|(other, _)| *other != name).map(|(_, of)| of.count);
         !service.networks.is_empty()
             || count > 0 && others.sum::<usize>() + count > NAMESPACE_FRONTENDS
+    }
+
+    /// Whether slices of a Service are beyond the limits, so that not all of its backends count.
+    pub(crate) fn lacks_backends(&self, service: &Key) -> bool {
+        let is_beyond = |slice: &Arc<EndpointSlice>| self.slice_limits.is_beyond(slice);
+        self.slice_limits.has_beyond(&service.namespace)
+            && self.slices_of(service).iter().any(is_beyond)
+    }
+
+    /// Namespaces with slices beyond the limits.
+    pub(crate) fn namespaces_with_too_many_backends(&self) -> impl Iterator<Item = &str> {
+        self.slice_limits.namespaces_beyond()
+    }
+
+    /// Whether slices of its namespace are, or would be, beyond the limits with this state of a slice.
+    pub(super) fn would_exceed_backends(&self, slice: &EndpointSlice) -> bool {
+        let old = self.slices.get(&slice.key).map(|old| &**old);
+        self.slice_limits.would_exceed(old, slice)
     }
 
     /// Services with node ports.
@@ -346,27 +366,45 @@ impl Services {
             return;
         }
         mark_backends(&key.namespace, [old.as_deref(), new.as_deref()], dirty);
-        if let Some(old) = old {
-            for address in &old.addresses {
-                remove(&mut self.behind, address, |slice| slice.key == *key);
-            }
-            if let Some(service) = service_of(&old) {
+        if let Some(old) = &old {
+            self.index_slice(old, false);
+            if let Some(service) = service_of(old) {
                 remove(&mut self.slices_of, &service, |slice| slice.key == *key);
                 dirty.services.insert(service);
             }
         }
-        let Some(new) = new else {
-            self.slices.remove(key);
-            return;
-        };
+        match &new {
+            Some(new) => drop(self.slices.insert(key.clone(), new.clone())),
+            None => drop(self.slices.remove(key)),
+        }
+        let change = [old.as_deref(), new.as_deref()];
+        for moved in self.slice_limits.change(change, &self.slices) {
+            let is_within = !self.slice_limits.is_beyond(&moved);
+            self.index_slice(&moved, is_within);
+            dirty.services.extend(service_of(&moved));
+            dirty.add_backends(&key.namespace, moved.addresses.iter());
+        }
+        let Some(new) = new else { return };
+        if !self.slice_limits.is_beyond(&new) {
+            self.index_slice(&new, true);
+        }
         if let Some(service) = service_of(&new) {
-            for address in &new.addresses {
-                self.behind.entry(*address).or_default().push(new.clone());
-            }
-            self.slices_of.entry(service.clone()).or_default().push(new.clone());
+            self.slices_of.entry(service.clone()).or_default().push(new);
             dirty.services.insert(service);
         }
-        self.slices.insert(key.clone(), new);
+    }
+
+    /// Adds a slice to the index of backends, or removes it.
+    fn index_slice(&mut self, slice: &Arc<EndpointSlice>, is_within: bool) {
+        if slice.service.is_empty() {
+            return;
+        }
+        for address in &slice.addresses {
+            match is_within {
+                true => self.behind.entry(*address).or_default().push(slice.clone()),
+                false => remove(&mut self.behind, address, |known| known.key == slice.key),
+            }
+        }
     }
 
     /// Updates the addresses of a Node.

@@ -6,7 +6,9 @@ use std::fmt;
 use netpold_ebpf::layout::NAME_GROUPS;
 use serde::Serialize;
 
-use crate::budget::{NAMESPACE_FRONTENDS, POD_HAIRPINS};
+use crate::budget::{
+    NAMESPACE_BACKENDS, NAMESPACE_FRONTENDS, POD_HAIRPINS, SLICE_ADDRESSES, SLICE_PORTS,
+};
 use crate::cluster::Cluster;
 use crate::compile::rules::{Late, Rules};
 use crate::compile::tables::endpoints::{Endpoints, Live};
@@ -102,6 +104,11 @@ pub enum Problem {
         /// The namespace.
         namespace: String,
     },
+    /// The EndpointSlices of a namespace, or one of them, have too many addresses and ports.
+    TooManyBackends {
+        /// The namespace.
+        namespace: String,
+    },
     /// EndpointSlices of its namespace list a local pod with too many ports, so it reaches itself through no Service.
     TooManyHairpins {
         /// The pod.
@@ -173,6 +180,13 @@ impl fmt::Display for Problem {
                 "namespace {namespace}: its Services have more than {NAMESPACE_FRONTENDS} external addresses; policy \
                  allows those of some Services by their address alone, and packets to their whole networks are judged \
                  again after the translation; use fewer spec.externalIPs and balancer addresses"
+            ),
+            Self::TooManyBackends { namespace } => write!(
+                f,
+                "namespace {namespace}: its EndpointSlices have more than {NAMESPACE_BACKENDS} addresses and ports, or \
+                 one has more than {SLICE_ADDRESSES} addresses or {SLICE_PORTS} ports; policy allows the Services of \
+                 those beyond by their addresses alone, and judges packets to them again after the translation; use \
+                 fewer or smaller EndpointSlices"
             ),
             Self::TooManyHairpins { pod } => write!(
                 f,
@@ -246,6 +260,10 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
     let beyond = cluster.translation.namespaces_beyond().into_iter();
     problems.extend(
         beyond.map(|namespace| Problem::TooManyFrontends { namespace: namespace.to_owned() }),
+    );
+    let beyond = cluster.translation.namespaces_with_too_many_backends();
+    problems.extend(
+        beyond.map(|namespace| Problem::TooManyBackends { namespace: namespace.to_owned() }),
     );
     for (ifindex, live) in &endpoints.live {
         let pod = live.identity.pod.clone();

@@ -1,6 +1,7 @@
 //! Tests of the crate against the oracle and the tables, and of the structure of the workspace.
 
 mod allowing;
+mod backends;
 mod blocks;
 mod compare;
 mod explain;
