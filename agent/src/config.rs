@@ -112,6 +112,7 @@ impl TryFrom<RunArgs> for RunConfig {
             },
             node: args.node_name.clone(),
             nodes: args.watch_nodes.into(),
+            second_networks: second_networks(&args.second_networks)?,
             peers: args.peers.into(),
             cluster_policies: args.cluster_network_policies == ClusterNetworkPolicies::Auto,
         };

@@ -207,6 +207,7 @@ fn service_with_slices() -> Vec<Change> {
         addresses,
         ports: vec![port],
         networks: Vec::new(),
+        beyond: Vec::new(),
         unserved: false,
     };
     let slices = both.map(|v6| {

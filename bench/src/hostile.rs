@@ -212,6 +212,7 @@ fn service_ports(size: u32, edited: bool) -> Vec<Change> {
         addresses: vec![address],
         cluster: vec![address],
         networks: Vec::new(),
+        beyond: Vec::new(),
         unserved: false,
         ports: (0..size - u32::from(edited))
             .map(|n| ServicePort {

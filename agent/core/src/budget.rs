@@ -1,19 +1,23 @@
-//! Limits on the size of a policy, of all policies of one namespace on one node, and of its Services ([`frontends`]).
+//! Limits on the size of a policy, of all policies of one namespace on one node, and of its Services
+//! ([`frontends`], [`backends`]).
 //!
 //! The limits count the contents of objects, not compile time, so the outcome depends on the objects alone. A policy
 //! beyond its budget isolates the pods it selects and grants nothing, like an invalid one; other policies are not
 //! affected. It is not kept in full ([`kept`]).
 
+mod backends;
 mod frontends;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 
-use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, Selector};
+use crate::model::{Change, Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, Selector};
 use crate::ports::blocks::exceeds_port_sets;
-pub use frontends::{NAMESPACE_FRONTENDS, kept_change};
-pub(crate) use frontends::{external, network};
+pub use backends::{NAMESPACE_BACKENDS, SLICE_ADDRESSES, SLICE_PORTS};
+pub(crate) use backends::{is_too_large, units as slice_units};
+pub use frontends::NAMESPACE_FRONTENDS;
+pub(crate) use frontends::{external, may_have, network};
 
 /// Maximum number of rules, peers, exceptions, ports and label values in one direction of a policy, together with the
 /// labels and values of its `podSelector`. A port name of an egress rule counts 64.
@@ -30,6 +34,10 @@ pub const ORDINARY_UNITS: u64 = 4096;
 /// Units up to which compiling is cheap and never deferred.
 pub const MODEST_UNITS: u64 = 512;
 
+/// Maximum number of ports with which EndpointSlices of a pod's namespace list the pod, for the pod to reach itself
+/// through its Services. A port counts once for each of the pod's addresses.
+pub const POD_HAIRPINS: usize = 1024;
+
 /// Units of a port name in an egress rule, which may have another number on each destination pod.
 const NAMED_UNITS: usize = 64;
 /// Labels and values up to which the `podSelector` of a policy beyond its budget is kept.
@@ -38,6 +46,17 @@ const SELECTOR_VALUES: usize = ORDINARY_UNITS as usize;
 const CROWD: u32 = 16;
 /// Units of a selector that must be compared with many pods: a policy may have 1024 of them.
 const CROWDED_UNITS: u32 = POLICY_UNITS / 1024;
+
+/// The change with its object as it is kept in memory: a Service with more addresses than a namespace may have, besides
+/// its cluster addresses, has networks in their place, and an EndpointSlice is cut off above its limits.
+#[must_use]
+pub fn kept_change(change: Change) -> Change {
+    match change {
+        Change::Service(service) => Change::Service(frontends::kept_service(service)),
+        Change::EndpointSlice(slice) => Change::EndpointSlice(backends::kept_slice(slice)),
+        other => other,
+    }
+}
 
 /// Size of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,6 +21,7 @@ mod pods_by_name;
 mod policies;
 mod secondary;
 pub(crate) mod services;
+mod slice_limits;
 mod small_vec;
 mod state;
 mod strings;

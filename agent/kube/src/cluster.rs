@@ -41,6 +41,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use netpold_api::source::KindStatus;
+use netpold_core::cluster::SecondNetworks;
 use tokio::sync::{mpsc, watch as watch_channel};
 
 use self::all_pods::StartPods;
@@ -92,6 +93,8 @@ pub struct WatchSettings {
     pub node: String,
     /// Nodes to follow.
     pub nodes: FollowedNodes,
+    /// Blocks in which pods' claims to addresses on secondary networks count.
+    pub second_networks: SecondNetworks,
     /// Origin of the pods of other nodes.
     pub peers: FollowedPeers,
     /// Whether to follow ClusterNetworkPolicies, if the server serves them.
@@ -104,13 +107,13 @@ pub struct WatchSettings {
 /// # Errors
 /// No API server is configured, or the credentials are unusable.
 pub async fn watch(settings: WatchSettings) -> Result<(ObjectStream, EventRecorder), ConnectError> {
-    let connection = Arc::new(Connection::open(settings.access).await?);
+    let connection = Arc::new(Connection::open(settings.access.clone()).await?);
     let (updates, received) = mpsc::channel(IN_FLIGHT);
     let (batches, source) = mpsc::channel(IN_FLIGHT);
     let outage = Outage::new();
     let mut starter =
         Starter { connection: Arc::clone(&connection), outage, updates, kinds: Vec::new() };
-    let (scope, narrow) = starter.node_scope(settings.nodes, &settings.node);
+    let (scope, narrow) = starter.node_scope(&settings);
     starter.start::<Node>(narrow);
     starter.start::<Namespace>(None);
     starter.start::<NetworkPolicy>(None);
@@ -172,14 +175,15 @@ struct Starter {
 
 impl Starter {
     /// Returns how the scope of the next kind, the nodes, is decided, and its selector until then.
-    fn node_scope(&self, nodes: FollowedNodes, own: &str) -> (Option<NodeScope>, Option<Narrow>) {
+    fn node_scope(&self, settings: &WatchSettings) -> (Option<NodeScope>, Option<Narrow>) {
+        let (nodes, own) = (settings.nodes, settings.node.as_str());
         if nodes == FollowedNodes::All {
             return (None, None);
         }
         let (widen, widened) = watch_channel::channel(false);
         let fields = format!("metadata.name={own}");
-        let node_use = NodeUse::of_node(own.to_owned());
-        let scope = NodeScope { kind: self.kinds.len(), node_use, widen };
+        let node_use = NodeUse::of_node(own.to_owned(), settings.second_networks.clone());
+        let scope = NodeScope { kind: self.kinds.len(), node_use, widen, due: None };
         (
             (nodes == FollowedNodes::Needed).then_some(scope),
             Some(Narrow { fields, is_indexed: false, widened }),

@@ -52,7 +52,8 @@ pub fn service(
     };
     let (key, ports) = (Key::new(namespace, name), ports.iter().map(port).collect());
     let (addresses, cluster) = (ips(addresses), ips(addresses));
-    Service { key, addresses, cluster, networks: Vec::new(), ports, unserved: false }
+    let (networks, beyond) = (Vec::new(), Vec::new());
+    Service { key, addresses, cluster, networks, beyond, ports, unserved: false }
 }
 
 /// Ready backends of a Service; TCP ports by the name of the Service's port and number.

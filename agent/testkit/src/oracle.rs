@@ -90,7 +90,7 @@ impl Oracle {
     /// Expected verdict at the pod's veth: whether policy allows this traffic of `pod` with `remote` in one direction.
     /// `port` is the destination port: the pod's own for ingress, the remote's for egress. Egress to a Service passes
     /// if some backend is allowed, unless a tier denies all backends, or denies the pod to reach itself where it is a
-    /// backend. Addresses of this node are judged without their node ports.
+    /// backend of a Service of its namespace. Addresses of this node are judged without their node ports.
     #[must_use]
     pub fn judge(
         &self,
@@ -109,8 +109,10 @@ impl Oracle {
         }
         let mut backends = Vec::new();
         let frontend = Frontend { oracle: self, address: remote, protocol, port };
+        let own = frontend.backends_of(Some(&pod.key.namespace), Of::Service, false);
         for (remote, port) in frontend.backends(Of::Service, false) {
-            let (oracle, itself) = (self, pod.addresses.contains(&remote));
+            let itself = pod.addresses.contains(&remote) && own.contains(&(remote, port));
+            let oracle = self;
             let seen = Seen { oracle, pod, direction, remote, protocol, port, itself };
             let decide = |direction| Seen { direction, ..seen }.decide();
             if itself && Direction::BOTH.into_iter().any(|way| decide(way).denied_by_tier()) {

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::model::{Change, Service};
+use crate::model::Service;
 
 /// Addresses of all Services of a namespace with an entry of their own, besides cluster addresses.
 pub const NAMESPACE_FRONTENDS: usize = 1024;
@@ -31,6 +31,26 @@ pub(crate) fn network(address: IpAddr) -> IpNet {
     enclosing(address, SMALL)
 }
 
+/// Whether a Service may have an address that counts as one of its networks. True for each such address, and for few
+/// others.
+pub(crate) fn may_have(service: &Service, address: IpAddr) -> bool {
+    match service.beyond.is_empty() {
+        true => service.networks.iter().any(|network| network.contains(&address)),
+        false => service.beyond.binary_search(&number(address)).is_ok(),
+    }
+}
+
+/// An IPv4 address, or a digest of an IPv6 address.
+fn number(address: IpAddr) -> u32 {
+    match address {
+        IpAddr::V4(address) => address.to_bits(),
+        // FNV-1a
+        IpAddr::V6(address) => address.octets().iter().fold(0x811c_9dc5, |digest, byte| {
+            (digest ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+        }),
+    }
+}
+
 fn enclosing(address: IpAddr, len: u8) -> IpNet {
     IpNet::new(address, len).map_or_else(|_| address.into(), |net| net.trunc())
 }
@@ -47,18 +67,9 @@ fn networks(service: &Service, len: u8, enough: usize) -> BTreeSet<IpNet> {
     networks
 }
 
-/// The change with the Service as it is kept in memory: one with more addresses than a namespace may have, besides its
-/// cluster addresses, has networks in their place.
-#[must_use]
-pub fn kept_change(change: Change) -> Change {
-    if let Change::Service(service) = change {
-        Change::Service(kept_service(service))
-    } else {
-        change
-    }
-}
-
-fn kept_service(mut service: Service) -> Service {
+/// The Service as it is kept in memory: one with more addresses than a namespace may have, besides its cluster
+/// addresses, has networks in their place.
+pub(super) fn kept_service(mut service: Service) -> Service {
     if external(&service).count() <= NAMESPACE_FRONTENDS {
         return service;
     }
@@ -66,7 +77,16 @@ fn kept_service(mut service: Service) -> Service {
     if kept.len() > SMALL_NETWORKS {
         kept = networks(&service, LARGE, usize::MAX);
     }
+    let is_known = service.networks.is_empty() || !service.beyond.is_empty();
     kept.extend(std::mem::take(&mut service.networks));
+    let numbers: Vec<u32> = external(&service).map(number).collect();
+    service.beyond.extend(numbers);
+    service.beyond.sort_unstable();
+    service.beyond.dedup();
+    service.beyond.shrink_to_fit();
+    if !is_known {
+        service.beyond.clear();
+    }
     service.networks = kept.into_iter().collect();
     service.addresses.retain(|address| service.cluster.contains(address));
     service
@@ -88,6 +108,7 @@ mod tests {
             addresses: cluster.iter().copied().chain(others).collect(),
             cluster,
             networks: Vec::new(),
+            beyond: Vec::new(),
             ports: Vec::new(),
             unserved: false,
         }
@@ -104,6 +125,12 @@ mod tests {
         let small = ["20.0.0.0/16", "20.1.0.0/16", "20.2.0.0/16", "20.3.0.0/16", "20.4.0.0/16"];
         assert_eq!(kept.networks, networks(&small));
         assert_eq!(kept_service(kept.clone()), kept);
+        assert_eq!(kept.beyond.len(), limit as usize + 1);
+        for (address, is_had) in [("20.0.1.0", true), ("20.0.0.1", false), ("21.0.0.0", false)] {
+            assert_eq!(may_have(&kept, address.parse().unwrap()), is_had, "{address}");
+        }
+        let unknown = Service { beyond: Vec::new(), ..kept };
+        assert!(may_have(&unknown, "20.0.0.1".parse().unwrap()));
         let kept = kept_service(service(limit + 1, 1 << 16));
         let large = ["20.0.0.0/8", "21.0.0.0/8", "22.0.0.0/8", "23.0.0.0/8", "24.0.0.0/8"];
         assert_eq!(kept.networks, networks(&large));

@@ -1,6 +1,6 @@
 //! The parts of the cluster's state that the next update must evaluate again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::model::Key;
@@ -22,8 +22,22 @@ pub(crate) struct Dirty {
     pub(crate) services: BTreeSet<Key>,
     /// Addresses that a Service or Node gained or lost, or with changed ports.
     pub(crate) frontends: BTreeSet<IpAddr>,
-    /// Addresses that may have become a backend of a Service port, or ceased to be one.
-    pub(crate) backends: BTreeSet<IpAddr>,
+    /// Addresses that may have become a backend of a Service port, or ceased to be one, by the Service's namespace.
+    pub(crate) backends: BTreeMap<String, BTreeSet<IpAddr>>,
+}
+
+impl Dirty {
+    /// Marks backends of a Service of this namespace.
+    pub(crate) fn add_backends<'a>(
+        &mut self,
+        namespace: &str,
+        addresses: impl Iterator<Item = &'a IpAddr>,
+    ) {
+        let mut addresses = addresses.peekable();
+        if addresses.peek().is_some() {
+            self.backends.entry(namespace.to_owned()).or_default().extend(addresses);
+        }
+    }
 }
 
 /// List of addresses, with duplicates. After the first listing of a cluster the list holds all pod addresses. It is a

@@ -167,6 +167,7 @@ mod tests {
             cluster: vec![ip(address)],
             ports: Vec::new(),
             networks: Vec::new(),
+            beyond: Vec::new(),
             unserved: false,
         };
         let range = vec!["192.168.0.0/24".parse().unwrap()];

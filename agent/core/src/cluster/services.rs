@@ -7,8 +7,9 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use ipnet::IpNet;
 
-use crate::budget::{self, NAMESPACE_FRONTENDS};
+use crate::budget::{self, NAMESPACE_FRONTENDS, POD_HAIRPINS};
 use crate::cluster::dirty::Dirty;
+use crate::cluster::slice_limits::SliceLimits;
 use crate::model::{EndpointSlice, Key, Pod, Protocol, Service, ServicePort};
 
 /// Service frontends and their backends.
@@ -21,13 +22,14 @@ pub(crate) struct Services {
     slices_of: BTreeMap<Key, Vec<Arc<EndpointSlice>>>,
     /// Services by frontend address.
     at: BTreeMap<IpAddr, Vec<Arc<Service>>>,
-    /// Slices by backend address.
+    /// Slices by backend address, without those beyond the limits.
     behind: BTreeMap<IpAddr, Vec<Arc<EndpointSlice>>>,
     with_node_ports: BTreeMap<Key, Arc<Service>>,
-    /// Services with networks in place of addresses.
+    /// Services with networks in place of addresses, or whose addresses beyond the budget are in those of others.
     with_networks: BTreeMap<Key, Arc<Service>>,
     /// Services with addresses besides cluster addresses, by namespace and name.
     external: BTreeMap<String, BTreeMap<String, External>>,
+    slice_limits: SliceLimits,
     /// Services of another proxy; not in any of the maps above.
     unserved: BTreeSet<Key>,
     /// Number of Nodes with each address.
@@ -95,8 +97,16 @@ impl Services {
         let unserved = || {
             self.unserved.contains(key).then(|| {
                 let (addresses, cluster, ports) = (Vec::new(), Vec::new(), Vec::new());
-                let (key, networks) = (key.clone(), Vec::new());
-                Arc::new(Service { key, addresses, cluster, networks, unserved: true, ports })
+                let (key, networks, beyond) = (key.clone(), Vec::new(), Vec::new());
+                Arc::new(Service {
+                    key,
+                    addresses,
+                    cluster,
+                    networks,
+                    beyond,
+                    unserved: true,
+                    ports,
+                })
             })
         };
         self.services.get(key).cloned().or_else(unserved)
@@ -168,6 +178,24 @@ impl Services {
             || count > 0 && others.sum::<usize>() + count > NAMESPACE_FRONTENDS
     }
 
+    /// Whether slices of a Service are beyond the limits, so that not all of its backends count.
+    pub(crate) fn lacks_backends(&self, service: &Key) -> bool {
+        let is_beyond = |slice: &Arc<EndpointSlice>| self.slice_limits.is_beyond(slice);
+        self.slice_limits.has_beyond(&service.namespace)
+            && self.slices_of(service).iter().any(is_beyond)
+    }
+
+    /// Namespaces with slices beyond the limits.
+    pub(crate) fn namespaces_with_too_many_backends(&self) -> impl Iterator<Item = &str> {
+        self.slice_limits.namespaces_beyond()
+    }
+
+    /// Whether slices of its namespace are, or would be, beyond the limits with this state of a slice.
+    pub(super) fn would_exceed_backends(&self, slice: &EndpointSlice) -> bool {
+        let old = self.slices.get(&slice.key).map(|old| &**old);
+        self.slice_limits.would_exceed(old, slice)
+    }
+
     /// Services with node ports.
     pub(crate) fn with_node_ports(&self) -> impl Iterator<Item = &Arc<Service>> {
         self.with_node_ports.values()
@@ -211,27 +239,48 @@ impl Services {
         slices.filter_map(|slice| service_of(slice))
     }
 
-    /// Service ports with the pod as a backend; with duplicates.
+    /// Ports of Services of the pod's own namespace with the pod as a backend; with duplicates. A slice of another
+    /// namespace is another tenant's claim: no selector of a Service selects pods of other namespaces. Empty if the pod
+    /// is in too many slices ([`Self::is_crowded`]).
     pub(crate) fn backed_by<'a>(&'a self, pod: &'a Pod) -> Vec<Backed<'a>> {
         let mut backed = Vec::new();
+        if self.is_crowded(pod) {
+            return backed;
+        }
         let mut by_name: HashMap<&Key, HashMap<(&str, Protocol), Vec<&ServicePort>>> =
             HashMap::new();
-        for address in &pod.addresses {
-            for slice in self.behind.get(address).into_iter().flatten() {
-                let Some(service) = service_of(slice).and_then(|key| self.services.get(&key))
-                else {
-                    continue;
-                };
-                let ports = by_name.entry(&service.key).or_insert_with(|| ports_by_name(service));
-                for of_slice in &slice.ports {
-                    let name = (of_slice.name.as_str(), of_slice.protocol);
-                    let (number, address) = (of_slice.port, *address);
-                    let named = ports.get(&name).into_iter().flatten();
-                    backed.extend(named.map(|port| Backed { service, port, address, number }));
-                }
+        for (slice, address) in self.slices_with(pod) {
+            let Some(service) = service_of(slice).and_then(|key| self.services.get(&key)) else {
+                continue;
+            };
+            let ports = by_name.entry(&service.key).or_insert_with(|| ports_by_name(service));
+            for of_slice in &slice.ports {
+                let name = (of_slice.name.as_str(), of_slice.protocol);
+                let number = of_slice.port;
+                let named = ports.get(&name).into_iter().flatten();
+                backed.extend(named.map(|port| Backed { service, port, address, number }));
             }
         }
         backed
+    }
+
+    /// Slices of the pod's own namespace that list the pod, with the listed address.
+    fn slices_with<'a>(
+        &'a self,
+        pod: &'a Pod,
+    ) -> impl Iterator<Item = (&'a Arc<EndpointSlice>, IpAddr)> {
+        pod.addresses.iter().flat_map(|address| {
+            let all = self.behind.get(address).into_iter().flatten();
+            let own = all.filter(|slice| slice.key.namespace == pod.key.namespace);
+            own.map(|slice| (slice, *address))
+        })
+    }
+
+    /// Whether the slices of its own namespace list a pod with more than [`POD_HAIRPINS`] ports. Such a pod reaches
+    /// itself through no Service.
+    pub(crate) fn is_crowded(&self, pod: &Pod) -> bool {
+        let ports = self.slices_with(pod).map(|(slice, _)| slice.ports.len());
+        ports.sum::<usize>() > POD_HAIRPINS
     }
 
     /// Sets or removes (`None`) a Service. A Service of another proxy counts as removed.
@@ -263,7 +312,7 @@ impl Services {
                 if has_node_ports(&new) {
                     self.with_node_ports.insert(key.clone(), new.clone());
                 }
-                if !new.networks.is_empty() {
+                if !new.networks.is_empty() || !new.beyond.is_empty() {
                     self.with_networks.insert(key.clone(), new.clone());
                 }
                 dirty.frontends.extend(&new.addresses);
@@ -274,7 +323,7 @@ impl Services {
         self.count_external(key, external, dirty);
         dirty.services.insert(key.clone());
         let slices = self.slices_of.get(key).into_iter().flatten();
-        dirty.backends.extend(slices.flat_map(|slice| &slice.addresses));
+        dirty.add_backends(&key.namespace, slices.flat_map(|slice| &slice.addresses));
     }
 
     /// Updates the number of a Service's addresses besides its cluster addresses, and which Services are beyond the
@@ -316,28 +365,46 @@ impl Services {
         if old == new {
             return;
         }
-        mark_backends(old.as_deref(), new.as_deref(), dirty);
-        if let Some(old) = old {
-            for address in &old.addresses {
-                remove(&mut self.behind, address, |slice| slice.key == *key);
-            }
-            if let Some(service) = service_of(&old) {
+        mark_backends(&key.namespace, [old.as_deref(), new.as_deref()], dirty);
+        if let Some(old) = &old {
+            self.index_slice(old, false);
+            if let Some(service) = service_of(old) {
                 remove(&mut self.slices_of, &service, |slice| slice.key == *key);
                 dirty.services.insert(service);
             }
         }
-        let Some(new) = new else {
-            self.slices.remove(key);
-            return;
-        };
+        match &new {
+            Some(new) => drop(self.slices.insert(key.clone(), new.clone())),
+            None => drop(self.slices.remove(key)),
+        }
+        let change = [old.as_deref(), new.as_deref()];
+        for moved in self.slice_limits.change(change, &self.slices) {
+            let is_within = !self.slice_limits.is_beyond(&moved);
+            self.index_slice(&moved, is_within);
+            dirty.services.extend(service_of(&moved));
+            dirty.add_backends(&key.namespace, moved.addresses.iter());
+        }
+        let Some(new) = new else { return };
+        if !self.slice_limits.is_beyond(&new) {
+            self.index_slice(&new, true);
+        }
         if let Some(service) = service_of(&new) {
-            for address in &new.addresses {
-                self.behind.entry(*address).or_default().push(new.clone());
-            }
-            self.slices_of.entry(service.clone()).or_default().push(new.clone());
+            self.slices_of.entry(service.clone()).or_default().push(new);
             dirty.services.insert(service);
         }
-        self.slices.insert(key.clone(), new);
+    }
+
+    /// Adds a slice to the index of backends, or removes it.
+    fn index_slice(&mut self, slice: &Arc<EndpointSlice>, is_within: bool) {
+        if slice.service.is_empty() {
+            return;
+        }
+        for address in &slice.addresses {
+            match is_within {
+                true => self.behind.entry(*address).or_default().push(slice.clone()),
+                false => remove(&mut self.behind, address, |known| known.key == slice.key),
+            }
+        }
     }
 
     /// Updates the addresses of a Node.
@@ -362,16 +429,16 @@ impl Services {
 
 /// Marks the backends of a changed slice as dirty: only added and removed ones if nothing but the addresses changed,
 /// else all.
-fn mark_backends(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>, dirty: &mut Dirty) {
+fn mark_backends(namespace: &str, [old, new]: [Option<&EndpointSlice>; 2], dirty: &mut Dirty) {
     let of = |slice: Option<&EndpointSlice>| -> BTreeSet<IpAddr> {
         slice.into_iter().flat_map(|slice| slice.addresses.iter().copied()).collect()
     };
     let (before, after) = (of(old), of(new));
     match (old, new) {
         (Some(old), Some(new)) if old.ports == new.ports && old.service == new.service => {
-            dirty.backends.extend(before.symmetric_difference(&after));
+            dirty.add_backends(namespace, before.symmetric_difference(&after));
         }
-        _ => dirty.backends.extend(before.union(&after)),
+        _ => dirty.add_backends(namespace, before.union(&after)),
     }
 }
 

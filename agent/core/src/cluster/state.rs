@@ -142,6 +142,13 @@ impl Cluster {
         self.translation.would_exceed(service)
     }
 
+    /// Whether EndpointSlices of its namespace are, or would be, beyond the limits with this state of a slice
+    /// ([`NAMESPACE_BACKENDS`](crate::budget::NAMESPACE_BACKENDS)).
+    #[must_use]
+    pub fn exceeds_backends(&self, slice: &EndpointSlice) -> bool {
+        self.translation.would_exceed_backends(slice)
+    }
+
     /// Message for a policy beyond its budget; such a policy isolates and grants nothing.
     #[must_use]
     pub fn excess(&self, policy: &Key) -> Option<&str> {

@@ -6,7 +6,9 @@ use std::fmt;
 use netpold_ebpf::layout::NAME_GROUPS;
 use serde::Serialize;
 
-use crate::budget::NAMESPACE_FRONTENDS;
+use crate::budget::{
+    NAMESPACE_BACKENDS, NAMESPACE_FRONTENDS, POD_HAIRPINS, SLICE_ADDRESSES, SLICE_PORTS,
+};
 use crate::cluster::Cluster;
 use crate::compile::rules::{Late, Rules};
 use crate::compile::tables::endpoints::{Endpoints, Live};
@@ -102,6 +104,16 @@ pub enum Problem {
         /// The namespace.
         namespace: String,
     },
+    /// The EndpointSlices of a namespace, or one of them, have too many addresses and ports.
+    TooManyBackends {
+        /// The namespace.
+        namespace: String,
+    },
+    /// EndpointSlices of its namespace list a local pod with too many ports, so it reaches itself through no Service.
+    TooManyHairpins {
+        /// The pod.
+        pod: Key,
+    },
     /// No slot is free for the endpoint of an interface, so it has no record.
     NoSlot {
         /// The interface.
@@ -168,6 +180,18 @@ impl fmt::Display for Problem {
                 "namespace {namespace}: its Services have more than {NAMESPACE_FRONTENDS} external addresses; policy \
                  allows those of some Services by their address alone, and packets to their whole networks are judged \
                  again after the translation; use fewer spec.externalIPs and balancer addresses"
+            ),
+            Self::TooManyBackends { namespace } => write!(
+                f,
+                "namespace {namespace}: its EndpointSlices have more than {NAMESPACE_BACKENDS} addresses and ports, or \
+                 one has more than {SLICE_ADDRESSES} addresses or {SLICE_PORTS} ports; policy allows the Services of \
+                 those beyond by their addresses alone, and judges packets to them again after the translation; use \
+                 fewer or smaller EndpointSlices"
+            ),
+            Self::TooManyHairpins { pod } => write!(
+                f,
+                "pod {pod}: EndpointSlices of its namespace list it with more than {POD_HAIRPINS} ports; it does not \
+                 reach itself through its Services unless its rules allow it; use fewer ports or Services"
             ),
             Self::NoSlot { ifindex, pod } => {
                 write!(f, "pod {pod}, interface {ifindex}: closed, since no endpoint slot is free")
@@ -237,6 +261,10 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
     problems.extend(
         beyond.map(|namespace| Problem::TooManyFrontends { namespace: namespace.to_owned() }),
     );
+    let beyond = cluster.translation.namespaces_with_too_many_backends();
+    problems.extend(
+        beyond.map(|namespace| Problem::TooManyBackends { namespace: namespace.to_owned() }),
+    );
     for (ifindex, live) in &endpoints.live {
         let pod = live.identity.pod.clone();
         if live.addresses.crowded {
@@ -248,6 +276,14 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
             let policies = policies.into_iter().flatten().map(|(policy, _)| policy.name.clone());
             let policies = policies.collect::<BTreeSet<_>>().into_iter().collect();
             problems.push(Problem::TooManyNames { pod: pod.clone(), policies });
+        }
+        let is_isolated = Direction::BOTH.iter().any(|way| live.rules.isolated(*way));
+        let is_crowded = |pod: &Key| {
+            let pod = cluster.pods().get(pod);
+            pod.is_some_and(|pod| cluster.translation.is_crowded(pod))
+        };
+        if is_isolated && is_crowded(&pod) {
+            problems.push(Problem::TooManyHairpins { pod: pod.clone() });
         }
         if live.unheard {
             problems.push(Problem::SourceNotExempt { pod: pod.clone() });

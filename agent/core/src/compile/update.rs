@@ -97,7 +97,10 @@ impl Update<'_> {
         let mut indexes = dirty.interfaces.clone();
         indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces.with(*a)));
         // A pod that claims a backend's address may be behind an interface by any other of its addresses.
-        let claimants = dirty.backends.iter().flat_map(|a| self.cluster.pods.claimants(*a));
+        let claimants = dirty.backends.iter().flat_map(|(namespace, addresses)| {
+            let all = addresses.iter().flat_map(|a| self.cluster.pods.claimants(*a));
+            all.filter(move |pod| pod.key.namespace == *namespace)
+        });
         let addresses = claimants.flat_map(|pod| &pod.addresses);
         indexes.extend(addresses.flat_map(|a| self.cluster.interfaces.with(*a)));
         let concerned = self.namespaces(&indexes);

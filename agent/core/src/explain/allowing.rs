@@ -19,7 +19,7 @@ use crate::explain::rule::Traffic;
 use crate::explain::services::{backends, frontends};
 use crate::explain::text;
 use crate::model::{
-    Action, ClusterPolicy, Direction, Labels, Peer, Pod, Policy, Requirement, Rule, Selector,
+    Action, ClusterPolicy, Direction, Key, Labels, Peer, Pod, Policy, Requirement, Rule, Selector,
 };
 use crate::probe::IpProtocol;
 
@@ -307,9 +307,14 @@ impl<'c> Allowing<'c> {
             let remote = flow.remote;
             for at_node in [false, true] {
                 let fronts = frontends(cluster, at_node, remote, flow.protocol, flow.port);
-                let behind = backends(cluster, &fronts, remote.is_ipv6());
-                for (remote, port) in behind.into_all() {
-                    look(PodFlow { remote, port, ..flow }, at_node);
+                let is_own = |of: &Key| !at_node && of.namespace == flow.pod.key.namespace;
+                let (own, others): (Vec<_>, Vec<_>) =
+                    fronts.into_iter().partition(|(service, _)| is_own(&service.key));
+                for (fronts, is_other) in [(own, false), (others, true)] {
+                    let behind = backends(cluster, &fronts, remote.is_ipv6());
+                    for (remote, port) in behind.into_all() {
+                        look(PodFlow { remote, port, ..flow }, is_other);
+                    }
                 }
             }
         }
@@ -332,7 +337,7 @@ pub fn accepted(policy: &ClusterPolicy, direction: Direction, rule: usize) -> Op
 const OF_TIERS: usize = 16;
 
 /// Returns whether the flow needs no rule of a NetworkPolicy: a pod reaches itself, unless another node forwards
-/// the flow (`out_of_sight`), and its own node.
+/// the flow or by a Service of another namespace (`out_of_sight`), and its own node.
 fn is_always_allowed(cluster: &Cluster, flow: PodFlow<'_>, out_of_sight: bool) -> bool {
     let PodFlow { pod, direction, remote, .. } = flow;
     (!out_of_sight && pod.addresses.contains(&remote))

@@ -237,8 +237,8 @@ impl<'c> Literal<'c> {
         if pod.addresses.contains(&remote) {
             match traffic.way {
                 PacketPath::Direct => return Some(Exempt::FromAll(Cause::Itself)),
-                PacketPath::Translated => return Some(Exempt::FromNetworkPolicy(Cause::Itself)),
-                PacketPath::Elsewhere => {}
+                PacketPath::Hairpin => return Some(Exempt::FromNetworkPolicy(Cause::Itself)),
+                PacketPath::Translated => {}
             }
         }
         let to_own_node =

@@ -61,10 +61,10 @@ struct Nearness {
 pub(super) enum PacketPath {
     /// The packet was sent to this address.
     Direct,
-    /// The pod's own node translated the packet.
+    /// The pod's own node translated the packet to the pod itself, by a Service of the pod's namespace.
+    Hairpin,
+    /// The packet was translated: a backend with the pod's own address counts as any other.
     Translated,
-    /// Another node translated the packet: nothing shows that the other side is the pod itself.
-    Elsewhere,
 }
 
 /// Result of matching a list: `None` without a match, `Some(None)` without a list, else the matching item's index.

@@ -18,6 +18,8 @@ struct ServiceTranslation {
     /// Services of the frontend, by name.
     services: Vec<Key>,
     backends: TranslatedBackends,
+    /// Backends of Services of the sender's namespace.
+    own: BackendAddresses,
     /// Whether the frontend is a node port.
     at_node: bool,
 }
@@ -113,7 +115,7 @@ impl ServiceTranslator<'_> {
         protocol: IpProtocol,
         port: u16,
     ) -> Option<ServiceTranslation> {
-        let at = |at_node| self.translated_at(at_node, address, protocol, port);
+        let at = |at_node| self.translated_at(at_node, address, (protocol, port), None);
         at(false).or_else(|| at(true))
     }
 
@@ -121,18 +123,25 @@ impl ServiceTranslator<'_> {
         &self,
         at_node: bool,
         address: IpAddr,
-        protocol: IpProtocol,
-        port: u16,
+        (protocol, port): (IpProtocol, u16),
+        from: Option<&Pod>,
     ) -> Option<ServiceTranslation> {
-        let frontends = frontends(self.literal.cluster, at_node, address, protocol, port);
+        let cluster = self.literal.cluster;
+        let frontends = frontends(cluster, at_node, address, protocol, port);
         if frontends.is_empty() {
             return None;
         }
-        let backends = backends(self.literal.cluster, &frontends, address.is_ipv6());
+        let backends = backends(cluster, &frontends, address.is_ipv6());
+        let from = from.filter(|pod| !cluster.translation.is_crowded(pod));
+        let own = from.map(|pod| {
+            let mut own = frontends.clone();
+            own.retain(|(service, _)| service.key.namespace == pod.key.namespace);
+            self::backends(cluster, &own, address.is_ipv6()).into_all().collect()
+        });
         let mut keys: Vec<Key> = frontends.iter().map(|(s, _)| s.key.clone()).collect();
         keys.sort();
         keys.dedup();
-        Some(ServiceTranslation { services: keys, backends, at_node })
+        Some(ServiceTranslation { services: keys, backends, own: own.unwrap_or_default(), at_node })
     }
 
     /// Returns whether some backend of an address is a pod.
@@ -169,7 +178,7 @@ impl ServiceTranslator<'_> {
             return literal;
         }
         let kinds = [false, true].into_iter();
-        let translations = kinds.filter_map(|at| self.translated_at(at, remote, kind.0, kind.1));
+        let translations = kinds.filter_map(|at| self.translated_at(at, remote, kind, Some(pod)));
         translations.fold(literal, |so_far, to| self.with_backends(pod, so_far, kind, to, detail))
     }
 
@@ -182,11 +191,15 @@ impl ServiceTranslator<'_> {
         to: ServiceTranslation,
         detail: Detail,
     ) -> Judgement {
-        let way = if to.at_node { PacketPath::Elsewhere } else { PacketPath::Translated };
-        let is_itself =
-            |(address, _): (IpAddr, u16)| !to.at_node && pod.addresses.contains(&address);
+        let is_itself = |backend: (IpAddr, u16)| {
+            !to.at_node && pod.addresses.contains(&backend.0) && to.own.contains(&backend)
+        };
         let judge_at = |direction, backend: (IpAddr, u16), detail| {
             let traffic = self.literal.traffic(pod, direction, backend.0, protocol, backend.1);
+            let way = match is_itself(backend) {
+                true => PacketPath::Hairpin,
+                false => PacketPath::Translated,
+            };
             let mut traffic = Traffic { way, ..traffic };
             if is_itself(backend) {
                 // The backend is the sender itself, even if another pod claims the address too.
@@ -249,7 +262,7 @@ impl ServiceTranslator<'_> {
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Option<Explanation> {
-        let ServiceTranslation { services, backends, at_node } =
+        let ServiceTranslation { services, backends, at_node, own: _ } =
             self.translated(destination, probe.protocol, probe.port)?;
         let own = |pod: &Pod| self.literal.cluster.is_node_of(pod, destination);
         let out_of_sight = at_node && from.is_some_and(|pod| !own(pod));

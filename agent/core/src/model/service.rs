@@ -24,6 +24,10 @@ pub struct Service {
     /// without duplicates.
     #[serde(default)]
     pub networks: Vec<IpNet>,
+    /// The addresses beyond the budget as numbers: an IPv4 address, or a digest of an IPv6 address. Sorted, without
+    /// duplicates. Empty: any address of `networks`.
+    #[serde(default)]
+    pub beyond: Vec<u32>,
     /// `spec.ports`
     pub ports: Vec<ServicePort>,
     /// The label `service.kubernetes.io/service-proxy-name` or `service.kubernetes.io/headless` is set: the nodes'

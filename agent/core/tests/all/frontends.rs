@@ -185,11 +185,13 @@ fn addresses_of_nodes_and_of_other_services_count_in_full() {
 fn networks_lead_back_to_pods_that_are_isolated_for_ingress_alone() {
     let world = |backend: &str| {
         let closed = policy("victim", "in", Selector::default(), Some(Vec::new()), None);
-        let slice = objects::slice(("tenant", "s"), "s", &[backend], &[("", 8080)]);
+        let own =
+            Service { key: Key::new("victim", "s"), ..service("s", 2 * LIMIT, 0x1400_0000, 1) };
+        let slice = objects::slice(("victim", "s"), "s", &[backend], &[("", 8080)]);
         World::new(victim().into_iter().chain([
             Change::PolicyGone(Key::new("victim", "out")),
             Change::Policy(closed),
-            Change::Service(service("s", 2 * LIMIT, 0x1400_0000, 1)),
+            Change::Service(own),
             Change::EndpointSlice(slice),
         ]))
     };

@@ -1,12 +1,14 @@
 //! Tests of the crate against the oracle and the tables, and of the structure of the workspace.
 
 mod allowing;
+mod backends;
 mod blocks;
 mod compare;
 mod explain;
 mod explained;
 mod explained_tiers;
 mod frontends;
+mod hairpins;
 mod layers;
 mod limits;
 mod names;

@@ -68,8 +68,8 @@ fn nth_service(number: u32) -> [Change; 3] {
     };
     let key = Key::new(namespace.clone(), name.clone());
     let (addresses, ports) = (vec![address], vec![port]);
-    let (cluster, networks) = (addresses.clone(), Vec::new());
-    let service = Service { key, cluster, addresses, networks, ports, unserved: false };
+    let (cluster, networks, beyond) = (addresses.clone(), Vec::new(), Vec::new());
+    let service = Service { key, cluster, addresses, networks, beyond, ports, unserved: false };
     let slices = [0, 1].map(|half| nth_slice(number, half, 5));
     let [first, second] = slices;
     [Change::Service(service), first, second]

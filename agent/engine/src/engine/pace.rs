@@ -24,8 +24,11 @@ use netpold_core::model::{Change, EndpointSlice, Key, Service};
 const PER_PORT: u64 = 50;
 /// Weight of an address of a Service, besides its cluster addresses: it takes about as long as a unit of a policy.
 const PER_ADDRESS: u64 = 2;
-/// Weight of an address of an EndpointSlice, which takes a fifth of that.
+/// Weight of an address or port of an EndpointSlice, which takes a fifth of that. The ports of all slices of a Service
+/// are read when one of them changes.
 const PER_BACKEND: u64 = 1;
+/// Number of addresses of a Service's other slices that weigh as much.
+const OTHER_BACKENDS: u64 = 10;
 /// Processor time of an update that is not charged.
 const ORDINARY_TIME: Duration = Duration::from_millis(10);
 /// Factor of the charge for work on another thread, which delays no update.
@@ -70,9 +73,17 @@ fn weigh(change: &Change, cluster: &Cluster) -> Option<(PacedObject, u64)> {
         let units = before.into_iter().chain(new).map(|slice| {
             let service = Key::new(key.namespace.clone(), slice.service.clone());
             let ports = cluster.services().get(&service).map_or(0, |service| service.ports.len());
-            PER_PORT * ports as u64 + PER_BACKEND * slice.addresses.len() as u64
+            let own = slice.addresses.len() + slice.ports.len();
+            let units = PER_PORT * ports as u64 + PER_BACKEND * own as u64;
+            units + weight_of_slices(&service, cluster)
         });
-        ((key.clone(), PacedKind::Slice), units.max().unwrap_or(0))
+        let units = units.max().unwrap_or(0);
+        let units = match before.into_iter().chain(new).any(|slice| cluster.exceeds_backends(slice))
+        {
+            true => units.max(ORDINARY_UNITS + 1),
+            false => units,
+        };
+        ((key.clone(), PacedKind::Slice), units)
     };
     Some(match change {
         Change::Service(service) => of_service(&service.key, Some(service)),
@@ -99,10 +110,19 @@ fn weigh(change: &Change, cluster: &Cluster) -> Option<(PacedObject, u64)> {
 fn weight(service: &Service, cluster: &Cluster) -> u64 {
     let addresses = service.addresses.len().saturating_sub(service.cluster.len());
     let units = PER_PORT * service.ports.len() as u64 + PER_ADDRESS * addresses as u64;
+    let units = units + weight_of_slices(&service.key, cluster);
     match cluster.exceeds_frontends(service) {
         true => units.max(ORDINARY_UNITS + 1),
         false => units,
     }
+}
+
+/// Weight of the present slices of a Service.
+fn weight_of_slices(service: &Key, cluster: &Cluster) -> u64 {
+    let of = |slice: &EndpointSlice| {
+        PER_BACKEND * slice.ports.len() as u64 * OTHER_BACKENDS + slice.addresses.len() as u64
+    };
+    cluster.slices_of(service).iter().map(|slice| of(slice)).sum::<u64>() / OTHER_BACKENDS
 }
 
 /// Returns the key of a Service's placeholder, which no Service can have.
@@ -125,8 +145,13 @@ fn placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
             || of.networks.iter().any(|it| it.contains(address))
     };
     let mut addresses = service.addresses.clone();
+    // Those of the last edit: earlier ones would add up.
+    let is_beyond = |of: &Service| !of.beyond.is_empty();
+    let last = Some(service).into_iter().chain(earlier.map(|of| &**of)).find(|of| is_beyond(of));
+    let beyond = last.map_or_else(Vec::new, |of| of.beyond.clone());
+    let is_same = beyond.is_empty() || known().any(|of| of.beyond == beyond);
     addresses.retain(|address| !known().any(|of| has(of, address)));
-    if service.unserved || addresses.is_empty() && networks.is_empty() {
+    if service.unserved || addresses.is_empty() && networks.is_empty() && is_same {
         return None;
     }
     let mut cluster = service.cluster.clone();
@@ -140,7 +165,9 @@ fn placeholder(change: &Change, cluster: &Cluster) -> Option<Change> {
     cluster.sort_unstable();
     networks.sort_unstable();
     let ports = Vec::new();
-    Some(Change::Service(Service { key, addresses, cluster, networks, ports, unserved: false }))
+    let unserved = false;
+    let service = Service { key, addresses, cluster, networks, beyond, ports, unserved };
+    Some(Change::Service(service))
 }
 
 /// Returns the change that removes the placeholder of a Service, if there is one.
@@ -275,8 +302,9 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
+    use netpold_core::budget::{NAMESPACE_BACKENDS, SLICE_ADDRESSES};
     use netpold_core::compile::Compiler;
-    use netpold_core::model::{Protocol, Service, ServicePort};
+    use netpold_core::model::{Protocol, Service, ServicePort, SlicePort};
     use netpold_core::options::Options;
 
     use super::*;
@@ -294,6 +322,7 @@ mod tests {
             addresses: Vec::new(),
             cluster: Vec::new(),
             networks: Vec::new(),
+            beyond: Vec::new(),
             unserved: false,
             ports: (0..ports).map(port).collect(),
         })
@@ -414,10 +443,12 @@ mod tests {
         };
         let (one, other) = (with(90_000, 0x1400_0000), with(90_000, 0x1500_0000));
         assert_eq!(admit(&one), ["20.0.0.0/16", "20.1.0.0/16"]);
-        assert_eq!(admit(&other), ["20.0.0.0/16", "20.1.0.0/16", "21.0.0.0/16", "21.1.0.0/16"]);
+        let all = ["20.0.0.0/16", "20.1.0.0/16", "21.0.0.0/16", "21.1.0.0/16"];
+        assert_eq!(admit(&other), all);
         let key = Key::new("a", "s");
-        for again in [one, Change::ServiceGone(key.clone()), other] {
-            assert!(admit(&again).is_empty());
+        assert!(admit(&other).is_empty() && admit(&Change::ServiceGone(key.clone())).is_empty());
+        for again in [one, other] {
+            assert_eq!(admit(&again), all, "the networks of both, the addresses of the last");
         }
         pace.take(now, compiler.cluster()).into_iter().for_each(|it| compiler.ingest(it));
         let services: Vec<_> = compiler.cluster().services().values().collect();
@@ -427,6 +458,52 @@ mod tests {
         let gone = Change::ServiceGone(key);
         assert_eq!(pace.admit(gone.clone(), compiler.cluster()), None);
         assert_eq!(pace.take(now, compiler.cluster()), [gone]);
+    }
+
+    /// Each edit reads all slices of the Service, so they weigh, too; those of an ordinary Service do not wait.
+    #[test]
+    fn slices_weigh_their_ports_and_the_slices_beside_them() {
+        let slice = |name: &str, addresses: u32, ports: u16| {
+            let address = |n: u32| IpAddr::V4(std::net::Ipv4Addr::from_bits(0x0a00_0000 + n));
+            let port =
+                |n: u16| SlicePort { name: format!("p{n}"), protocol: Protocol::Tcp, port: 80 };
+            Change::EndpointSlice(EndpointSlice {
+                key: Key::new("a", name),
+                service: "s".into(),
+                ports: (0..ports).map(port).collect(),
+                addresses: (0..addresses).map(address).collect(),
+                not_ready: Vec::new(),
+                terminating: Vec::new(),
+            })
+        };
+        let with = |service_ports, slices: &[(u32, u16)]| {
+            let mut compiler = Compiler::new(Options::default());
+            compiler.ingest(service("a", service_ports, 0));
+            for (n, (addresses, ports)) in slices.iter().enumerate() {
+                compiler.ingest(slice(&format!("s{n:04}"), *addresses, *ports));
+            }
+            compiler
+        };
+        let waits = |compiler: &Compiler, edit: Change| {
+            Pace::default().admit(edit.clone(), compiler.cluster()) != Some(edit)
+        };
+        let ordinary = with(3, &[(100, 3); 10]);
+        assert!(!waits(&ordinary, slice("s0003", 99, 3)));
+        assert!(!waits(&ordinary, service("a", 3, 1)));
+        let of_ports = with(1, &[(1, 1000); 5]);
+        assert!(waits(&of_ports, slice("s0003", 2, 1)));
+        assert!(waits(&of_ports, slice("new", 1, 1)));
+        assert!(waits(&of_ports, service("a", 1, 1)));
+        assert!(waits(&with(1, &[]), slice("new", 1, 5000)), "by its own ports");
+        // A namespace at its limit: every slice may move others across it.
+        let full = vec![(SLICE_ADDRESSES as u32, 1); NAMESPACE_BACKENDS / (SLICE_ADDRESSES + 1)];
+        let full = with(1, &full);
+        let Change::EndpointSlice(other) = slice("t", SLICE_ADDRESSES as u32, 1) else { return };
+        let other = Change::EndpointSlice(EndpointSlice { service: "t".into(), ..other });
+        assert!(waits(&full, other.clone()));
+        let mut beyond = full;
+        beyond.ingest(other);
+        assert!(waits(&beyond, slice("s0003", 1, 1).gone()));
     }
 
     #[test]

@@ -8,13 +8,16 @@ use netpold_core::model::{Change, ClusterPolicy, Pod};
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-use super::node_use::{NodeUse, depends_on_nodes, without_claims};
+use super::node_use::{NodeUse, without_claims};
+use super::outage::random_part;
 use crate::Batch;
 use crate::gathered::Gathered;
 
 /// Time after a batch in which changes are gathered for the next batch: in a burst, objects that belong together arrive
 /// on several watches. No change waits longer, and a change after a pause does not wait.
 const GATHER: Duration = Duration::from_millis(1);
+/// Time over which agents spread their lists of all nodes, at least: one object of a tenant causes those of all agents.
+const SPREAD: Duration = Duration::from_secs(5);
 
 /// Update of a kind.
 #[derive(Debug)]
@@ -80,6 +83,38 @@ pub(super) struct NodeScope {
     pub(super) node_use: NodeUse,
     /// Set to true once all nodes are needed; it stays so.
     pub(super) widen: watch::Sender<bool>,
+    /// Time to set it.
+    pub(super) due: Option<tokio::time::Instant>,
+}
+
+impl NodeScope {
+    /// Returns whether all nodes are requested, or are needed; requests them when due. `spread` is the time over which
+    /// agents do so.
+    fn request(&mut self, spread: Duration) -> bool {
+        if *self.widen.borrow() {
+            return true;
+        }
+        if !self.node_use.needs_all() {
+            self.due = None;
+            return false;
+        }
+        let now = tokio::time::Instant::now();
+        let due = *self.due.get_or_insert_with(|| now + random_part(spread));
+        if due <= now || self.node_use.needs_all_at_once() {
+            info!("policy depends on the addresses of other nodes; following all of them");
+            self.due = None;
+            self.widen.send_replace(true);
+        }
+        true
+    }
+}
+
+/// Waits until a time, if there is one.
+async fn until(due: Option<tokio::time::Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Last reported state of a kind.
@@ -134,9 +169,14 @@ impl Hub {
     pub(super) async fn run(mut self) {
         let mut calm = tokio::time::Instant::now();
         loop {
+            let due = self.nodes.as_ref().and_then(|nodes| nodes.due);
             let first = tokio::select! {
                 update = self.updates.recv() => update,
                 () = self.batches.closed() => None,
+                () = until(due) => {
+                    self.lacks_nodes();
+                    continue;
+                }
             };
             let Some(first) = first else { return };
             let at = first.at;
@@ -202,15 +242,21 @@ impl Hub {
         Some(())
     }
 
+    /// Returns the number of objects of all kinds.
+    fn objects(&self) -> usize {
+        self.kinds.iter().map(|known| known.status.objects).sum()
+    }
+
     /// Returns whether policy depends on nodes that are not known yet; requests them.
     fn lacks_nodes(&mut self) -> bool {
-        let Some(nodes) = &self.nodes else { return false };
-        if !*nodes.widen.borrow() {
-            if !nodes.node_use.needs_all() {
-                return false;
-            }
-            info!("policy depends on the addresses of other nodes; following all of them");
-            nodes.widen.send_replace(true);
+        // An agent that starts needs them to begin.
+        let spread = match self.in_sync {
+            true => SPREAD.max(Duration::from_millis(self.objects() as u64)),
+            false => Duration::ZERO,
+        };
+        let Some(nodes) = &mut self.nodes else { return false };
+        if !nodes.request(spread) {
+            return false;
         }
         let lacks = !self.kinds.get(nodes.kind).is_some_and(|known| known.is_whole);
         if !lacks {
@@ -230,7 +276,7 @@ impl Hub {
         let mut ready = Gathered::default();
         for (key, change) in gathered.0 {
             self.held.0.remove(&key);
-            if depends_on_nodes(&change) {
+            if self.nodes.as_ref().is_none_or(|nodes| nodes.node_use.holds(&change)) {
                 ready.add(without_claims(&change));
                 self.held.0.insert(key, change);
             } else {

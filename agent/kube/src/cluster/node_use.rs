@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use netpold_core::cluster::is_subject;
+use netpold_core::cluster::{SecondNetworks, is_subject};
 use netpold_core::model::{Change, Key, Pod, Policy, Service};
 
 /// Objects that make other nodes' addresses matter on one node, updated by changes.
@@ -10,12 +10,14 @@ use netpold_core::model::{Change, Key, Pod, Policy, Service};
 /// | objects | effect of another node's address |
 /// |---|---|
 /// | a ClusterNetworkPolicy with egress rules | its `nodes` peers are these addresses, and its Deny rules for pods apply to their node ports |
-/// | a pod's claim to an address on a further network | a claim to a node's address does not count |
+/// | a pod's claim to an address of [`SecondNetworks`] | a claim to a node's address does not count |
 /// | a NetworkPolicy with egress rules in a namespace with a pod of this node, and a Service with a node port | the node port passes if every backend is allowed; while the node is unknown, its address is an ordinary one, and the port is denied unless a block allows it |
 #[derive(Debug, Default)]
 pub(super) struct NodeUse {
     /// Name of this node.
     node: String,
+    /// Blocks in which claims count.
+    second_networks: SecondNetworks,
     /// Pods of this node that policy can select.
     own_pods: NamesByNamespace,
     /// Pods of any node with such a claim.
@@ -33,8 +35,8 @@ type NamesByNamespace = BTreeMap<String, BTreeSet<String>>;
 
 impl NodeUse {
     /// Returns the use of a node without objects.
-    pub(super) fn of_node(node: String) -> Self {
-        Self { node, ..Self::default() }
+    pub(super) fn of_node(node: String, second_networks: SecondNetworks) -> Self {
+        Self { node, second_networks, ..Self::default() }
     }
 
     /// Takes in a change of an object.
@@ -43,7 +45,8 @@ impl NodeUse {
             Change::Pod(pod) => {
                 let is_own = *pod.node == *self.node && is_subject(pod);
                 set(&mut self.own_pods, &pod.key, is_own);
-                set(&mut self.claimants, &pod.key, depends_on_nodes(change));
+                let claims = self.holds(change);
+                set(&mut self.claimants, &pod.key, claims);
             }
             Change::PodGone(key) => {
                 set(&mut self.own_pods, key, false);
@@ -55,7 +58,7 @@ impl NodeUse {
                 set(&mut self.node_ports, &service.key, has_node_port(service));
             }
             Change::ServiceGone(key) => set(&mut self.node_ports, key, false),
-            Change::ClusterPolicy(policy) if depends_on_nodes(change) => {
+            Change::ClusterPolicy(policy) if self.holds(change) => {
                 self.cluster_policies.insert(policy.name.clone());
             }
             Change::ClusterPolicy(policy) => drop(self.cluster_policies.remove(&policy.name)),
@@ -72,6 +75,16 @@ impl NodeUse {
         }
     }
 
+    /// Returns whether a change is one that [`depends_on_nodes`].
+    pub(super) fn holds(&self, change: &Change) -> bool {
+        depends_on_nodes(change, &self.second_networks)
+    }
+
+    /// Returns whether other nodes' addresses matter to a ClusterNetworkPolicy, which no tenant can write.
+    pub(super) fn needs_all_at_once(&self) -> bool {
+        !self.cluster_policies.is_empty()
+    }
+
     /// Returns whether other nodes' addresses matter.
     pub(super) fn needs_all(&self) -> bool {
         let mut namespaces = self.own_pods.keys();
@@ -83,10 +96,11 @@ impl NodeUse {
 }
 
 /// Returns whether a change sets an object that could allow more while other nodes are unknown than it does with them:
-/// a ClusterNetworkPolicy with egress rules, or a pod with a claim. A NetworkPolicy only allows less.
-pub(super) fn depends_on_nodes(change: &Change) -> bool {
+/// a ClusterNetworkPolicy with egress rules, or a pod with a claim that may count. A NetworkPolicy only allows less.
+pub(super) fn depends_on_nodes(change: &Change, second_networks: &SecondNetworks) -> bool {
     if let Change::Pod(pod) = change {
-        return is_subject(pod) && pod.second_addresses().next().is_some();
+        let mut claimed = pod.second_addresses();
+        return is_subject(pod) && claimed.any(|address| second_networks.contains(address));
     }
     matches!(change, Change::ClusterPolicy(policy) if !policy.egress.is_empty())
 }
@@ -163,7 +177,7 @@ mod tests {
         let (ports, allows) = (service("s", Some(30_080)), policy("p", json!([{}])));
         let all = [own.clone(), ports.clone(), allows.clone()];
         let of = |changes: &[Change]| {
-            let mut of_node = NodeUse::of_node("n".into());
+            let mut of_node = NodeUse::of_node("n".into(), SecondNetworks::default());
             changes.iter().for_each(|change| of_node.take(change));
             of_node
         };
@@ -190,18 +204,45 @@ mod tests {
 
     #[test]
     fn egress_rules_of_a_cluster_policy_suffice() {
-        let mut of_node = NodeUse::of_node("n".into());
+        let mut of_node = NodeUse::of_node("n".into(), SecondNetworks::default());
         let nodes = json!([{ "action": "Deny", "to": [{ "nodes": {} }] }]);
         let pods = json!([{ "action": "Deny", "to": [{ "namespaces": {} }] }]);
         for egress in [nodes, pods] {
             of_node.take(&cluster_policy(json!([])));
-            assert!(!of_node.needs_all() && !depends_on_nodes(&cluster_policy(json!([]))));
+            assert!(!of_node.needs_all() && !of_node.holds(&cluster_policy(json!([]))));
             let change = cluster_policy(egress);
             of_node.take(&change);
-            assert!(of_node.needs_all() && depends_on_nodes(&change));
+            assert!(of_node.needs_all() && of_node.holds(&change));
         }
         of_node.take(&cluster_policy(json!([])).gone());
         assert!(!of_node.needs_all());
+    }
+
+    /// Any author of a pod may write its annotations: a claim that cannot count costs no agent a list of all nodes.
+    #[test]
+    fn claims_outside_of_the_blocks_need_no_nodes() {
+        let claim = |address: &str| {
+            let status = json!([{ "name": "x", "interface": "net1", "ips": [address] }]);
+            let annotations = json!({ "k8s.v1.cni.cncf.io/network-status": status.to_string() });
+            let metadata = json!({ "namespace": "x", "name": "a", "uid": "a",
+                "annotations": annotations });
+            let spec = json!({ "nodeName": "far", "containers": [] });
+            let object = json!({ "metadata": metadata, "spec": spec });
+            convert::read(Kind::Pod, object.to_string().as_bytes(), true).change.unwrap()
+        };
+        let none = SecondNetworks(Vec::new());
+        for (networks, address, is_needed) in [
+            (SecondNetworks::default(), "10.9.0.2", true),
+            (SecondNetworks::default(), "8.8.8.8", false),
+            (none, "10.9.0.2", false),
+        ] {
+            let mut of_node = NodeUse::of_node("n".into(), networks);
+            let change = claim(address);
+            of_node.take(&change);
+            assert_eq!(of_node.needs_all(), is_needed, "{address}");
+            assert_eq!(of_node.holds(&change), is_needed, "{address}");
+            assert!(!of_node.needs_all_at_once());
+        }
     }
 
     /// Generated clusters, judged with all nodes and with this node only: without a need, no verdict differs; with one,
@@ -211,7 +252,7 @@ mod tests {
         let (mut equal, mut stricter) = (0, 0);
         for seed in 0..600 {
             let cluster = GeneratedCluster::from_seed(seed);
-            let mut of_node = NodeUse::of_node(NODE.into());
+            let mut of_node = NodeUse::of_node(NODE.into(), SecondNetworks::default());
             cluster.objects.iter().for_each(|change| of_node.take(change));
             let is_other = |change: &&Change| matches!(change, Change::Node(n) if n.name != NODE);
             let own = cluster.objects.iter().filter(|change| !is_other(change)).cloned();
@@ -219,7 +260,7 @@ mod tests {
                 [cluster.objects.iter().cloned().collect(), own.collect()];
             let pods = cluster.pods().filter(|pod| *pod.node == *NODE && is_subject(pod));
             let pods: Vec<Key> = pods.map(|pod| pod.key.clone()).collect();
-            let held = cluster.objects.iter().any(depends_on_nodes);
+            let held = cluster.objects.iter().any(|change| of_node.holds(change));
             let (source, mut choices) = (PacketSource::new(&cluster), Choices::from_seed(seed));
             for _ in 0..if pods.is_empty() { 0 } else { 200 } {
                 let packet = source.packet(&mut choices, &pods);

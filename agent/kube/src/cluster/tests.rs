@@ -88,7 +88,14 @@ impl Server {
         });
         std::fs::write(&path, config.to_string()).unwrap();
         let access = Access { kubeconfig: Some(path), as_kubectl: false, context: None, timeout };
-        let settings = WatchSettings { access, node: "n".into(), nodes, peers, cluster_policies };
+        let settings = WatchSettings {
+            access,
+            node: "n".into(),
+            nodes,
+            second_networks: SecondNetworks::default(),
+            peers,
+            cluster_policies,
+        };
         let (source, _) = watch(settings).await.unwrap();
         (source, directory)
     }

@@ -58,8 +58,8 @@ pub(super) fn service(service: &core::Service) -> Result<Converted, FieldProblem
     ports.sort();
     ports.dedup();
     let unserved = is_unserved(&service.metadata);
-    let networks = Vec::new();
-    let service = Service { key, addresses, cluster, networks, ports, unserved };
+    let (networks, beyond) = (Vec::new(), Vec::new());
+    let service = Service { key, addresses, cluster, networks, beyond, ports, unserved };
     Ok(Converted { change: Change::Service(service), problems })
 }
 

@@ -63,7 +63,7 @@ pub(super) fn service(choices: &mut Choices<'_>) -> Service {
     };
     networks.sort();
     networks.dedup();
-    Service { key, addresses, cluster, networks, ports, unserved }
+    Service { key, addresses, cluster, networks, beyond: Vec::new(), ports, unserved }
 }
 
 /// A slice, usually of one of these Services and with their ports.

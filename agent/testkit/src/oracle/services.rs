@@ -45,8 +45,19 @@ impl Frontend<'_> {
     /// if they have the same name and protocol. `new`: only backends that get new connections, which are the ready ones
     /// of a Service's port, or if there are none, those that are terminating and still serve.
     pub(super) fn backends(self, of: Of, new: bool) -> Vec<(IpAddr, u16)> {
+        self.backends_of(None, of, new)
+    }
+
+    /// The same, of the Services of one namespace, if it is given.
+    pub(super) fn backends_of(
+        self,
+        namespace: Option<&str>,
+        of: Of,
+        new: bool,
+    ) -> Vec<(IpAddr, u16)> {
         let mut backends = Vec::new();
-        for service in &self.oracle.services {
+        let is_of = |service: &&Service| namespace.is_none_or(|it| service.key.namespace == it);
+        for service in self.oracle.services.iter().filter(is_of) {
             for service_port in &service.ports {
                 if !self.is_at(of, service, service_port) {
                     continue;
@@ -127,12 +138,14 @@ impl Oracle {
             })
     }
 
-    /// Whether packets to some port of an address may be translated to `pod` itself: a Service with the pod as backend
-    /// has the address, or has node ports and the address is this node's.
+    /// Whether packets to some port of an address may be translated to `pod` itself: a Service of its namespace with the
+    /// pod as backend has the address, or has node ports and the address is this node's.
     #[must_use]
     pub fn leads_back(&self, pod: &Pod, address: IpAddr) -> bool {
         let own_node = self.is_own_node(pod, address);
-        self.services.iter().filter(|service| !service.unserved).any(|service| {
+        let is_own =
+            |service: &&Service| !service.unserved && service.key.namespace == pod.key.namespace;
+        self.services.iter().filter(is_own).any(|service| {
             let node_port = service.ports.iter().any(|port| port.node_port.is_some());
             let leads = service.addresses.contains(&address)
                 || is_in_network(service, address)

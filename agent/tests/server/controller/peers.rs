@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use netpold_core::cluster::ObjectKey;
+use netpold_core::cluster::{ObjectKey, SecondNetworks};
 use netpold_core::model::{Change, Key, Pod};
 use netpold_kube::ObjectStream;
 use netpold_kube::cluster::{
@@ -76,8 +76,14 @@ impl Agent {
             timeout: Duration::from_mins(1),
         };
         let nodes = FollowedNodes::Own;
-        let settings =
-            WatchSettings { access, node: OWN.into(), nodes, peers, cluster_policies: true };
+        let settings = WatchSettings {
+            access,
+            node: OWN.into(),
+            nodes,
+            second_networks: SecondNetworks::default(),
+            peers,
+            cluster_policies: true,
+        };
         let (source, _) = runtime.block_on(watch(settings)).unwrap();
         Self { source, objects: BTreeMap::new() }
     }

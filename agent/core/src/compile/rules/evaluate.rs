@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use crate::compile::rules::direction_policy::{DirectionPolicy, TierRule, Tiers};
 use crate::compile::sets::block_groups::{BlockGroups, PolicyId};
 use crate::compile::sets::registry::Registry;
-use crate::compile::sets::service_targets::ServiceTargets;
+use crate::compile::sets::service_targets::{ServiceTargets, are_unknown};
 use crate::compile::sets::set::{Membership, OWN_NODE, PeerSet, SetId, is_group, is_targets};
 use crate::model::{Action, Tier};
 use crate::ports::AllowedPorts;
@@ -173,8 +173,16 @@ impl Evaluator<'_> {
             if known && !may_deny || target.backends.is_empty() {
                 continue;
             }
+            if are_unknown(&target.backends) {
+                // A tier may deny one of them.
+                if may_deny {
+                    ports.remove(target.protocol, target.port, self.tries);
+                }
+                continue;
+            }
             let (mut allowed, mut denied) = (0, 0);
             for (backend, port) in &*target.backends {
+                *self.work += 1;
                 let decided = *of_backends
                     .entry_ref(backend)
                     .or_insert_with(|| self.decided(direction_policy, id, backend));

@@ -290,30 +290,26 @@ fn combination(direction: Direction, policies: &[Arc<Policy>]) -> Combination {
     Combination { direction, policies }
 }
 
-/// The service targets with a pod itself as backend: those through which it may reach itself, regardless of
+/// The service targets of the pod's namespace with a pod itself as backend: those through which it may reach itself, regardless of
 /// NetworkPolicies, and those through which tiers deny it.
 fn served(
     cluster: &Cluster,
     (pod, labelled): (&Pod, bool),
     isolated: bool,
 ) -> [Vec<HairpinService>; 2] {
-    let (mut served, mut refused) = (Vec::new(), Vec::new());
+    let (mut served, mut refused) = (BTreeSet::new(), BTreeSet::new());
     let judge = OwnTraffic::of(cluster, (pod, labelled), isolated);
     for backed in cluster.translation.backed_by(pod) {
         let (service, protocol) = (backed.service.key.clone(), backed.port.protocol);
         let (v6, port) = (backed.address.is_ipv6(), backed.port.port);
         let hairpin = HairpinService { service, v6, protocol, port };
         match judge.denies(backed.address, protocol, backed.number) {
-            true => refused.push(hairpin),
-            false => served.push(hairpin),
-        }
+            true => refused.insert(hairpin),
+            false => served.insert(hairpin),
+        };
     }
     served.retain(|hairpin| !refused.contains(hairpin));
-    [served, refused].map(|mut all| {
-        all.sort_unstable();
-        all.dedup();
-        all
-    })
+    [served, refused].map(|all| all.into_iter().collect())
 }
 
 /// Whether ingress rules of a policy use port names.

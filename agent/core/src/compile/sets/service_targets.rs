@@ -15,6 +15,19 @@ use crate::model::Protocol;
 /// Backends of a port: membership of their addresses, and their port; sorted, without duplicates.
 pub(crate) type Backends = Arc<[(Membership, u16)]>;
 
+/// Port number of [`unknown_backends`], which no backend has.
+const UNKNOWN: u16 = 0;
+
+/// Backends of a node port of a Service with slices beyond the limits.
+pub(crate) fn unknown_backends() -> Backends {
+    Arc::from([(Membership::from([]), UNKNOWN)])
+}
+
+/// Whether not all backends are known.
+pub(crate) fn are_unknown(backends: &Backends) -> bool {
+    backends.iter().any(|(_, port)| *port == UNKNOWN)
+}
+
 /// A port of a translated address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TargetPort {

@@ -19,7 +19,9 @@ use crate::cluster::{Dirty, services::range};
 use crate::compile::sets::classes::Classes;
 use crate::compile::sets::partition::{AddressPartition, Settled};
 use crate::compile::sets::registry::Registry;
-use crate::compile::sets::service_targets::{Backends, ServiceTargets, TargetPort};
+use crate::compile::sets::service_targets::{
+    Backends, ServiceTargets, TargetPort, unknown_backends,
+};
 use crate::compile::sets::set::{HairpinService, Membership, OWN_NODE, SetId};
 use crate::model::{EndpointSlice, Key, Protocol, Service};
 use crate::prefix::{IpFamily, Prefix};
@@ -31,6 +33,8 @@ struct Resolved {
     port: u16,
     node_port: Option<u16>,
     backends: [Backends; 2],
+    /// Slices of the Service are beyond the limits: only its node port counts, with unknown backends.
+    lacks_backends: bool,
 }
 
 /// Services as of the last update.
@@ -229,6 +233,18 @@ impl Settling<'_> {
     /// Ports of a Service with their backends. Addresses of a slice differ only by membership, so they are evaluated
     /// once per slice, however many ports it has.
     fn resolved(&self, service: &Service) -> Vec<Resolved> {
+        if self.cluster.translation.lacks_backends(&service.key) {
+            let unknown = unknown_backends();
+            let with_node_ports = service.ports.iter().filter(|port| port.node_port.is_some());
+            let unknown = with_node_ports.map(|port| Resolved {
+                protocol: port.protocol,
+                port: port.port,
+                node_port: port.node_port,
+                backends: [unknown.clone(), unknown.clone()],
+                lacks_backends: true,
+            });
+            return unknown.collect();
+        }
         let by_port = self.cluster.translation.slices_by_port(&service.key);
         let mut kinds: HashMap<*const EndpointSlice, [BTreeSet<Membership>; 2]> = HashMap::new();
         let ports = service.ports.iter().map(|port| {
@@ -245,6 +261,7 @@ impl Settling<'_> {
                 port: port.port,
                 node_port: port.node_port,
                 backends: backends.map(|backends| backends.into_iter().collect()),
+                lacks_backends: false,
             }
         });
         ports.collect()
@@ -312,7 +329,8 @@ impl Settling<'_> {
             targets.clone_from(shared);
         }
         for service in services.at(address) {
-            for port in self.services.resolved.get(&service.key).into_iter().flatten() {
+            let resolved = self.services.resolved.get(&service.key).into_iter().flatten();
+            for port in resolved.filter(|port| !port.lacks_backends) {
                 let backends = &port.backends[usize::from(v6)];
                 add(&mut targets, (port.protocol, port.port, false), backends);
             }

@@ -63,7 +63,7 @@ pub enum PeerSet {
     ServiceTargets(Vec<ServiceTarget>),
 }
 
-/// The addresses, in one family, of a Service port that has a local pod as backend.
+/// The addresses, in one family, of a Service port that has a local pod of the Service's namespace as backend.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct HairpinService {
     /// The Service.

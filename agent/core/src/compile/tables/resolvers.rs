@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use netpold_ebpf::layout::RESOLVER_SLOTS;
 
+use crate::budget::may_have;
 use crate::cluster::Cluster;
 use crate::model::{Key, Protocol, Service};
 use crate::options::Options;
@@ -32,9 +33,11 @@ pub(crate) fn resolvers(cluster: &Cluster, options: &Options) -> BTreeMap<IpAddr
         |address: IpAddr, of: &Service| of.key != key && !of.cluster.contains(&address);
     let all = options.resolvers.iter().copied().chain(own).chain(backends);
     let trusted = all.filter(|address| {
-        let in_network = |of: &Service| of.networks.iter().any(|it| it.contains(address));
         !cluster.translation.at(*address).iter().any(|of| is_external(*address, of))
-            && !cluster.translation.with_networks().any(|of| of.key != key && in_network(of))
+            && !cluster
+                .translation
+                .with_networks()
+                .any(|of| of.key != key && may_have(of, *address))
     });
 
     let mut is_whole = service.is_none_or(|service| leads_to_dns_port(cluster, service));

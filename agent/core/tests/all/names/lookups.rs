@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, ResolvedNames, Verdict, Within};
-use netpold_core::model::{Action, Change, ClusterRule, Direction, DomainName, Key, Service};
+use netpold_core::model::{Action, Change, ClusterRule, Direction, DomainName, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::{NAME_GROUPS, RESOLVER_SLOTS};
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
@@ -274,25 +274,6 @@ fn a_flow_prolongs_the_address_for_the_names_that_allow_it() {
     }
     assert!(sends(443, TCP_SYN), "prolonged by its flow");
     assert!(!sends(80, TCP_SYN), "another name's flow prolongs nothing");
-}
-
-/// Packets to an external address of a Service may be answered by any server.
-#[test]
-fn an_external_address_of_a_service_is_no_resolver() {
-    let mut net = Net::of_api();
-    let claimed = Service {
-        addresses: vec![ip(BACKEND), ip("10.96.0.99")],
-        ..objects::service(("a", "mine"), &["10.96.0.99"], &[("", 53, None)])
-    };
-    let converse = |net: &Net, id| {
-        net.send(1, BACKEND, 5000, &query(id, &wire(API)));
-        net.deliver(1, BACKEND, 5000, &answer(id, &wire(API), &found(API, 300)));
-        net.reaches(1, FOUND, 443)
-    };
-    net.world.apply([Change::Service(claimed)]);
-    assert!(!converse(&net, 1));
-    net.world.apply([Change::ServiceGone(Key::new("a", "mine"))]);
-    assert!(converse(&net, 2));
 }
 
 #[test]

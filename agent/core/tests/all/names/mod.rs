@@ -8,6 +8,7 @@ mod doubts;
 mod generated;
 mod lookups;
 mod net;
+mod resolvers;
 mod room;
 mod streams;
 mod unread;

@@ -18,9 +18,9 @@ fn denial(version: &str) -> Value {
 }
 
 /// A pod that claims an address on a further network.
-fn claimant(version: &str) -> Value {
+fn claimant(version: &str, address: &str) -> Value {
     let mut pod = object(Some("x"), "claimant", version);
-    let status = json!([{ "name": "storage", "interface": "net1", "ips": ["10.9.0.2"] }]);
+    let status = json!([{ "name": "storage", "interface": "net1", "ips": [address] }]);
     pod["metadata"]["annotations"] =
         json!({ "k8s.v1.cni.cncf.io/network-status": status.to_string() });
     pod
@@ -56,6 +56,24 @@ async fn other_nodes_are_not_followed_without_a_need() {
         batch.in_sync
     })
     .await;
+    assert_eq!(server.requests("nodes "), server.requests(OWN));
+}
+
+/// One annotation of one pod must not cost every agent a list of all nodes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_cannot_count_lists_no_nodes() {
+    let server = Server::start(|resource, query, _| match (resource, query) {
+        ("nodes", query) => nodes(query),
+        ("pods", query) if query.contains("watch=true") => {
+            Answer(200, vec![event("ADDED", claimant("2", "8.8.8.8"))], true)
+        }
+        _ => without_objects(query),
+    });
+    let (mut source, _directory) = followed(&server).await;
+    let is_claimant =
+        |change: &&Change| matches!(change, Change::Pod(pod) if &*pod.key.name == "claimant");
+    until(&mut source, |_, said| said.iter().any(is_claimant)).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(server.requests("nodes "), server.requests(OWN));
 }
 
@@ -95,7 +113,7 @@ async fn what_allows_too_much_without_all_nodes_comes_with_them() {
             ("nodes", query) if !query.contains(OWN) && before < 3 => status(503, "Unavailable"),
             ("nodes", query) => nodes(query),
             ("pods", query) if query.contains("watch=true") => {
-                Answer(200, vec![event("ADDED", claimant("2"))], true)
+                Answer(200, vec![event("ADDED", claimant("2", "10.9.0.2"))], true)
             }
             _ => without_objects(query),
         },
@@ -103,7 +121,8 @@ async fn what_allows_too_much_without_all_nodes_comes_with_them() {
     for script in scripts {
         let server = Server::start(script);
         let (mut source, _directory) = followed(&server).await;
-        let depends = |change: &&&Change| node_use::depends_on_nodes(change);
+        let networks = SecondNetworks::default();
+        let depends = |change: &&&Change| node_use::depends_on_nodes(change, &networks);
         until(&mut source, |batch, said| {
             let other = said.iter().any(|change| name(change) == Some("other"));
             let found = said.iter().find(depends);
