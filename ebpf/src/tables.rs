@@ -12,7 +12,7 @@ use crate::{
         evict,
         key::{self, FlowTableKey, words4, words6},
         relocate::{self, Shift},
-        table::{self, Flow, Full, Gave},
+        table::{self, Evicted, Flow, Full},
     },
     layout::{
         ClassId, Ct4Key, ENDPOINT_PROBES, FragmentKey, FragmentPorts, Settings, doubt_time,
@@ -320,7 +320,7 @@ pub fn insert<F: TableFamily, K: FlowTableKey, T: Tables>(
     key: K,
     hash: u64,
     flags: u16,
-) -> Result<Gave, Full> {
+) -> Result<Evicted, Full> {
     let settings = tables.settings().ok_or(Full)?;
     let flow = flow::<F, K, T>(tables, settings, key, hash).ok_or(Full)?;
     // SAFETY: `flow` names whole buckets of this family's table.

@@ -167,7 +167,7 @@ impl BpfTables {
             revision,
             endpoint_probes,
             any_endpoint,
-            watch: 0,
+            handover: 0,
             ..*wanted
         };
         if found == wanted {

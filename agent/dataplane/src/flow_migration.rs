@@ -83,7 +83,7 @@ impl FlowMigration {
         self.is_pending() && self.shares_names
     }
 
-    /// [`Settings::watch`](netpold_ebpf::layout::Settings) of programs that run in front of the former ones. If the agent
+    /// [`Settings::handover`](netpold_ebpf::layout::Settings) of programs that run in front of the former ones. If the agent
     /// ends before the migration does, the next one puts its programs in front of these.
     pub(super) fn watch_flags(&self) -> u32 {
         let flags = WATCH_ONLY | MAY_BE_BEHIND;

@@ -284,7 +284,7 @@ impl Generation {
         self.tables.write_settings(settings)
     }
 
-    /// Sets [`Settings::watch`].
+    /// Sets [`Settings::handover`].
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -295,7 +295,7 @@ impl Generation {
     /// Whether the programs expect others in front of them ([`MAY_BE_BEHIND`]).
     pub(super) fn may_be_behind(&self) -> bool {
         let settings = self.tables.current_settings();
-        settings.is_ok_and(|settings| settings.watch & MAY_BE_BEHIND != 0)
+        settings.is_ok_and(|settings| settings.handover & MAY_BE_BEHIND != 0)
     }
 
     /// Numbers of the endpoints for which the programs of this generation read DNS messages.

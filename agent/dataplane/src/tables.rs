@@ -140,9 +140,9 @@ impl BpfTables {
         self.unproven.read(endpoint_slot(ifindex, 0)).unwrap_or_default()
     }
 
-    /// Sets [`Settings::watch`].
+    /// Sets [`Settings::handover`].
     pub(super) fn watch(&self, flags: u32) -> Result<(), TableError> {
-        self.settings.store_u32(0, offset_of!(Settings, watch), flags).map_err(at("SETTINGS"))
+        self.settings.store_u32(0, offset_of!(Settings, handover), flags).map_err(at("SETTINGS"))
     }
 
     /// Sets the bridge (0: none) at a place of [`netpold_ebpf::layout::Settings::bridges`].

@@ -74,7 +74,7 @@ impl Control {
     /// Time stamp of the flow's last packet, in jiffies.
     #[must_use]
     #[inline(always)]
-    pub const fn seen(self) -> u32 {
+    pub const fn last_seen(self) -> u32 {
         (self.0 >> 32) as u32
     }
 

@@ -129,7 +129,7 @@ pub unsafe fn renew<K: FlowTableKey, M: Memory>(
         if control.is_unused() {
             continue;
         }
-        let noted = control.seen() != 0;
+        let noted = control.last_seen() != 0;
         let new = if noted && is_last && !is_first && control.age(now) >= rest {
             Control::new(0, control.incarnation(), 0)
         } else if noted {

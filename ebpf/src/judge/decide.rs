@@ -22,7 +22,7 @@ pub fn decide<D: PodDirection, B: Bytes, T: Tables>(
         Ok(judge) => judge,
         Err(verdict) => return verdict,
     };
-    judge.read(bytes, &Now)
+    judge.parse(bytes, &Now)
 }
 
 /// Judges the packet in the same program.
@@ -35,8 +35,8 @@ impl Visitor for Now {
     fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
-        reading: &ParsedPacket<F>,
+        parsed: &ParsedPacket<F>,
     ) -> PacketVerdict {
-        judge.judge(reading)
+        judge.judge(parsed)
     }
 }

@@ -88,13 +88,13 @@ pub(crate) fn transport_of_first<F: Family, D: PodDirection, T: Tables>(
 ) -> Result<Transport, Reason> {
     let policy = &context.policy;
     if !policy.is_isolated() {
-        return Err(policy.passing(Reason::NotIsolated, class));
+        return Err(policy.passing_reason(Reason::NotIsolated, class));
     }
     if packet.from_node {
         return Err(Reason::Node);
     }
     if policy.allows_every_port(class) {
-        return Err(policy.passing(Reason::Allowed, class));
+        return Err(policy.passing_reason(Reason::Allowed, class));
     }
     if context.is_flooded(packet) {
         return Err(Reason::Flooded);

@@ -263,7 +263,7 @@ pub(crate) fn is_doubted<T: NameTables>(tables: &T, work: Work) -> bool {
 /// Whether programs in front of these have read most packets ([`SHARES_NAMES`]).
 #[inline(always)]
 pub(crate) fn is_read_in_front<T: NameTables>(tables: &T) -> bool {
-    tables.settings().is_some_and(|settings| settings.watches(SHARES_NAMES))
+    tables.settings().is_some_and(|settings| settings.has_handover_flags(SHARES_NAMES))
 }
 
 /// Whether an entry was valid so lately that packets of its connection may be on their way.

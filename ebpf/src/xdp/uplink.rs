@@ -14,7 +14,7 @@ use crate::{
     judge::{
         evaluator::{PacketEvaluator, Visitor},
         hook::PacketHook,
-        reject::is_wanted,
+        reject::is_requested,
     },
     packet::{
         bytes::{Bytes, Window as _},
@@ -55,9 +55,9 @@ pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(
     let hook = PacketHook { ifindex: endpoint.ifindex(), ingress_ifindex };
     let observer = Observer(tables);
     let judge = PacketEvaluator::<Ingress, _>::at(&observer, endpoint, hook).ok()?;
-    let verdict = judge.read_behind(bytes, link, &Certain(scope));
+    let verdict = judge.parse_after_link(bytes, link, &Certain(scope));
     // A packet that gets an answer is left to the pod's hook.
-    let denied = verdict.reason() == Reason::Policy && !is_wanted::<Ingress>(endpoint.flags());
+    let denied = verdict.reason() == Reason::Policy && !is_requested::<Ingress>(endpoint.flags());
     denied.then_some(endpoint)
 }
 

@@ -68,18 +68,18 @@ fn what_may_be_translated_is_judged_again() {
     let tables = one_pod::tables(16);
     let service = STRANGER | CLASS_TRANSLATED;
     let egress = policy::<Egress>(&tables, NOBODY, CLIENTS);
-    assert_eq!(egress.passing(Reason::Allowed, service), Reason::Translated);
-    assert_eq!(egress.passing(Reason::Allowed, CLIENT), Reason::Allowed);
-    assert_eq!(egress.answering(Reason::Reply, service), Reason::Answer);
-    assert_eq!(egress.answering(Reason::Reply, CLIENT), Reason::Reply);
-    assert_eq!(egress.judged_again(Reason::Related), Reason::Translated);
+    assert_eq!(egress.passing_reason(Reason::Allowed, service), Reason::Translated);
+    assert_eq!(egress.passing_reason(Reason::Allowed, CLIENT), Reason::Allowed);
+    assert_eq!(egress.reply_reason(Reason::Reply, service), Reason::TranslatedReply);
+    assert_eq!(egress.reply_reason(Reason::Reply, CLIENT), Reason::Reply);
+    assert_eq!(egress.rejudged_reason(Reason::Related), Reason::Translated);
     let open = policy::<Egress>(&tables, NOBODY, 0);
-    assert_eq!(open.answering(Reason::Reply, service), Reason::Reply);
-    assert_eq!(open.judged_again(Reason::Related), Reason::Related);
+    assert_eq!(open.reply_reason(Reason::Reply, service), Reason::Reply);
+    assert_eq!(open.rejudged_reason(Reason::Related), Reason::Related);
     let ingress = policy::<Ingress>(&tables, NOBODY, CLIENTS);
-    assert_eq!(ingress.passing(Reason::Allowed, service), Reason::Allowed);
-    assert_eq!(ingress.answering(Reason::Reply, service), Reason::Answer);
-    assert_eq!(ingress.judged_again(Reason::Related), Reason::Related);
+    assert_eq!(ingress.passing_reason(Reason::Allowed, service), Reason::Allowed);
+    assert_eq!(ingress.reply_reason(Reason::Reply, service), Reason::TranslatedReply);
+    assert_eq!(ingress.rejudged_reason(Reason::Related), Reason::Related);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use netpold_ebpf::{
     flow::{
         key::{hash, words4},
-        table::{Flow, Full, Marks},
+        table::{FlagChanges, Flow, Full},
     },
     layout::{CT_INGRESS, CT_REPLIED, Ct4Key},
     packet::family::V4,
@@ -45,7 +45,7 @@ impl Of {
         self.insert(tables)?;
         // SAFETY: the buckets of a live table.
         let hit = unsafe { self.place(tables).find(tables) }.expect("the flow");
-        let marks = Marks::new(CT_REPLIED, 0);
+        let marks = FlagChanges::new(CT_REPLIED, 0);
         // SAFETY: as before.
         unsafe {
             Flow::<[u64; 2]>::touch(tables, hit, marks, tables.now(), 0);

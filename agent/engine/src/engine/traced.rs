@@ -130,7 +130,7 @@ fn attributed(
     let (outcome, direction) = match reason {
         Some(Reason::Policy) => (TrafficVerdict::Deny, own),
         Some(Reason::Allowed | Reason::Translated) => (TrafficVerdict::Allow, own),
-        Some(Reason::Reply | Reason::Answer) => (TrafficVerdict::Allow, own.opposite()),
+        Some(Reason::Reply | Reason::TranslatedReply) => (TrafficVerdict::Allow, own.opposite()),
         _ => return Attribution::default(),
     };
     let seen = JournalEvent { outcome, packet: Dropped { direction, ..packet.clone() } };

@@ -146,8 +146,8 @@ impl World {
     }
 
     /// Sets the flags of programs that run before or behind these.
-    pub(crate) fn set_watch(&mut self, watch: u32) {
-        self.host.flows.settings.watch = watch;
+    pub(crate) fn set_handover(&mut self, handover: u32) {
+        self.host.flows.settings.handover = watch;
         self.write_endpoint();
     }
 

@@ -29,7 +29,7 @@ use crate::{maps, trace};
 
 /// Maps of this program. All array lookups share one place on the stack for the index: a place for each would fill the
 /// 512 bytes of a program's stack. With `CLAIMS`, a flow takes a vacant way of its first bucket at once. With
-/// `DEFERS`, other flows are left for [`flows::netpold_record`] to insert. With `OPENS`, rules with domain names allow the
+/// `DEFERS`, other flows are left for [`flows::netpold_insert_pending`] to insert. With `OPENS`, rules with domain names allow the
 /// opening of a connection at once.
 pub(crate) struct Maps<
     const DEFERS: bool = false,

@@ -12,7 +12,7 @@ use netpold_ebpf::{
     reason::Reason,
 };
 
-use crate::{drops, packet::InPlace, tables::hide, watch};
+use crate::{drops, handover_flags, packet::InPlace, tables::hide};
 
 /// Type of the payload after the link header, and its offset.
 pub(crate) type Link = Result<(u16, u32), Reason>;
@@ -31,7 +31,7 @@ pub(crate) fn settle<D: PodDirection>(
     found: Option<(EndpointRef, Reason)>,
 ) -> u32 {
     match found {
-        Some((endpoint, reason)) if watch() & (WATCH_ONLY | STANDS_ASIDE) == 0 => {
+        Some((endpoint, reason)) if handover_flags() & (WATCH_ONLY | STANDS_ASIDE) == 0 => {
             // Hidden from the compiler too, which would omit the mask of the counter's index otherwise.
             report::<D>(frame, link, endpoint, frame.opaque(reason as u32));
             xdp_action::XDP_DROP

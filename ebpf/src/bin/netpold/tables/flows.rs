@@ -11,7 +11,7 @@ use netpold_ebpf::{
     flow::{
         key::{FlowTableKey, choices},
         relocate::{Shift, make_place},
-        table::{Full, Gave},
+        table::{Evicted, Full},
     },
     layout::{
         ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, ROW_NOT_ISOLATED, Settings,
@@ -42,7 +42,7 @@ impl Maps<false, false> {
 }
 
 impl<const CLAIMS: bool> Maps<true, CLAIMS> {
-    /// Tables for a called function, which leaves flows for [`netpold_record`].
+    /// Tables for a called function, which leaves flows for [`netpold_insert_pending`].
     #[inline(always)]
     pub(crate) const fn deferring() -> Self {
         Self { index: UnsafeCell::new(0), deferred: Cell::new(false) }
@@ -50,13 +50,13 @@ impl<const CLAIMS: bool> Maps<true, CLAIMS> {
 
     /// Number of a verdict's reason, with [`PENDING`] if a flow was left.
     #[inline(always)]
-    pub(crate) fn answer(&self, verdict: PacketVerdict) -> u32 {
+    pub(crate) fn number_of(&self, verdict: PacketVerdict) -> u32 {
         verdict.number() | if self.deferred.get() { PENDING } else { 0 }
     }
 }
 
 impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Maps<DEFERS, CLAIMS, OPENS> {
-    /// Leaves a flow for [`netpold_record`].
+    /// Leaves a flow for [`netpold_insert_pending`].
     #[inline(always)]
     fn defer(&self, key: [u64; 4], hash: u64, what: u64) -> Result<(), Full> {
         // An array always has its first element.
@@ -207,14 +207,14 @@ fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
     }
 }
 
-/// Flag added to the number of a reason: [`netpold_record`] is to be called.
+/// Flag added to the number of a reason: [`netpold_insert_pending`] is to be called.
 pub(crate) const PENDING: u32 = 1 << 9;
 
 /// Inserts the flow that the judging function left. Returns the number of the reason to drop its packet, if there is
 /// no room and its replies would be lost; else 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_record(skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn netpold_insert_pending(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::calling();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: this CPU's own scratch.
@@ -267,8 +267,8 @@ extern "C" fn netpold_insert6(hash: u64, flags: u32) -> u32 {
 fn insert_and_count<F: TableFamily, K: FlowTableKey>(key: K, hash: u64, flags: u32) -> u32 {
     let maps = Maps::new();
     match insert::<F, K, _>(&maps, key, hash, flags as u16) {
-        Ok(Gave::Nothing) => {}
-        Ok(gave) => maps.count(reason::evictions(F::IS_V6, gave == Gave::Idle)),
+        Ok(Evicted::Nothing) => {}
+        Ok(evicted) => maps.count(reason::evictions(F::IS_V6, evicted == Evicted::Idle)),
         Err(Full) => return 1,
     }
     0
