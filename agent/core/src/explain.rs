@@ -40,7 +40,7 @@ use crate::model::{Direction, DomainName, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
-use secondary::SecondSides;
+use secondary::SecondarySides;
 use services::{ServiceTranslator, backends, frontends};
 use unaddressed::ProbeEnd;
 
@@ -139,7 +139,7 @@ impl<'c> Explainer<'c> {
         match self.sides(probe) {
             Ok(sides) => {
                 let templates = [&sides.0, &sides.1].map(|side| JudgedTemplate::of(side.pod?));
-                let mut answer = self.explain_second(probe, sides, detail);
+                let mut answer = self.explain_secondary(probe, sides, detail);
                 if detail == Detail::Reasons {
                     answer.templates = templates.into_iter().flatten().collect();
                     answer.templates.dedup();
@@ -152,13 +152,13 @@ impl<'c> Explainer<'c> {
 
     /// Judges every pair of pods and addresses that secondary networks make possible; differing verdicts give
     /// [`Verdict::Unknown`].
-    fn explain_second(
+    fn explain_secondary(
         &self,
         probe: &Probe,
         (from, to): (ProbeEnd<'c>, ProbeEnd<'c>),
         detail: Detail,
     ) -> Explanation {
-        let second = SecondSides { cluster: self.cluster, ranges: self.ranges };
+        let second = SecondarySides { cluster: self.cluster, ranges: self.ranges };
         let mut first: Option<(Explanation, [Option<&Pod>; 2])> = None;
         for (from, to) in second.pairs(probe, from, to) {
             let answer = self.explain_sides(probe, &from, &to, detail);

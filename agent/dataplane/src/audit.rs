@@ -42,7 +42,7 @@ fn table(desired: &DesiredElement<'_>) -> &'static str {
         DesiredElement::Bitmap(..) => "port bitmaps",
         DesiredElement::Endpoint(..) => "endpoints",
         DesiredElement::Host6(..) => "IPv6 addresses",
-        DesiredElement::Cidr6(..) => "IPv6 prefixes",
+        DesiredElement::Block6(..) => "IPv6 prefixes",
         DesiredElement::Name(..) => "domain names",
     }
 }
@@ -121,9 +121,9 @@ impl BpfTables {
                 let wrong = self.check_v6(found, *class, Op::Host6(*address, *class))?;
                 Ok(wrong + u64::from(self.ipv6_hosts.reveal(&settings, *address)?))
             }
-            DesiredElement::Cidr6(net, class) => {
+            DesiredElement::Block6(net, class) => {
                 let found = self.ipv6_blocks.get(*net);
-                self.check_v6(found, *class, Op::Cidr6(*net, *class))
+                self.check_v6(found, *class, Op::Block6(*net, *class))
             }
             DesiredElement::Name(list, name, groups) => self.check_name(*list, name, *groups),
         }
@@ -207,8 +207,8 @@ impl BpfTables {
             unexpected.block = self.ipv6_blocks.next(unexpected.block);
             let Some(net) = unexpected.block else { break };
             let overflow = net.prefix_len() == 128 && self.overflow.contains(&net.addr());
-            if !overflow && !tables.has_cidr6(net) {
-                self.write(&Op::Cidr6Gone(net))?;
+            if !overflow && !tables.has_block6(net) {
+                self.write(&Op::Block6Gone(net))?;
                 blocks += 1;
             }
         }

@@ -565,7 +565,7 @@ fn sizes(capacity: &Capacity) -> [(&'static str, u32); 8] {
         ("TRIE_BLOCKS", capacity.trie_blocks),
         ("HOSTS6", hosts),
         ("HOSTS6_FILTER", filter_for(hosts)),
-        ("BLOCKS6", nodes_for(capacity.cidrs6 + overflow_for(capacity.hosts6))),
+        ("BLOCKS6", nodes_for(capacity.blocks6 + overflow_for(capacity.hosts6))),
         ("NAMES", capacity.names),
     ]
 }

@@ -46,7 +46,7 @@ impl NameMaps {
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on these tables")]
     pub(super) fn apply(&mut self, op: &Op, settings: &Settings) -> Result<(), TableError> {
         let (name, result) = match op {
-            Op::Name(list, name, groups) => {
+            Op::Name { list, name, groups } => {
                 (NAMES, self.names.insert(key(settings, *list, name), *groups, 0))
             }
             Op::NameGone(list, name) => (NAMES, gone(&mut self.names, key(settings, *list, name))),

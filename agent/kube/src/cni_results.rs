@@ -14,7 +14,7 @@ pub mod static_pods;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use netpold_core::model::{Change, Key, Pod, SecondInterface};
+use netpold_core::model::{Change, Key, Pod, SecondaryInterface};
 
 use cache::CniResult;
 
@@ -31,14 +31,14 @@ pub struct CniAddresses {
     /// Addresses from results, for pods that lack them in the status.
     given: BTreeMap<Key, Vec<IpAddr>>,
     /// Further interfaces with proven addresses, in place of the annotation's.
-    proven: BTreeMap<Key, Vec<SecondInterface>>,
+    proven: BTreeMap<Key, Vec<SecondaryInterface>>,
 }
 
 /// Values that replace the ones of the objects.
 #[derive(Debug)]
 struct ReplacedValues {
     addresses: BTreeMap<Key, Vec<IpAddr>>,
-    second: BTreeMap<Key, Vec<SecondInterface>>,
+    second: BTreeMap<Key, Vec<SecondaryInterface>>,
 }
 
 impl CniAddresses {
@@ -116,7 +116,7 @@ impl CniAddresses {
     }
 
     /// Recomputes the proven addresses on further networks; returns the previous ones.
-    fn prove(&mut self) -> BTreeMap<Key, Vec<SecondInterface>> {
+    fn prove(&mut self) -> BTreeMap<Key, Vec<SecondaryInterface>> {
         let claiming = self.pods.values().filter(|pod| !pod.second.is_empty());
         let proven = claiming.filter_map(|pod| {
             let mut results = self.results.iter().filter(|result| result.is_of(pod)).peekable();

@@ -27,7 +27,7 @@ mod render;
 mod render_live;
 mod rules;
 mod runs;
-mod second;
+mod secondary;
 mod services;
 mod sources;
 mod unmatched;

@@ -15,7 +15,7 @@ use netpold_ebpf::names::choice;
 use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, parse_datagram};
 use netpold_ebpf::names::ignored::IgnoredAnswer;
 use netpold_ebpf::names::name::{self, Points};
-use netpold_ebpf::names::parse_segment::parse_segment;
+use netpold_ebpf::names::segment::parse_segment;
 use netpold_ebpf::names::steps::{self, Steps};
 use netpold_ebpf::names::tables::{NameTable, NameTables};
 use netpold_ebpf::names::work::Work;
@@ -141,14 +141,14 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
         let Some(endpoint) = find_endpoint(self, hook.ifindex) else {
             return (Reason::NotEndpoint, true);
         };
-        let under = JudgingRows::in_force(self, endpoint);
-        let verdict = match PacketEvaluator::<D, _>::by_rows(self, endpoint, hook, under) {
-            Ok(judge) => judge.parse(&frame, &ByNames { tables: self, hook, under }),
+        let judging = JudgingRows::in_force(self, endpoint);
+        let verdict = match PacketEvaluator::<D, _>::by_rows(self, endpoint, hook, judging) {
+            Ok(judge) => judge.parse(&frame, &ByNames { tables: self, hook, judging }),
             Err(verdict) => verdict,
         };
         let reason = verdict.reason();
         let passes = verdict.passes();
-        if !under.rows.has_names() {
+        if !judging.rows.has_names() {
             return (reason, passes);
         }
         let is_of_node = !D::EGRESS && [0, UNKNOWN_INTERFACE].contains(&hook.ingress_ifindex);
@@ -284,7 +284,7 @@ impl<N: NameTables> Steps for HostSteps<'_, N> {
 struct ByNames<'a, N> {
     tables: &'a N,
     hook: PacketHook,
-    under: JudgingRows,
+    judging: JudgingRows,
 }
 
 impl<N: NameTables> Visitor for ByNames<'_, N> {
@@ -296,7 +296,7 @@ impl<N: NameTables> Visitor for ByNames<'_, N> {
         reading: &ParsedPacket<F>,
     ) -> PacketVerdict {
         let verdict = judge.judge(reading);
-        let JudgingRows { revision, rows } = self.under;
+        let JudgingRows { revision, rows } = self.judging;
         if verdict.reason() != Reason::Policy || !rows.has_names() {
             return verdict;
         }
@@ -313,8 +313,8 @@ impl<N: NameTables> Visitor for ByNames<'_, N> {
         let chosen = (0..NAME_GROUPS as u32).filter(|group| groups >> group & 1 != 0);
         let mut verdicts = chosen.filter_map(|group| {
             let rows = rows.with_egress(self.tables.row_of(rows.egress(), group));
-            let under = JudgingRows { revision, rows };
-            let judge = PacketEvaluator::<D, _>::by_rows(self.tables, endpoint, self.hook, under);
+            let judging = JudgingRows { revision, rows };
+            let judge = PacketEvaluator::<D, _>::by_rows(self.tables, endpoint, self.hook, judging);
             Some((group, judge.ok()?.judge(reading)))
         });
         let Some((group, found)) = verdicts.find(|(_, it)| it.reason() != Reason::Policy) else {

@@ -164,8 +164,8 @@ impl<P: Borrow<MemoryTables>, F> PolicyTables for NodeTables<P, F> {
         self.policy.borrow().host6(address)
     }
 
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        self.policy.borrow().cidr6(address)
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.policy.borrow().block6(address)
     }
 
     fn row_first(&self, row: u32, class: u8) -> PortWord {

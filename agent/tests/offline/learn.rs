@@ -186,7 +186,7 @@ impl World {
             let pod = self.cluster.pods().get(&packet.pod).unwrap();
             let PodFlow { direction, remote, protocol, port, .. } = flow(pod, packet);
             // Packets to a pod's own address on a secondary network never leave the pod, so they are not recorded.
-            if pod.second_addresses().any(|own| own == remote) {
+            if pod.secondary_addresses().any(|own| own == remote) {
                 continue;
             }
             let allowed = oracle.judge(pod, direction, remote, protocol.0, port);

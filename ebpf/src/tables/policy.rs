@@ -17,7 +17,7 @@ pub trait PolicyTables {
     /// Class of an IPv6 address in the exact table.
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId>;
     /// Class of an IPv6 address by longest prefix.
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId>;
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId>;
     /// Ports that a row allows a class below 256.
     fn row_first(&self, row: u32, class: u8) -> PortWord;
     /// Row block of `class >> 8`, which is not 0.
@@ -54,7 +54,7 @@ pub fn class4<T: PolicyTables>(tables: &T, address: u32) -> ClassId {
 pub fn class6<T: PolicyTables>(tables: &T, address: &[u8; 16]) -> ClassId {
     match tables.host6(address) {
         Some(class) => class,
-        None => tables.cidr6(address).unwrap_or(0),
+        None => tables.block6(address).unwrap_or(0),
     }
 }
 

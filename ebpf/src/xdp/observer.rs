@@ -51,8 +51,8 @@ impl<T: PolicyTables> PolicyTables for Observer<'_, T> {
     }
 
     #[inline(always)]
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        self.0.cidr6(address)
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.0.block6(address)
     }
 
     #[inline(always)]

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::bindings::veth::{
-    Binding, CniResult, HeldVeth, Proof, as_judged, mirrored_uid, with_second_addresses,
+    Binding, CniResult, HeldVeth, Proof, as_judged, mirrored_uid, with_secondary_addresses,
 };
 use crate::cluster::{Cluster, precedence};
 use crate::model::{Bound, InterfaceOwner, Pod, Standing};
@@ -102,7 +102,7 @@ impl VethClaims {
                 refresh(&mut binding.bound, cluster, &self.results);
                 if binding.bound.second {
                     let result = self.further.get(&held.veth.name);
-                    with_second_addresses(&mut binding.bound.pod, result);
+                    with_secondary_addresses(&mut binding.bound.pod, result);
                 }
             }
         }
@@ -224,7 +224,7 @@ impl VethClaims {
                     return None;
                 }
                 bound.second = true;
-                with_second_addresses(&mut bound.pod, self.further.get(&held.veth.name));
+                with_secondary_addresses(&mut bound.pod, self.further.get(&held.veth.name));
                 Some((held.veth.index, bound))
             })
             .collect();

@@ -68,5 +68,5 @@ fn addresses_behind(interface: &Interface) -> impl Iterator<Item = IpAddr> {
         InterfaceOwner::Unbound => (&interface.addresses[..], None),
         InterfaceOwner::Denied => (&[][..], None),
     };
-    own.iter().copied().chain(second.into_iter().flat_map(|pod| pod.second_addresses()))
+    own.iter().copied().chain(second.into_iter().flat_map(|pod| pod.secondary_addresses()))
 }

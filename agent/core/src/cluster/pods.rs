@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::cluster::claims::AddressClaims;
 use crate::cluster::label_groups::PodsByLabels;
 use crate::cluster::pods_by_name::PodsByName;
-use crate::cluster::secondary::SecondClaims;
+use crate::cluster::secondary::SecondaryClaims;
 use crate::cluster::strings::Strings;
 use crate::model::{Key, Pod};
 
@@ -20,7 +20,7 @@ pub(crate) struct Pods {
     /// Address claims of these pods.
     claims: AddressClaims,
     /// Claims of addresses on secondary networks.
-    second: SecondClaims,
+    second: SecondaryClaims,
     node_names: Strings,
 }
 
@@ -41,7 +41,7 @@ impl Pods {
     }
 
     /// Returns the claims of addresses on secondary networks.
-    pub(super) fn second(&self) -> &SecondClaims {
+    pub(super) fn second(&self) -> &SecondaryClaims {
         &self.second
     }
 

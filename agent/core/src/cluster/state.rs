@@ -9,7 +9,7 @@ use crate::cluster::address_owner::AddressOwner;
 use crate::cluster::cluster_policies::ClusterPolicies;
 use crate::cluster::interfaces::Interfaces;
 use crate::cluster::namespaces::Namespaces;
-use crate::cluster::networks::SecondNetworks;
+use crate::cluster::networks::SecondaryNetworks;
 use crate::cluster::nodes::Nodes;
 use crate::cluster::pod_policies::PodPolicies;
 use crate::cluster::pods::Pods;
@@ -34,7 +34,7 @@ pub struct Cluster {
     pub(crate) translation: Services,
     pub(crate) interfaces: Interfaces,
     /// Blocks in which addresses of secondary networks are accepted.
-    pub(super) second_networks: SecondNetworks,
+    pub(super) secondary_networks: SecondaryNetworks,
     /// Treatment of packets that policies without an annotation deny.
     denial: Denial,
 }
@@ -48,13 +48,13 @@ impl Cluster {
 
     /// Replaces the blocks in which addresses of secondary networks are accepted.
     #[must_use]
-    pub fn with_second_networks(self, second_networks: SecondNetworks) -> Self {
-        Self { second_networks, ..self }
+    pub fn with_secondary_networks(self, secondary_networks: SecondaryNetworks) -> Self {
+        Self { secondary_networks, ..self }
     }
 
     /// Blocks in which addresses of secondary networks are accepted.
-    pub(crate) fn second_networks(&self) -> &SecondNetworks {
-        &self.second_networks
+    pub(crate) fn secondary_networks(&self) -> &SecondaryNetworks {
+        &self.secondary_networks
     }
 
     /// Replaces the treatment of packets that policies without an annotation deny.
@@ -221,7 +221,7 @@ impl Cluster {
 
     /// Returns the reason why no claim to an address on a secondary network is accepted, apart from competing claims.
     fn refusal(&self, address: IpAddr) -> Option<ClaimRefusal> {
-        if !self.second_networks.contains(address) {
+        if !self.secondary_networks.contains(address) {
             return Some(ClaimRefusal::Elsewhere);
         }
         if let Some(pod) = self.status_owner(address) {
@@ -241,7 +241,7 @@ impl Cluster {
     /// accepted, or the pod does not claim the address.
     #[must_use]
     pub fn refused(&self, pod: &Pod, address: IpAddr) -> Option<ClaimRefusal> {
-        pod.second_with(address).next()?;
+        pod.secondary_with(address).next()?;
         if let Some(refusal) = self.refusal(address) {
             return Some(refusal);
         }
@@ -283,7 +283,7 @@ impl Cluster {
         let pod = self.pod_behind(interface);
         let of_pod = || pod.map(|pod| pod.addresses.clone()).unwrap_or_default();
         match (&interface.owner, pod) {
-            (InterfaceOwner::Pod(bound), Some(pod)) if bound.second => self.second_at(pod),
+            (InterfaceOwner::Pod(bound), Some(pod)) if bound.second => self.secondary_at(pod),
             (InterfaceOwner::Pod(_) | InterfaceOwner::Unbound | InterfaceOwner::Denied, _) => {
                 of_pod()
             }
@@ -292,14 +292,14 @@ impl Cluster {
 
     /// Returns the permitted source addresses at a secondary interface. The addresses of the bound `pod` are those of
     /// the CNI result, or empty.
-    fn second_at(&self, pod: &Pod) -> Vec<IpAddr> {
+    fn secondary_at(&self, pod: &Pod) -> Vec<IpAddr> {
         let is_others = |address: &IpAddr| {
             self.nodes.is_any(*address)
                 || self.service_at(*address).is_some()
                 || self.owner(*address).is_some_and(|owner| owner.uid != pod.uid)
         };
         let mut addresses: Vec<IpAddr> = match pod.addresses.is_empty() {
-            true => self.second_addresses(pod).collect(),
+            true => self.secondary_addresses(pod).collect(),
             false => pod.addresses.iter().copied().filter(|address| !is_others(address)).collect(),
         };
         addresses.sort();
@@ -308,7 +308,7 @@ impl Cluster {
     }
 
     /// Returns the accepted addresses of a pod on secondary networks.
-    pub fn second_addresses<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = IpAddr> + 'a {
+    pub fn secondary_addresses<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = IpAddr> + 'a {
         let claimed = pod.second.iter().flat_map(|interface| pod.claimed_at(interface));
         claimed.filter(move |address| self.refused(pod, *address).is_none())
     }

@@ -42,7 +42,7 @@ impl Compiler {
     pub fn new(options: Options) -> Self {
         Self {
             cluster: Cluster::new(options.node.clone())
-                .with_second_networks(options.second_networks.clone())
+                .with_secondary_networks(options.secondary_networks.clone())
                 .with_denial(options.denial),
             dirty: Dirty::default(),
             compiled: Compiled::new(&options),

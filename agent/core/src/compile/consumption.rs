@@ -84,7 +84,7 @@ fn elements(
             Table::Rows if !direction_policy.is_closed() => {
                 into.extend(rows.iter().copied().map(Element::Number));
             }
-            Table::TrieBlocks | Table::Hosts6 | Table::Cidrs6 => {
+            Table::TrieBlocks | Table::Hosts6 | Table::Blocks6 => {
                 let changes = direction_policy.blocks.changes.0.iter();
                 into.extend(changes.flat_map(|(prefix, _)| entries(*prefix, table)));
                 let peers = direction_policy.peers.keys().filter(|id| **id != OWN_NODE);
@@ -121,7 +121,7 @@ fn entries(prefix: Prefix, table: Table) -> impl Iterator<Item = Element> {
     let prefixes = match table {
         Table::TrieBlocks => [block(16), block(24)],
         Table::Hosts6 => [whole(true), None],
-        Table::Cidrs6 => [whole(false), None],
+        Table::Blocks6 => [whole(false), None],
         Table::Classes | Table::Bitmaps | Table::RowBlocks | Table::Rows | Table::Names => {
             [None, None]
         }

@@ -93,7 +93,7 @@ impl TableSet {
             Table::Rows => of(&self.rows.slots),
             Table::TrieBlocks => of(&self.addresses.ipv4_trie.slots),
             Table::Hosts6 => (count.0, peak.0),
-            Table::Cidrs6 => (count.1, peak.1),
+            Table::Blocks6 => (count.1, peak.1),
             Table::Names => (self.names.count(), self.names.count()),
         }
     }
@@ -169,15 +169,15 @@ impl DesiredTables<'_> {
     }
 
     /// Class of a prefix in the IPv6 prefix table.
-    pub(crate) fn class_of_cidr6(&self, net: Ipv6Net) -> Option<ClassId> {
+    pub(crate) fn class_of_block6(&self, net: Ipv6Net) -> Option<ClassId> {
         let prefix = Prefix::net(net.into());
         (!prefix.is_host()).then(|| self.tables.addresses.class_of(prefix)).flatten()
     }
 
     /// Whether the IPv6 prefix table contains a prefix.
     #[must_use]
-    pub fn has_cidr6(&self, net: Ipv6Net) -> bool {
-        self.class_of_cidr6(net).is_some()
+    pub fn has_block6(&self, net: Ipv6Net) -> bool {
+        self.class_of_block6(net).is_some()
     }
 
     fn ipv6_count(&self) -> u32 {
@@ -232,7 +232,7 @@ impl DesiredTables<'_> {
             visit(if prefix.is_host() {
                 DesiredElement::Host6(prefix.v6(), class)
             } else {
-                DesiredElement::Cidr6(prefix.net6(), class)
+                DesiredElement::Block6(prefix.net6(), class)
             });
         }
     }

@@ -81,7 +81,7 @@ impl<'a> Traffic<'a> {
 /// Returns whether an address is only a candidate for a pod without an address. An address that the pod claims on a
 /// secondary network is no candidate: the claim is accepted, or the address counts for no pod.
 fn is_candidate(pod: &Pod, address: IpAddr) -> bool {
-    is_unaddressed(pod) && pod.second_with(address).next().is_none()
+    is_unaddressed(pod) && pod.secondary_with(address).next().is_none()
 }
 
 impl<'a> Traffic<'a> {

@@ -12,7 +12,7 @@ use netpold_testkit::oracle::{Oracle, OracleVerdict};
 /// several sources, and an address that counts for no claimant still leads to claimants.
 fn is_beyond_the_oracle(oracle: &Oracle, probe: &Probe) -> bool {
     let is_refused = |address: &IpAddr| {
-        let claims = |pod: &Pod| pod.second_addresses().any(|claimed| claimed == *address);
+        let claims = |pod: &Pod| pod.secondary_addresses().any(|claimed| claimed == *address);
         oracle.pod_at(*address).is_none() && oracle.pods.iter().any(claims)
     };
     let mut backends = oracle.slices.iter().flat_map(|slice| &slice.addresses);

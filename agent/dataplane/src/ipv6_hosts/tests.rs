@@ -180,7 +180,7 @@ fn the_filter_has_the_bits_of_the_addresses_that_are_there() {
 #[test]
 fn an_uncounted_address_is_let_through() {
     let (table, settings) = table(2);
-    let addresses: Vec<_> = of_first_bucket(&settings, 12).take(2 * HOST6_WAYS).collect();
+    let addresses: Vec<_> = of_first_bucket(&settings, 12).take(2 * HOSTS6_WAYS).collect();
     for address in &addresses {
         assert_eq!(table.set(&settings, *address, 7).unwrap(), Ok(()));
     }
@@ -195,7 +195,7 @@ fn an_uncounted_address_is_let_through() {
 #[test]
 fn a_full_bucket_refuses_and_changes_classes() {
     let (table, settings) = table(1);
-    for number in 0..HOST6_WAYS as u128 {
+    for number in 0..HOSTS6_WAYS as u128 {
         assert_eq!(table.set(&settings, address(number), 1).unwrap(), Ok(()));
     }
     assert_eq!(table.set(&settings, address(9), 1).unwrap(), Err(HostsFull));

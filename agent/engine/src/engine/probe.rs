@@ -230,9 +230,9 @@ fn side(
         }
         Party::Pod(key) => {
             let pod = cluster.pods().get(key);
-            let of_pod = pod
-                .into_iter()
-                .flat_map(|pod| pod.addresses.iter().copied().chain(cluster.second_addresses(pod)));
+            let of_pod = pod.into_iter().flat_map(|pod| {
+                pod.addresses.iter().copied().chain(cluster.secondary_addresses(pod))
+            });
             let here = local.of(key).iter().flat_map(|endpoint| &endpoint.addresses).copied();
             let addresses: BTreeSet<IpAddr> = of_pod.chain(here).collect();
             addresses.into_iter().map(|address| (Some(key.clone()), address)).collect()

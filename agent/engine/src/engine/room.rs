@@ -19,7 +19,7 @@ const LARGEST: Capacity = Capacity {
     rows: 16_384,
     trie_blocks: 262_144,
     hosts6: 1 << 20,
-    cidrs6: 262_144,
+    blocks6: 262_144,
     names: 262_144,
 };
 
@@ -73,7 +73,7 @@ fn enlarged(mut capacity: Capacity, table: Table, size: u32, least: u32) -> Opti
         Table::Rows => (&mut capacity.rows, LARGEST.rows),
         Table::TrieBlocks => (&mut capacity.trie_blocks, LARGEST.trie_blocks),
         Table::Hosts6 => (&mut capacity.hosts6, LARGEST.hosts6),
-        Table::Cidrs6 => (&mut capacity.cidrs6, LARGEST.cidrs6),
+        Table::Blocks6 => (&mut capacity.blocks6, LARGEST.blocks6),
         Table::Names => (&mut capacity.names, LARGEST.names),
     };
     // The configured size may be larger.

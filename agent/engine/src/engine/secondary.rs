@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::bindings::Veth;
 use netpold_core::cluster::{Cluster, is_subject};
-use netpold_core::model::{Bound, Key, Pod, SecondInterface};
+use netpold_core::model::{Bound, Key, Pod, SecondaryInterface};
 
 use super::Engine;
 
@@ -79,7 +79,7 @@ fn local(cluster: &Cluster) -> impl Iterator<Item = &Pod> {
 }
 
 fn has_addresses(pod: &Pod) -> bool {
-    pod.second_addresses().next().is_some()
+    pod.secondary_addresses().next().is_some()
 }
 
 /// Returns the annotated interfaces that match none of the pod's veths. An address identifies a veth; each remaining
@@ -87,7 +87,7 @@ fn has_addresses(pod: &Pod) -> bool {
 fn without_veth<'p>(
     pod: &'p Pod,
     veths: &[(&Veth, &Bound)],
-) -> impl Iterator<Item = &'p SecondInterface> + use<'p> {
+) -> impl Iterator<Item = &'p SecondaryInterface> + use<'p> {
     let mut left: Vec<&(&Veth, &Bound)> = veths.iter().collect();
     let mut rest = Vec::new();
     for interface in &pod.second {
@@ -109,7 +109,7 @@ fn without_veth<'p>(
     maybe.into_iter().skip(left.len()).chain(never)
 }
 
-fn no_veth(pod: &Pod, interface: &SecondInterface) -> String {
+fn no_veth(pod: &Pod, interface: &SecondaryInterface) -> String {
     let device = match interface.device.as_str() {
         "" => "macvlan, ipvlan or another device".to_owned(),
         device => format!("device-info {device}, as of SR-IOV"),
@@ -138,8 +138,8 @@ mod tests {
 
     use super::*;
 
-    fn interface(name: &str, address: &str, device: &str) -> SecondInterface {
-        SecondInterface {
+    fn interface(name: &str, address: &str, device: &str) -> SecondaryInterface {
+        SecondaryInterface {
             name: name.to_owned(),
             network: format!("shop/{name}"),
             addresses: address.parse::<IpAddr>().into_iter().collect(),
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    fn names(second: &[SecondInterface], inside: &[&[&str]]) -> Vec<String> {
+    fn names(second: &[SecondaryInterface], inside: &[&[&str]]) -> Vec<String> {
         let pod = Pod { second: second.to_vec(), ..objects::pod("x", "a", &[], &["10.0.0.1"]) };
         let bound = Bound {
             pod: Arc::new(pod.clone()),

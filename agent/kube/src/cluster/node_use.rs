@@ -86,7 +86,7 @@ impl NodeUse {
 /// a ClusterNetworkPolicy with egress rules, or a pod with a claim. A NetworkPolicy only allows less.
 pub(super) fn depends_on_nodes(change: &Change) -> bool {
     if let Change::Pod(pod) = change {
-        return is_subject(pod) && pod.second_addresses().next().is_some();
+        return is_subject(pod) && pod.secondary_addresses().next().is_some();
     }
     matches!(change, Change::ClusterPolicy(policy) if !policy.egress.is_empty())
 }

@@ -15,7 +15,7 @@ use super::ends_builder::PartyEndsBuilder;
 use super::isolation::gap;
 use super::party::DiffParty;
 use super::rules::{ApplicableRules, PolicyCriteria, RangeStarts};
-use super::second::{SecondPair, recounted};
+use super::secondary::{SecondaryPair, recounted};
 use super::workloads::{ComparedWorkload, workloads};
 use crate::parallel::in_parts;
 
@@ -225,7 +225,7 @@ impl<'c> PartyEndsBuilder<'c> {
             let (second, on_second) = self.of_second(pods);
             gaps.extend(on_second);
             let [before, after] = self.of_pods(pods, ends);
-            let mut pairs: Vec<(SecondPair<'c>, bool)> = Vec::new();
+            let mut pairs: Vec<(SecondaryPair<'c>, bool)> = Vec::new();
             for v6 in [false, true] {
                 let [before, after] = [&before, &after]
                     .map(|ends| ends.iter().filter(move |e| e.address.is_ipv6() == v6));

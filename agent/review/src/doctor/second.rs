@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use netpold_core::cluster::is_subject;
 use netpold_core::model::{Enforcement, Pod};
-use netpold_core::options::SECOND_OPEN;
+use netpold_core::options::SECONDARY_OPEN;
 
 use super::complete::is_stand_in;
 use super::finding::{Check, Findings, Severity};
@@ -55,10 +55,10 @@ fn interfaces(objects: &GroupedObjects<'_>, pod: &Pod, found: &mut Findings) {
             policy.enforcement == Enforcement::Enforce && policy.pod_selector.matches(&pod.labels)
         })
     };
-    let (label, open) = SECOND_OPEN;
+    let (label, open) = SECONDARY_OPEN;
     let labels = cluster.namespace_labels(&pod.key.namespace);
     let is_open = || labels.get(label).is_some_and(|value| value == open);
-    let is_known = pod.second_addresses().next().is_some();
+    let is_known = pod.secondary_addresses().next().is_some();
     let mut refused = BTreeSet::new();
     for interface in &pod.second {
         let title = interface.title();

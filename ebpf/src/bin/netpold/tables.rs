@@ -169,9 +169,9 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> PolicyTables
     }
 
     #[inline(always)]
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId> {
         let [first, second] = V6::words(address);
-        Some(netpold_cidr6(first, second))
+        Some(netpold_block6(first, second))
     }
 
     #[inline(always)]
@@ -281,7 +281,7 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Memory
 /// Class of an IPv6 address by its block: a separate function, so that the verifier checks the search once.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
+extern "C" fn netpold_block6(first: u64, second: u64) -> u32 {
     let maps = Maps::new();
     // Ordered after the address: a caller that orders the address after the revision orders this read too.
     let settings = order::after_load(maps::SETTINGS.get(), first);

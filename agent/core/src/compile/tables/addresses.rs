@@ -94,7 +94,7 @@ impl AddressTables {
         match prefix.family {
             IpFamily::V4 => changed.add(prefix),
             IpFamily::V6 if prefix.is_host() => ops.push(Op::Host6(prefix.v6(), class)),
-            IpFamily::V6 => ops.push(Op::Cidr6(prefix.net6(), class)),
+            IpFamily::V6 => ops.push(Op::Block6(prefix.net6(), class)),
         }
     }
 
@@ -105,7 +105,7 @@ impl AddressTables {
         match prefix.family {
             IpFamily::V4 => changed.add(prefix),
             IpFamily::V6 if prefix.is_host() => ops.push(Op::Host6Gone(prefix.v6())),
-            IpFamily::V6 => ops.push(Op::Cidr6Gone(prefix.net6())),
+            IpFamily::V6 => ops.push(Op::Block6Gone(prefix.net6())),
         }
     }
 

@@ -427,14 +427,14 @@ impl Endpoints {
         let another = desired.id != installed.id;
         if another && desired.rows != installed.rows {
             // The new pod already runs and must not be judged by the rows of the old one.
-            ops.push(Op::EndpointRows(slot, desired.rows));
+            ops.push(Op::EndpointRows { slot, rows: desired.rows });
         }
         let now = if another { desired.rows } else { installed.rows };
         if (Endpoint { rows: now, ..desired }) != (Endpoint { rows: now, ..installed }) {
             ops.push(Op::EndpointAddrs(slot, Box::new(Endpoint { rows: now, ..desired })));
         }
         if !another && desired.rows != installed.rows {
-            ops.push(Op::EndpointRows(slot, desired.rows));
+            ops.push(Op::EndpointRows { slot, rows: desired.rows });
         }
         live.record = Some((slot, desired));
     }

@@ -64,7 +64,11 @@ impl Names {
             return *id;
         }
         let id = self.slots.take();
-        ops.extend(list.iter().map(|(name, groups)| Op::Name(id, Box::new(name.clone()), *groups)));
+        ops.extend(list.iter().map(|(name, groups)| Op::Name {
+            list: id,
+            name: Box::new(name.clone()),
+            groups: *groups,
+        }));
         self.lists.insert(id, (list, 1));
         id
     }

@@ -26,7 +26,7 @@ use netpold_ebpf::{
     verdict::PacketVerdict,
 };
 
-use super::{Maps, netpold_cidr6};
+use super::{Maps, netpold_block6};
 use crate::{
     connection,
     maps::{self, Pending},
@@ -134,7 +134,7 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Tables
         if found & ipv6_hosts::FOUND != 0 {
             found as ClassId
         } else {
-            netpold_cidr6(address[0], address[1])
+            netpold_block6(address[0], address[1])
         }
     }
 
