@@ -62,7 +62,7 @@ impl Hit {
 
 /// Error: every way of both buckets holds a live established flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct BucketsFull;
 
 /// Flow that made room for a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,7 +230,7 @@ impl<K: FlowTableKey> Flow<K> {
     /// Inserts the flow into the best way of its buckets; returns the kind of flow that made room.
     ///
     /// # Errors
-    /// [`Full`] if every way is protected, or another writer was faster: try once more.
+    /// [`BucketsFull`] if every way is protected, or another writer was faster: try once more.
     ///
     /// # Safety
     /// As [`Flow::find`].
@@ -241,14 +241,14 @@ impl<K: FlowTableKey> Flow<K> {
         flags: u16,
         settings: &Settings,
         now: u32,
-    ) -> Result<Evicted, Full> {
+    ) -> Result<Evicted, BucketsFull> {
         // SAFETY: as the caller promises.
         let (claimed, rank) = unsafe {
-            let (way, old, rank) = self.victim(memory, settings, now).ok_or(Full)?;
+            let (way, old, rank) = self.victim(memory, settings, now).ok_or(BucketsFull)?;
             (self.claim(memory, way, old, flags, now), rank)
         };
         match rank {
-            _ if !claimed => Err(Full),
+            _ if !claimed => Err(BucketsFull),
             OVER.. => Ok(Evicted::Nothing),
             HALF_OPEN..OVER => Ok(Evicted::HalfOpen),
             ..HALF_OPEN => Ok(Evicted::Idle),

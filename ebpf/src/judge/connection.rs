@@ -95,7 +95,7 @@ impl Course {
     /// tuples gives [`Course::UNKNOWN`].
     #[must_use]
     #[inline(always)]
-    pub fn of(tuples: &[Tuple; 2], info: u32) -> Self {
+    pub fn new(tuples: &[Tuple; 2], info: u32) -> Self {
         let [original, reply] = tuples;
         let paired = original.direction == 0
             && reply.direction == 1
@@ -233,7 +233,7 @@ mod tests {
             (masqueraded, (true, true), (true, false)),
         ] {
             for info in 0..IS_REPLY {
-                let course = Course::of(&tuples, info);
+                let course = Course::new(&tuples, info);
                 assert!(course.is_known());
                 assert_eq!(
                     (course.confirms_reply(), course.0 & Course::SOURCE != 0),
@@ -242,14 +242,14 @@ mod tests {
                 );
             }
             for info in IS_REPLY..UNTRACKED {
-                let course = Course::of(&tuples, info);
+                let course = Course::new(&tuples, info);
                 assert_eq!(
                     (course.confirms_reply(), course.0 & Course::SOURCE != 0),
                     back,
                     "{tuples:?}"
                 );
             }
-            assert_eq!(Course::of(&tuples, 7), Course::UNKNOWN);
+            assert_eq!(Course::new(&tuples, 7), Course::UNKNOWN);
         }
     }
 
@@ -267,7 +267,7 @@ mod tests {
         for (tuples, now) in [(to_service, ends(pod, backend)), (masqueraded, ends(node, backend))]
         {
             let before = |tuples: &[Tuple; 2], info, protocol, now: &Ends<u32>| {
-                Course::of(tuples, info).original_ends::<V4>(tuples, protocol, now)
+                Course::new(tuples, info).original_ends::<V4>(tuples, protocol, now)
             };
             for info in 0..IS_REPLY {
                 assert_eq!(before(&tuples, info, UDP, &now), Some(ends(pod, service)));
@@ -299,7 +299,7 @@ mod tests {
             [Tuple { family: 0, ..original }, Tuple { family: 0, ..reply }],
             [original, Tuple { family: AF_INET6, ..reply }],
         ] {
-            assert_eq!(Course::of(&tuples, 0), Course::UNKNOWN);
+            assert_eq!(Course::new(&tuples, 0), Course::UNKNOWN);
         }
         assert!(!Course::UNKNOWN.confirms_reply());
     }
@@ -309,6 +309,6 @@ mod tests {
     fn addresses_alone_tell_of_protocols_without_ports() {
         let echo = |from, to, direction| Tuple { protocol: 1, ..tuple(from, to, direction) };
         let tuples = [echo((1, 77), (2, 0x800), 0), echo((2, 77), (1, 0), 1)];
-        assert_eq!(Course::of(&tuples, 3), Course(Course::KNOWN | Course::REPLY));
+        assert_eq!(Course::new(&tuples, 3), Course(Course::KNOWN | Course::REPLY));
     }
 }

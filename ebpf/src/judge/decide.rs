@@ -22,13 +22,13 @@ pub fn decide<D: PodDirection, B: Bytes, T: Tables>(
         Ok(judge) => judge,
         Err(verdict) => return verdict,
     };
-    judge.parse(bytes, &Now)
+    judge.parse(bytes, &JudgeNow)
 }
 
 /// Judges the packet in the same program.
-struct Now;
+struct JudgeNow;
 
-impl Visitor for Now {
+impl Visitor for JudgeNow {
     type Output = PacketVerdict;
 
     #[inline(always)]

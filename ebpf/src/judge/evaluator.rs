@@ -115,7 +115,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         if T::TRACED {
             let context = &judge.context;
             let endpoint = u64::from(context.id) | u64::from(context.revision) << 32;
-            tables.note(Step::Endpoint, endpoint, context.policy.rows().0);
+            tables.record_step(Step::Endpoint, endpoint, context.policy.rows().0);
         }
         Ok(judge)
     }
@@ -323,7 +323,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         };
         let class = context.class(&packet);
         if T::TRACED {
-            context.tables.note(Step::Class, class.into(), 0);
+            context.tables.record_step(Step::Class, class.into(), 0);
         }
         if packet.network.fragment.is_later() {
             packet.transport = fragment::transport_of_first(context, &packet, class)?;

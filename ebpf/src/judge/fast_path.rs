@@ -60,7 +60,7 @@ pub(crate) fn cached_verdict<F: TableFamily, D: PodDirection, T: Tables>(
     if T::TRACED
         && let Some(reason) = judged.reason::<D>(current)
     {
-        tables.note(Step::Cached, reason as u64, hit.control.0);
+        tables.record_step(Step::Cached, reason as u64, hit.control.0);
     }
     judged.reason::<D>(current).ok_or(hint)
 }
@@ -72,7 +72,7 @@ pub(crate) fn cached_verdict<F: TableFamily, D: PodDirection, T: Tables>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub(crate) fn remember<F: TableFamily, D: PodDirection, T: Tables>(
+pub(crate) fn cache_verdict<F: TableFamily, D: PodDirection, T: Tables>(
     context: &EndpointContext<'_, D, T>,
     packet: &Packet<'_, F>,
     hit: Hit,

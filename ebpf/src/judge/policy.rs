@@ -42,7 +42,7 @@ impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
     #[must_use]
     #[inline(always)]
     pub const fn is_isolated(&self) -> bool {
-        self.rows.of::<D>() != ROW_NOT_ISOLATED
+        self.rows.in_direction::<D>() != ROW_NOT_ISOLATED
     }
 
     /// Whether the row of this direction, which is isolated, allows a packet from or to a class.
@@ -50,14 +50,14 @@ impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
     #[inline(always)]
     pub fn allows(&self, class: ClassId, transport: &Transport) -> bool {
         let Transport { protocol, destination: port, .. } = *transport;
-        row_allows(self.tables, self.rows.of::<D>(), class, protocol, port)
+        row_allows(self.tables, self.rows.in_direction::<D>(), class, protocol, port)
     }
 
     /// Whether the row of this direction, which is isolated, allows every protocol and port of a class.
     #[must_use]
     #[inline(always)]
     pub fn allows_every_port(&self, class: ClassId) -> bool {
-        row_word(self.tables, self.rows.of::<D>(), class) == PORTS_EVERY
+        row_word(self.tables, self.rows.in_direction::<D>(), class) == PORTS_EVERY
     }
 
     /// Whether policy now allows the direction in which a flow began, by the flags of its entry (`CT_*`).

@@ -271,7 +271,7 @@ impl<T: Tables> Translated<'_, T> {
             return Err(if self.judged { Reason::ServiceBackend } else { Reason::Policy });
         }
         if network.fragment.is_first() {
-            self.datagram::<F>(&network).remember(self.tables, &transport, true);
+            self.datagram::<F>(&network).record_ports(self.tables, &transport, true);
         }
         Ok(Reason::Allowed)
     }

@@ -156,7 +156,7 @@ pub enum Origin {
 impl Origin {
     /// Origin of a packet, by its proof and its mark.
     #[inline(always)]
-    pub fn of<T: Tables>(tables: &T, exit: &Exit) -> Self {
+    pub fn at_exit<T: Tables>(tables: &T, exit: &Exit) -> Self {
         let Some(settings) = tables.settings() else { return Self::Final };
         if exit.mark & settings.proof != 0 {
             let marked = is_mark(exit.tc_index);

@@ -89,7 +89,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
         let hit = hit.control.is_valid().then_some(hit);
         let reason = self.judge_by_entry(key, hash, hit, settings)?;
         if let Some(hit) = hit {
-            fast_path::remember(self.context, self.packet, hit, reason);
+            fast_path::cache_verdict(self.context, self.packet, hit, reason);
         }
         Ok(reason)
     }
@@ -111,7 +111,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
         let live = hit.filter(|hit| !tables.is_expired(hit.control, protocol, settings, now));
         if T::TRACED {
             let found = u64::from(hit.is_some()) + u64::from(live.is_some());
-            tables.note(Step::Flow, found, hit.map_or(0, |hit| hit.control.0));
+            tables.record_step(Step::Flow, found, hit.map_or(0, |hit| hit.control.0));
         }
         if D::EGRESS && icmp::is_error(&packet.transport) {
             return self.judge_sent_error(live);

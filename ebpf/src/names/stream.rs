@@ -36,7 +36,9 @@ use crate::{
     names::{
         conversation::{ANSWER_WITHIN, DNS, END, GOES_ON, HEADER, in_seconds},
         ignored::IgnoredAnswer,
-        stream_table::{Held, StreamWay, doubt, find, hold, is_doubted, is_read_in_front, open},
+        stream_table::{
+            HeldEntry, StreamWay, doubt, find, hold, is_doubted, is_read_in_front, open,
+        },
         tables::NameTables,
         work::{MESSAGE, Work},
     },
@@ -129,9 +131,9 @@ fn admit<T: NameTables>(tables: &T, work: Work, is_resolver: bool) -> u32 {
         return if acknowledges(tables, work) { PASSES } else { ENDS };
     }
     let (way, until) = match hold(tables, work, false) {
-        (Held::Absent, _) => return UNREAD,
-        (Held::Busy, _) => return if is_bound { ENDS } else { DROPS },
-        (Held::Entry(way), until) => (way, until),
+        (HeldEntry::Absent, _) => return UNREAD,
+        (HeldEntry::Busy, _) => return if is_bound { ENDS } else { DROPS },
+        (HeldEntry::Entry(way), until) => (way, until),
     };
     let result = if !way.is_of(tables, work) || is_doubted(tables, work) {
         ENDS
@@ -372,9 +374,9 @@ pub fn admit_questions<T: NameTables>(tables: &T, work: Work, may_be_translated:
 #[inline(always)]
 fn admit_segment<T: NameTables>(tables: &T, work: Work) -> u32 {
     let (way, until) = match hold(tables, work, false) {
-        (Held::Absent, _) => return ENDS,
-        (Held::Busy, _) => return DROPS,
-        (Held::Entry(way), until) => (way, until),
+        (HeldEntry::Absent, _) => return ENDS,
+        (HeldEntry::Busy, _) => return DROPS,
+        (HeldEntry::Entry(way), until) => (way, until),
     };
     let (first, next) = way.places(tables);
     let length = work.segment_end() - work.segment_at();

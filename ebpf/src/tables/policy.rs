@@ -31,7 +31,7 @@ pub trait PolicyTables {
     const TRACED: bool = false;
     /// Records a step of a judgement.
     #[inline(always)]
-    fn note(&self, _step: Step, _first: u64, _second: u64) {}
+    fn record_step(&self, _step: Step, _first: u64, _second: u64) {}
 }
 
 /// Class of an IPv4 address (`u32::from_be_bytes`).
@@ -81,10 +81,10 @@ pub fn row_allows<T: PolicyTables>(
 ) -> bool {
     let word = row_word(tables, row, class);
     if T::TRACED {
-        tables.note(Step::Row, u64::from(row) | u64::from(class) << 32, word);
+        tables.record_step(Step::Row, u64::from(row) | u64::from(class) << 32, word);
         let allowed = word != 0 && word_allows(tables, word, protocol, port);
         let asked = u64::from(protocol) | u64::from(port) << 8;
-        tables.note(Step::Ports, asked | u64::from(allowed) << 32, word);
+        tables.record_step(Step::Ports, asked | u64::from(allowed) << 32, word);
         return allowed;
     }
     // Most denied packets are of a class with an empty port set.

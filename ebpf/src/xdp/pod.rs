@@ -36,7 +36,7 @@ pub fn drops<B: Bytes, T: Tables>(
     if judge.context().policy.rows().has_names() {
         return None;
     }
-    let reason = judge.parse_after_link(bytes, link, &Whole).reason();
+    let reason = judge.parse_after_link(bytes, link, &JudgeWhole).reason();
     if matches!(reason, Reason::Policy) && is_requested::<Egress>(endpoint.flags()) {
         // The pod's hook answers the packet.
         return None;
@@ -45,9 +45,9 @@ pub fn drops<B: Bytes, T: Tables>(
 }
 
 /// Judges whole packets, and leaves all others to the pod's hook.
-struct Whole;
+struct JudgeWhole;
 
-impl Visitor for Whole {
+impl Visitor for JudgeWhole {
     type Output = PacketVerdict;
 
     #[inline(always)]

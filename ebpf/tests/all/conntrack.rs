@@ -13,7 +13,7 @@ use netpold_ebpf::{
         key::{first, hash, second, words4},
         memory::Memory,
         sweep::{displaced, renew, sweep},
-        table::{Evicted, FlagChanges, Flow, Full},
+        table::{BucketsFull, Evicted, FlagChanges, Flow},
     },
     host::HostMemory,
     layout::{
@@ -36,7 +36,7 @@ fn hashed(tables: &NodeTables, number: u32) -> ([u64; 2], u64) {
     (key, hash(&tables.flows.settings, &key))
 }
 
-fn insert(tables: &NodeTables, number: u32, flags: u16) -> Result<Evicted, Full> {
+fn insert(tables: &NodeTables, number: u32, flags: u16) -> Result<Evicted, BucketsFull> {
     let (key, hash) = hashed(tables, number);
     tables::insert::<V4, _, _>(tables, key, hash, flags)
 }
@@ -86,7 +86,7 @@ fn a_table_full_of_replied_flows_says_so() {
         insert(&tables, number, CT_INGRESS).expect("room");
         reply(&tables, number);
     }
-    assert_eq!(insert(&tables, 9, CT_INGRESS), Err(Full));
+    assert_eq!(insert(&tables, 9, CT_INGRESS), Err(BucketsFull));
     // Expired flows make room, swept or not.
     tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED]);
     assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(Evicted::Nothing));
@@ -485,7 +485,7 @@ fn idle_flows_give_way_after_two_hours() {
     let idle = tables.flows.settings.timeouts[TIMEOUT_IDLE];
     assert_eq!(idle, 2 * 3600 * 1000);
     tables.flows.later(idle - 50);
-    assert_eq!(insert(&tables, 4, CT_INGRESS), Err(Full));
+    assert_eq!(insert(&tables, 4, CT_INGRESS), Err(BucketsFull));
     tables.flows.later(50 - 35);
     assert_eq!(
         insert(&tables, 4, CT_INGRESS),

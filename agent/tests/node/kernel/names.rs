@@ -372,7 +372,7 @@ fn bypass(world: &mut World, name: &str, (_, packet): &DirectedPacket) {
     let once = Run { ingress_ifindex: IFINDEX, ..Run::once(&packet) };
     run(fd.as_fd(), &once).expect(name);
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: IFINDEX, ..Exit::default() };
-    let (origin, bytes) = (Origin::of(&world.host, &exit), &*packet);
+    let (origin, bytes) = (Origin::at_exit(&world.host, &exit), &*packet);
     let _ =
         post_nat::judge(&bytes, parse::link(&bytes), &world.host, origin, UPLINK, None, || true);
 }

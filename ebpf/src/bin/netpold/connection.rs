@@ -59,7 +59,7 @@ pub(crate) extern "C" fn netpold_course(skb: *mut __sk_buff) -> u32 {
         if !fetch(place.cast(), size_of::<[Tuple; 2]>() as u32, from) {
             return Course::UNKNOWN.0;
         }
-        Course::of(&*place, (connection & INFO) as u32).0
+        Course::new(&*place, (connection & INFO) as u32).0
     }
 }
 

@@ -201,7 +201,7 @@ fn judge_packet<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPathFuncti
         reason = judge_and_insert(skb, slow_path.quick6);
     }
     if reason == Reason::Deferred as u32 {
-        trace::note(Step::SlowPath, 0, 0);
+        trace::record_step(Step::SlowPath, 0, 0);
         netpold_store_hook(skb);
         reason = match (slow_path.read)(skb) {
             READ_IPV4 => judge_and_insert(skb, slow_path.judge4),

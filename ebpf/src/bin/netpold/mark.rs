@@ -130,13 +130,13 @@ extern "C" fn netpold_rebuilt(skb: *mut __sk_buff, link: u32) -> u32 {
 
 #[inline(always)]
 fn read_origin(skb: *mut __sk_buff, link: u32) -> Origin {
-    Origin::of(&Maps::new(), &read_exit(skb, link))
+    Origin::at_exit(&Maps::new(), &read_exit(skb, link))
 }
 
 /// Whether no judgement for the sender is needed. Counts packets that lack the sender's proof or its `skb->tc_index`.
 #[inline(always)]
 fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
-    match Origin::of(&Maps::new(), exit) {
+    match Origin::at_exit(&Maps::new(), exit) {
         Origin::Marked(_) | Origin::Rebuilt(_) | Origin::BridgePort { .. } => false,
         Origin::Unjudged(_) => {
             netpold_count_unproven(skb);
@@ -169,7 +169,7 @@ fn judge_for_sender(skb: *mut __sk_buff, link: u32) -> Result<u32, i32> {
         reason = netpold_judge_marked(skb, link, course);
     }
     if trace::TRACED {
-        trace::note(Step::Sender, u64::from(reason & !EMITS_EVENT), 0);
+        trace::record_step(Step::Sender, u64::from(reason & !EMITS_EVENT), 0);
     }
     if reason < Reason::FIRST_DROP as u32 {
         write_tc_index(skb, witness());

@@ -196,8 +196,8 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> PolicyTables
     }
 
     #[inline(always)]
-    fn note(&self, step: Step, first: u64, second: u64) {
-        trace::note(step, first, second);
+    fn record_step(&self, step: Step, first: u64, second: u64) {
+        trace::record_step(step, first, second);
     }
 
     const TRACED: bool = trace::TRACED;

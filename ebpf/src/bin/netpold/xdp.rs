@@ -25,7 +25,7 @@ pub(crate) struct Frame {
 
 /// Drops a frame for the reason found at an endpoint; passes it on if none was found, or if other programs judge.
 #[inline(always)]
-pub(crate) fn settle<D: PodDirection>(
+pub(crate) fn drop_or_pass<D: PodDirection>(
     frame: &Frame,
     link: Link,
     found: Option<(EndpointRef, Reason)>,
@@ -42,7 +42,7 @@ pub(crate) fn settle<D: PodDirection>(
 
 /// Interface that a frame arrived at.
 #[inline(always)]
-pub(crate) fn came_by(context: &XdpContext) -> u32 {
+pub(crate) fn ingress_interface(context: &XdpContext) -> u32 {
     // SAFETY: the program's context.
     unsafe { (*context.ctx).ingress_ifindex }
 }

@@ -116,7 +116,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     let through = connection([client, node_port], [pod, node]);
     let masqueraded = connection([client, pod], [pod, node]);
     for tuples in [through, masqueraded] {
-        assert_eq!(answered(client, NODE, Course::of(&tuples, REPLY)), Reason::Reply);
+        assert_eq!(answered(client, NODE, Course::new(&tuples, REPLY)), Reason::Reply);
     }
     // Forgotten and translated again, among others to an address that the pod may reach.
     for (to, expected) in [
@@ -125,11 +125,11 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
         ((ALLOWED, 8080), Reason::Allowed),
     ] {
         let tuples = connection([pod, node_port], [to, pod]);
-        assert_eq!(answered(to, POD, Course::of(&tuples, NEW)), expected, "{to:?}");
+        assert_eq!(answered(to, POD, Course::new(&tuples, NEW)), expected, "{to:?}");
     }
     // Forgotten, but with its destination unchanged and any new source.
     let plain = connection([pod, (SERVICE, 80)], [(SERVICE, 80), (NODE, 80)]);
-    assert_eq!(answered((SERVICE, 80), NODE, Course::of(&plain, NEW)), Reason::Reply);
+    assert_eq!(answered((SERVICE, 80), NODE, Course::new(&plain, NEW)), Reason::Reply);
     // Not tracked: the destination is unchanged, so the packet was not translated.
     assert_eq!(answered((SERVICE, 80), POD, Course::UNKNOWN), Reason::Reply);
     assert_eq!(answered((DENIED, 80), POD, Course::UNKNOWN), Reason::ServiceBackend);
@@ -140,7 +140,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     assert_eq!(tunnel, Reason::ServiceBackend, "the node has packed it");
     // It bypassed the pod's program, so its mark does not count.
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: POD_IFINDEX, ..Exit::default() };
-    let course = Course::of(&masqueraded, REPLY);
+    let course = Course::new(&masqueraded, REPLY);
     let round = leave(&tables, &&*tcp((POD, 80), (DENIED, 80), ACK), exit, Some(course), true);
     assert_eq!(round, Reason::Policy);
 }
@@ -157,7 +157,7 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
     }
     let endpoint = netpold_ebpf::tables::find_endpoint(&tables, POD_IFINDEX).unwrap();
     let allowed = |tuples: [Tuple; 2], info| {
-        Course::of(&tuples, info).is_from_allowed_host(&tables, endpoint, &tuples)
+        Course::new(&tuples, info).is_from_allowed_host(&tables, endpoint, &tuples)
     };
     for (backend, expected) in [
         ((ALLOWED, 8080), true),

@@ -40,7 +40,7 @@ impl Net {
         let tables = NodeTables { policy: &self.world.tables, flows: &self.flows };
         let ingress_ifindex = u32::from(rebuilt == Rebuilt::No);
         let exit = Exit { ifindex: UPLINK, ingress_ifindex, rebuilt, ..Exit::default() };
-        let (origin, bytes) = (Origin::of(&tables, &exit), &*frame(packet));
+        let (origin, bytes) = (Origin::at_exit(&tables, &exit), &*frame(packet));
         post_nat::judge(&bytes, parse::link(&bytes), &tables, origin, UPLINK, None, || true)
             .reason()
     }
@@ -94,7 +94,7 @@ fn a_packet_around_the_hook_ends_all_readings_of_its_pod() {
         let theirs = DnsConnection { own: ip("10.0.0.2"), resolver: ip(BACKEND), ..it };
         let bytes = &*frame(&theirs.syn().1);
         net.asks_in(&it);
-        let origin = Origin::of(&tables, &exit);
+        let origin = Origin::at_exit(&tables, &exit);
         let verdict =
             post_nat::judge(&bytes, parse::link(&bytes), &tables, origin, UPLINK, None, || true);
         assert!(verdict.passes() && net.counts(&it));

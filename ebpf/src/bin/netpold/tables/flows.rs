@@ -11,7 +11,7 @@ use netpold_ebpf::{
     flow::{
         key::{FlowTableKey, choices},
         relocate::{Shift, make_place},
-        table::{Evicted, Full},
+        table::{BucketsFull, Evicted},
     },
     layout::{
         ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, ROW_NOT_ISOLATED, Settings,
@@ -58,7 +58,7 @@ impl<const CLAIMS: bool> Maps<true, CLAIMS> {
 impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Maps<DEFERS, CLAIMS, OPENS> {
     /// Leaves a flow for [`netpold_insert_pending`].
     #[inline(always)]
-    fn defer(&self, key: [u64; 4], hash: u64, what: u64) -> Result<(), Full> {
+    fn defer(&self, key: [u64; 4], hash: u64, what: u64) -> Result<(), BucketsFull> {
         // An array always has its first element.
         if let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) {
             // SAFETY: this CPU's own scratch.
@@ -139,9 +139,9 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Tables
     }
 
     #[inline(always)]
-    fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
+    fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), BucketsFull> {
         if Self::TRACED {
-            self.note(Step::NewFlow, flags.into(), 0);
+            self.record_step(Step::NewFlow, flags.into(), 0);
         }
         if CLAIMS && insert_vacant::<V4, _>(self, key, hash, flags) {
             return Ok(());
@@ -150,13 +150,17 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Tables
         if DEFERS {
             return self.defer([first, second, 0, 0], hash, Pending::IPV4 | u64::from(flags));
         }
-        if netpold_insert4(first, second, hash, u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
+        if netpold_insert4(first, second, hash, u32::from(flags)) == 0 {
+            Ok(())
+        } else {
+            Err(BucketsFull)
+        }
     }
 
     #[inline(always)]
-    fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
+    fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), BucketsFull> {
         if Self::TRACED {
-            self.note(Step::NewFlow, flags.into(), 0);
+            self.record_step(Step::NewFlow, flags.into(), 0);
         }
         if CLAIMS && insert_vacant::<V6, _>(self, key, hash, flags) {
             return Ok(());
@@ -164,10 +168,10 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Tables
         if DEFERS {
             return self.defer(key, hash, Pending::IPV6 | u64::from(flags));
         }
-        let scratch = maps::SCRATCH.get_ptr_mut(0).ok_or(Full)?;
+        let scratch = maps::SCRATCH.get_ptr_mut(0).ok_or(BucketsFull)?;
         // SAFETY: this CPU's own scratch.
         unsafe { (&raw mut (*scratch).key6).write(key) };
-        if netpold_insert6(hash, u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
+        if netpold_insert6(hash, u32::from(flags)) == 0 { Ok(()) } else { Err(BucketsFull) }
     }
 
     #[inline(always)]
@@ -269,7 +273,7 @@ fn insert_and_count<F: TableFamily, K: FlowTableKey>(key: K, hash: u64, flags: u
     match insert::<F, K, _>(&maps, key, hash, flags as u16) {
         Ok(Evicted::Nothing) => {}
         Ok(evicted) => maps.count(reason::evictions(F::IS_V6, evicted == Evicted::Idle)),
-        Err(Full) => return 1,
+        Err(BucketsFull) => return 1,
     }
     0
 }
