@@ -37,7 +37,7 @@ impl Sweeper {
     /// Adds a flow, or completes its entry.
     ///
     /// # Errors
-    /// [`Full`] if its buckets have no room.
+    /// [`BucketsFull`] if its buckets have no room.
     pub fn import(&self, flow: &TrackedFlow, now: u32) -> Result<(), BucketsFull> {
         self.add(flow, now, false)
     }
