@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use netpold_core::first_names::short_list;
 use netpold_core::model::{DomainName, Key};
 
 use super::workloads::ComparedWorkload;
@@ -43,10 +44,7 @@ pub enum DiffParty {
 
 /// Joins the names, or the first of them and the number of the others.
 pub(super) fn few(names: &[String]) -> String {
-    if names.len() <= SHOWN + 1 {
-        return names.join(", ");
-    }
-    format!("{} and {} more", names[..SHOWN].join(", "), names.len() - SHOWN)
+    short_list(names.iter(), SHOWN)
 }
 
 impl fmt::Display for DiffParty {
