@@ -94,7 +94,7 @@ impl Description {
             ("control.seen", 32, 32),
             ("settings.hash_seed", offset_of!(Settings, hash_seed), 8),
             // Bit 0 (`WATCH_ONLY`): the programs run in front of others, which judge. Bit 2 (`STANDS_ASIDE`): the programs at
-            // pods' hooks leave every packet as it is.
+            // pods' hooks leave every packet as it is. The name is that of all versions.
             ("settings.watch", offset_of!(Settings, handover), 4),
             ("settings.proof", offset_of!(Settings, proof), 4),
             // Not zero: all programs leave the proof.
