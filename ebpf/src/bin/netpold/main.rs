@@ -133,7 +133,7 @@ fn netpold_egress(context: TcContext) -> i32 {
         return DROP;
     }
     trace::begin::<Egress>(skb);
-    let reason = if checksum::is_settled(skb, mark::ETHERNET) {
+    let reason = if checksum::keeps_judged_bytes(skb, mark::ETHERNET) {
         judge_packet::<Egress>(skb, &slow_path)
     } else {
         Reason::Malformed as u32

@@ -390,7 +390,7 @@ extern "C" fn netpold_count_refusal(skb: *mut __sk_buff, link: u32, reason: u32)
 #[inline(never)]
 extern "C" fn netpold_reason_to_refuse(skb: *mut __sk_buff, link: u32) -> u32 {
     let Some(Origin::Unjudged(sender)) = read_origin(skb, link) else { return 0 };
-    if !checksum::is_settled(skb, link) {
+    if !checksum::keeps_judged_bytes(skb, link) {
         return Reason::Malformed as u32;
     }
     if sender.flags() & EP_CHECK_SOURCE != 0 && netpold_may_claim(skb, link) != 0 {
