@@ -25,7 +25,7 @@ pub use answer::{
     RuleRef, ServiceBackend, TierPolicy, TierProblem, Verdict,
 };
 pub use blocks::Blocks;
-pub use by_name::{NameAnswer, NamePart, Within};
+pub use by_name::{NameAnswer, NamePart, ResolvedWithin};
 pub use literal::PodAt;
 pub use resolved::ResolvedNames;
 pub use text::peer_text;
@@ -99,13 +99,13 @@ impl<'c> Explainer<'c> {
     /// Answers a probe with reasons.
     #[must_use]
     pub fn explain(&self, probe: &Probe) -> Explanation {
-        self.answer(probe, Detail::Reasons)
+        self.explain_sides(probe, Detail::Reasons)
     }
 
     /// Answers a probe quickly: the verdict, and for [`Verdict::Unknown`] its reason.
     #[must_use]
     pub fn verdict(&self, probe: &Probe) -> (Verdict, Option<String>) {
-        let answer = self.answer(probe, Detail::Verdict);
+        let answer = self.explain_sides(probe, Detail::Verdict);
         (answer.verdict, answer.reason)
     }
 
@@ -135,7 +135,7 @@ impl<'c> Explainer<'c> {
         judgement.is_none_or(|it| it.verdict == Verdict::Allow)
     }
 
-    fn answer(&self, probe: &Probe, detail: Detail) -> Explanation {
+    fn explain_sides(&self, probe: &Probe, detail: Detail) -> Explanation {
         match self.sides(probe) {
             Ok(sides) => {
                 let templates = [&sides.0, &sides.1].map(|side| JudgedTemplate::of(side.pod?));
@@ -303,7 +303,7 @@ impl<'c> Explainer<'c> {
         let kind = (probe.protocol, probe.port);
         let literal = &self.translated.literal;
         let (egress, ingress) = literal.judge_pair(from, to, (kind, None), detail);
-        let verdict = Verdict::of([&egress, &ingress]);
+        let verdict = Verdict::combine([&egress, &ingress]);
         Explanation::judged(probe, verdict, None, egress, ingress)
     }
 
@@ -316,7 +316,7 @@ impl<'c> Explainer<'c> {
         &self,
         pod: &Key,
         name: &DomainName,
-        within: &Within,
+        within: &ResolvedWithin,
         kind: (IpProtocol, u16),
     ) -> Result<NameAnswer, String> {
         self.translated.literal.by_name(pod, name, within, kind)

@@ -185,7 +185,7 @@ impl Capacity {
 
     /// Size of a table.
     #[must_use]
-    pub fn of(&self, table: Table) -> u32 {
+    pub fn capacity_of(&self, table: Table) -> u32 {
         match table {
             Table::Classes => MAX_CLASSES,
             Table::Bitmaps => self.bitmaps,

@@ -34,7 +34,7 @@ pub struct SourceExempt {
 impl SourceExempt {
     /// Whether a pod is exempt.
     #[must_use]
-    pub fn holds(&self, pod: &Pod) -> bool {
+    pub fn exempts(&self, pod: &Pod) -> bool {
         let within = |address| self.blocks.iter().any(|block| block.contains(address));
         pod.foreign_sources && self.namespaces.contains(&pod.key.namespace)
             || pod.addresses.iter().any(within)

@@ -29,7 +29,7 @@ pub struct UnexpectedEntries {
     block: Option<Ipv6Net>,
 }
 
-fn note(repaired: &mut Repaired, table: &'static str, wrong: u64) {
+fn count_repaired(repaired: &mut Repaired, table: &'static str, wrong: u64) {
     if wrong > 0 {
         *repaired.entry(table).or_default() += wrong;
     }
@@ -62,19 +62,19 @@ impl BpfTables {
     ) -> Result<(Cursor, Repaired), TableError> {
         let mut repaired = Repaired::new();
         if cursor.is_start() {
-            note(&mut repaired, "settings", self.check_settings(&settings)?);
+            count_repaired(&mut repaired, "settings", self.check_settings(&settings)?);
         }
         let tables = compiler.desired();
         let budget = tables.count() / slices.max(1) + 1;
         let mut failed = Ok(());
         let next = tables.visit(cursor, budget, &mut |desired| match self.check(&desired) {
-            Ok(wrong) => note(&mut repaired, table(&desired), wrong),
+            Ok(wrong) => count_repaired(&mut repaired, table(&desired), wrong),
             Err(error) => failed = Err(error),
         });
         failed?;
         let removed = self.remove_unexpected(compiler, unexpected, slices)?;
-        note(&mut repaired, "IPv6 addresses", removed.0);
-        note(&mut repaired, "IPv6 prefixes", removed.1);
+        count_repaired(&mut repaired, "IPv6 addresses", removed.0);
+        count_repaired(&mut repaired, "IPv6 prefixes", removed.1);
         if !repaired.is_empty() {
             self.next_revision()?;
         }

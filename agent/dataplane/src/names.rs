@@ -49,11 +49,15 @@ impl NameMaps {
             Op::Name { list, name, groups } => {
                 (NAMES, self.names.insert(key(settings, *list, name), *groups, 0))
             }
-            Op::NameGone(list, name) => (NAMES, gone(&mut self.names, key(settings, *list, name))),
+            Op::NameGone(list, name) => {
+                (NAMES, remove_if_present(&mut self.names, key(settings, *list, name)))
+            }
             Op::Resolver(address, over_tcp) => {
                 (RESOLVERS, self.resolvers.insert(mapped(*address), resolves(*over_tcp), 0))
             }
-            Op::ResolverGone(address) => (RESOLVERS, gone(&mut self.resolvers, mapped(*address))),
+            Op::ResolverGone(address) => {
+                (RESOLVERS, remove_if_present(&mut self.resolvers, mapped(*address)))
+            }
             _ => return Ok(()),
         };
         result.map_err(|cause| TableError::Map { name, cause })
@@ -74,7 +78,7 @@ fn open<K: Pod>(
 }
 
 /// Removes an entry if it exists.
-fn gone<K: Pod>(map: &mut HashMap<MapData, K, u32>, key: K) -> Result<(), MapError> {
+fn remove_if_present<K: Pod>(map: &mut HashMap<MapData, K, u32>, key: K) -> Result<(), MapError> {
     if map.get(&key, 0).is_err() { Ok(()) } else { map.remove(&key) }
 }
 

@@ -141,7 +141,7 @@ impl BpfTables {
     }
 
     /// Sets [`Settings::handover`].
-    pub(super) fn watch(&self, flags: u32) -> Result<(), TableError> {
+    pub(super) fn set_handover(&self, flags: u32) -> Result<(), TableError> {
         self.settings.store_u32(0, offset_of!(Settings, handover), flags).map_err(at("SETTINGS"))
     }
 

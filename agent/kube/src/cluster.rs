@@ -49,10 +49,10 @@ use self::connection::Connection;
 pub use self::connection::{Access, ConnectError, client, default_namespace, is_configured};
 pub use self::denials::{DenialReport, Denials, DropKey};
 pub use self::event_recorder::{EventRecorder, Unsupported};
-use self::follower::{Follower, Narrow};
+use self::follower::{FieldSelector, Follower};
 use self::hub::{Hub, KindUpdate, KindVersion, NodeScope};
 use self::kind::{ClusterNetworkPolicy, WatchedKind};
-pub use self::list::{Listed, Lister, PAGE};
+pub use self::list::{KindListing, Lister, PAGE};
 use self::node_use::NodeUse;
 use self::outage::{Following, Outage};
 use self::peers::{AskServer, PeerChannels, PeerKinds, Peers};
@@ -172,7 +172,11 @@ struct Starter {
 
 impl Starter {
     /// Returns how the scope of the next kind, the nodes, is decided, and its selector until then.
-    fn node_scope(&self, nodes: FollowedNodes, own: &str) -> (Option<NodeScope>, Option<Narrow>) {
+    fn node_scope(
+        &self,
+        nodes: FollowedNodes,
+        own: &str,
+    ) -> (Option<NodeScope>, Option<FieldSelector>) {
         if nodes == FollowedNodes::All {
             return (None, None);
         }
@@ -182,7 +186,7 @@ impl Starter {
         let scope = NodeScope { kind: self.kinds.len(), node_use, widen };
         (
             (nodes == FollowedNodes::Needed).then_some(scope),
-            Some(Narrow { fields, is_indexed: false, widened }),
+            Some(FieldSelector { fields, is_indexed: false, widened }),
         )
     }
 
@@ -208,7 +212,10 @@ impl Starter {
         });
         let (connection, outage) = (Arc::clone(&self.connection), Arc::clone(&self.outage));
         let ask: AskServer = Box::new(move || {
-            tokio::spawn(slice_follower::ask(Arc::clone(&connection), Arc::clone(&outage)))
+            tokio::spawn(slice_follower::request_heartbeat(
+                Arc::clone(&connection),
+                Arc::clone(&outage),
+            ))
         });
         let channels = PeerChannels { updates, out, slices };
         let outage = Arc::clone(&self.outage);
@@ -216,7 +223,7 @@ impl Starter {
         merged
     }
 
-    fn start<K: WatchedKind>(&mut self, narrow: Option<Narrow>) {
+    fn start<K: WatchedKind>(&mut self, narrow: Option<FieldSelector>) {
         let (connection, updates) = (Arc::clone(&self.connection), self.updates.clone());
         let member = self.outage.member();
         let follower = Follower::<K>::new(connection, member, updates, self.kinds.len(), narrow);
@@ -226,12 +233,12 @@ impl Starter {
 }
 
 /// Returns the selector of a node's pods.
-fn pods_of(node: &str) -> Narrow {
+fn pods_of(node: &str) -> FieldSelector {
     let finished = Pod::FIELDS.unwrap_or_default();
     let fields = format!("spec.nodeName={node},{finished}");
     // This selector is never widened.
     let (_, widened) = watch_channel::channel(false);
-    Narrow { fields, is_indexed: true, widened }
+    FieldSelector { fields, is_indexed: true, widened }
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ pub fn decode(spec: &PeerSliceSpec) -> Result<Vec<Pod>, SliceError> {
         if last.replace(claims.pod).is_some_and(|last| last >= claims.pod) {
             return Err(SliceError::Unsorted(number));
         }
-        pod.second.clone_from(&claims.interfaces);
+        pod.secondary.clone_from(&claims.interfaces);
         check_claims(pod, number)?;
     }
     Ok(pods)
@@ -146,7 +146,7 @@ impl Reader<'_> {
             created: self.created,
             ports,
             foreign_sources: false,
-            second: Vec::new(),
+            secondary: Vec::new(),
             workload: None,
         })
     }

@@ -88,7 +88,7 @@ impl SecondaryClaims {
     }
 
     /// Returns the pods that claim an address.
-    pub(super) fn of(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
+    pub(super) fn pods_at(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
         self.0.get(&address).into_iter().flatten()
     }
 }
@@ -107,7 +107,7 @@ mod tests {
         let addresses = second.iter().map(|address| ip(address)).collect();
         let interface = SecondaryInterface { addresses, ..SecondaryInterface::default() };
         let key = Key::new("x", name);
-        Pod { uid: name.to_owned(), key, second: vec![interface], ..Pod::default() }
+        Pod { uid: name.to_owned(), key, secondary: vec![interface], ..Pod::default() }
     }
 
     fn owner(changes: &[Change], address: &str) -> Option<String> {
@@ -159,7 +159,7 @@ mod tests {
     fn an_address_of_another_object_cannot_be_claimed() {
         let address = "192.168.0.1";
         let claims = Change::Pod(pod("a", &[address, "8.8.8.8"]));
-        let has = Pod { second: Vec::new(), addresses: vec![ip(address)], ..pod("b", &[]) };
+        let has = Pod { secondary: Vec::new(), addresses: vec![ip(address)], ..pod("b", &[]) };
         let node = Node { name: "n".to_owned(), addresses: vec![ip(address)], ..Node::default() };
         let service = Service {
             key: Key::new("x", "web"),

@@ -47,7 +47,7 @@ pub(crate) type SlicesByPort<'a> = HashMap<(&'a str, Protocol), Vec<(&'a Arc<End
 
 /// A Service port with a pod as backend.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Backed<'a> {
+pub(crate) struct BackedPort<'a> {
     pub(crate) service: &'a Service,
     pub(crate) port: &'a ServicePort,
     /// Address of the pod that is the backend.
@@ -212,7 +212,7 @@ impl Services {
     }
 
     /// Service ports with the pod as a backend; with duplicates.
-    pub(crate) fn backed_by<'a>(&'a self, pod: &'a Pod) -> Vec<Backed<'a>> {
+    pub(crate) fn backed_by<'a>(&'a self, pod: &'a Pod) -> Vec<BackedPort<'a>> {
         let mut backed = Vec::new();
         let mut by_name: HashMap<&Key, HashMap<(&str, Protocol), Vec<&ServicePort>>> =
             HashMap::new();
@@ -227,7 +227,7 @@ impl Services {
                     let name = (of_slice.name.as_str(), of_slice.protocol);
                     let (number, address) = (of_slice.port, *address);
                     let named = ports.get(&name).into_iter().flatten();
-                    backed.extend(named.map(|port| Backed { service, port, address, number }));
+                    backed.extend(named.map(|port| BackedPort { service, port, address, number }));
                 }
             }
         }

@@ -190,7 +190,7 @@ impl Cluster {
 
     /// The pods of a namespace, by name.
     pub fn pods_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<Pod>> {
-        self.pods.by_name().of(namespace)
+        self.pods.by_name().pods_in(namespace)
     }
 
     /// Labels of a namespace; for an unknown one, only the name label, which every namespace has.
@@ -215,7 +215,7 @@ impl Cluster {
     /// Returns the owner of an address on a secondary network: the only pod that claims it, if the address is in one of
     /// the blocks for such networks and belongs to no other object.
     fn secondary_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
-        let claimant = self.pods.second().only(address)?;
+        let claimant = self.pods.secondary().only(address)?;
         self.refusal(address).is_none().then_some(claimant)
     }
 
@@ -247,10 +247,10 @@ impl Cluster {
         }
         // Pods of manifests may have no uid.
         let is_it = |other: &Pod| other.uid == pod.uid && other.key == pod.key;
-        if self.pods.second().only(address).is_some_and(|owner| is_it(owner)) {
+        if self.pods.secondary().only(address).is_some_and(|owner| is_it(owner)) {
             return None;
         }
-        let others = self.pods.second().of(address).filter(|other| !is_it(other));
+        let others = self.pods.secondary().pods_at(address).filter(|other| !is_it(other));
         Some(
             others
                 .map(|other| &other.key)
@@ -268,7 +268,7 @@ impl Cluster {
         if !is_claimed || is_held() || self.secondary_owner(address).is_some() {
             return Vec::new();
         }
-        let claimants = || self.pods.second().of(address);
+        let claimants = || self.pods.secondary().pods_at(address);
         let is_leaving = claimants().all(|pod| pod.terminating);
         let mut all: Vec<_> = claimants().filter(|pod| is_leaving || !pod.terminating).collect();
         all.sort_by_key(|pod| &pod.key);
@@ -283,7 +283,7 @@ impl Cluster {
         let pod = self.pod_behind(interface);
         let of_pod = || pod.map(|pod| pod.addresses.clone()).unwrap_or_default();
         match (&interface.owner, pod) {
-            (InterfaceOwner::Pod(bound), Some(pod)) if bound.second => self.secondary_at(pod),
+            (InterfaceOwner::Pod(bound), Some(pod)) if bound.is_secondary => self.secondary_at(pod),
             (InterfaceOwner::Pod(_) | InterfaceOwner::Unbound | InterfaceOwner::Denied, _) => {
                 of_pod()
             }
@@ -309,13 +309,13 @@ impl Cluster {
 
     /// Returns the accepted addresses of a pod on secondary networks.
     pub fn secondary_addresses<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = IpAddr> + 'a {
-        let claimed = pod.second.iter().flat_map(|interface| pod.claimed_at(interface));
+        let claimed = pod.secondary.iter().flat_map(|interface| pod.claimed_at(interface));
         claimed.filter(move |address| self.refused(pod, *address).is_none())
     }
 
     /// Returns the object with an address: a pod, else a node, else a Service.
     #[must_use]
-    pub fn whose(&self, address: IpAddr) -> AddressOwner {
+    pub fn owner_of_address(&self, address: IpAddr) -> AddressOwner {
         if let Some(pod) = self.owner(address) {
             return AddressOwner::Pod(pod.key.clone());
         }

@@ -77,7 +77,7 @@ impl TableSet {
     pub(crate) fn fill(&self, classes: &Classes, capacity: &Capacity) -> Vec<TableUse> {
         let fill = |table| {
             let (used, _) = self.elements(table, classes);
-            TableUse { table, used, capacity: capacity.of(table) }
+            TableUse { table, used, capacity: capacity.capacity_of(table) }
         };
         Table::ALL.map(fill).to_vec()
     }
@@ -112,10 +112,11 @@ pub struct DesiredTables<'a> {
 /// Number of elements of a section.
 type Count = fn(&DesiredTables<'_>) -> u32;
 /// Passes the elements of a section with indexes in a range to a callback.
-type Tell = fn(&DesiredTables<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredElement<'_>));
+type ElementCallback =
+    fn(&DesiredTables<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredElement<'_>));
 
 /// Sections of a pass, in order.
-const SECTIONS: [(Count, Tell); 7] = [
+const SECTIONS: [(Count, ElementCallback); 7] = [
     (|_| 65_536 / ROOT_CHUNK, |all, range, visit| all.visit_root(range, visit)),
     (
         |all| all.tables.addresses.ipv4_trie.slots.needed(),

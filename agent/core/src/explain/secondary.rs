@@ -32,7 +32,7 @@ impl<'c> SecondarySides<'c> {
         to: ProbeEnd<'c>,
     ) -> Vec<(ProbeEnd<'c>, ProbeEnd<'c>)> {
         let is_plain = from.claimants.is_empty() && to.claimants.is_empty();
-        if is_plain && from.pod.is_none_or(|pod| pod.second.is_empty()) {
+        if is_plain && from.pod.is_none_or(|pod| pod.secondary.is_empty()) {
             return vec![(from, to)];
         }
         let is_named = matches!(probe.from, Party::Pod(_));
@@ -55,7 +55,7 @@ impl<'c> SecondarySides<'c> {
         let same_family = |address: &IpAddr| address.is_ipv4() == destination.is_ipv4();
         let is_known = from.places.is_empty() && is_subject(sender);
         let is_itself = to.pod.is_some_and(|receiver| receiver.key == sender.key);
-        if !is_known || is_itself || sender.second.is_empty() {
+        if !is_known || is_itself || sender.secondary.is_empty() {
             return from.clone();
         }
         let is_on_secondary = |pod: &&Pod| pod.secondary_with(*destination).next().is_some();
@@ -170,7 +170,7 @@ fn shared<'p>(
     receiver: &'p Pod,
     destination: IpAddr,
 ) -> impl Iterator<Item = &'p SecondaryInterface> {
-    sender.second.iter().filter(move |own| {
+    sender.secondary.iter().filter(move |own| {
         let mut networks = receiver.secondary_with(destination).map(|interface| &interface.network);
         !own.network.is_empty() && networks.any(|network| *network == own.network)
     })

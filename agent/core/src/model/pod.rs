@@ -45,7 +45,7 @@ pub struct Pod {
     /// write the pod can write the annotation; [`crate::cluster::Cluster::owner`] decides which addresses are
     /// accepted.
     #[serde(rename = "second", default, skip_serializing_if = "Vec::is_empty")]
-    pub second: Vec<SecondaryInterface>,
+    pub secondary: Vec<SecondaryInterface>,
     /// Workload object that creates the pod, if manifests name it. Absent in objects from an API server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<Box<WorkloadRef>>,
@@ -60,7 +60,7 @@ impl Pod {
     /// Returns the interfaces on secondary networks that claim an address; none for an address of the pod's status, which
     /// is the first interface's.
     pub fn secondary_with(&self, address: IpAddr) -> impl Iterator<Item = &SecondaryInterface> {
-        let interfaces = self.second.iter();
+        let interfaces = self.secondary.iter();
         interfaces.filter(move |interface| self.claimed_at(interface).any(|it| it == address))
     }
 
@@ -77,7 +77,7 @@ impl Pod {
     /// Returns the addresses of the annotation, including repeated ones of the pod's status. Any such address shows
     /// that the network's addresses are known, so policy covers the interface; [`Self::claimed_at`] returns the claims.
     pub fn secondary_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.second.iter().flat_map(|interface| interface.addresses.iter().copied())
+        self.secondary.iter().flat_map(|interface| interface.addresses.iter().copied())
     }
 
     /// Returns the workload if this pod represents its pod template.

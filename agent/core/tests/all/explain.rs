@@ -17,7 +17,7 @@ fn is_beyond_the_oracle(oracle: &Oracle, probe: &Probe) -> bool {
     };
     let mut backends = oracle.slices.iter().flat_map(|slice| &slice.addresses);
     let is_sender = |pod: &Pod| probe.from == Party::Pod(pod.key.clone());
-    let is_second = |pod: &Pod| is_sender(pod) && !pod.second.is_empty();
+    let is_second = |pod: &Pod| is_sender(pod) && !pod.secondary.is_empty();
     let mut sides = [&probe.from, &probe.to].into_iter();
     oracle.pods.iter().any(is_second)
         || sides.any(|it| matches!(it, Party::Address(address) if is_refused(address)))

@@ -154,7 +154,7 @@ fn services_beyond_the_limit_do_not_depend_on_the_order() {
         assert_eq!(reported(world), ["tenant"]);
     }
     let [mut world, ..] = worlds;
-    world.apply([a.gone()]);
+    world.apply([a.removal()]);
     assert_eq!(of(&world), [(false, false), own, own, (false, false)]);
     assert!(reported(&world).is_empty());
 }

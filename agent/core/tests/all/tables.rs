@@ -360,7 +360,7 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
         let owner = InterfaceOwner::Pod(Bound {
             pod,
             standing: Standing::Listed,
-            second: true,
+            is_secondary: true,
             station: None,
         });
         Change::Interface(Interface { index, owner, ..Interface::default() })

@@ -19,7 +19,7 @@ pub(super) fn not_enforced(engine: &Engine) -> Vec<String> {
     let judged: BTreeMap<u32, bool> =
         compiler.endpoints().map(|endpoint| (endpoint.ifindex, endpoint.checked)).collect();
     let mut veths: BTreeMap<&Key, Vec<(&Veth, &Bound)>> = BTreeMap::new();
-    for (veth, bound) in engine.bindings.second() {
+    for (veth, bound) in engine.bindings.secondary() {
         veths.entry(&bound.pod.key).or_default().push((veth, bound));
     }
     let mut lines = Vec::new();
@@ -57,7 +57,7 @@ pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
     let mut lines = Vec::new();
     for pod in local(cluster) {
         let mut reported = BTreeSet::new();
-        for interface in &pod.second {
+        for interface in &pod.secondary {
             for address in interface.addresses.iter().filter(|address| reported.insert(**address)) {
                 if let Some(refusal) = cluster.refused(pod, *address) {
                     lines.push(format!(
@@ -75,7 +75,9 @@ pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
 /// Returns this node's pods with secondary interfaces by annotation.
 fn local(cluster: &Cluster) -> impl Iterator<Item = &Pod> {
     let pods = cluster.pods().values().map(|pod| &**pod);
-    pods.filter(|pod| !pod.second.is_empty() && pod.node == cluster.node_name() && is_subject(pod))
+    pods.filter(|pod| {
+        !pod.secondary.is_empty() && pod.node == cluster.node_name() && is_subject(pod)
+    })
 }
 
 fn has_addresses(pod: &Pod) -> bool {
@@ -90,7 +92,7 @@ fn without_veth<'p>(
 ) -> impl Iterator<Item = &'p SecondaryInterface> + use<'p> {
     let mut left: Vec<&(&Veth, &Bound)> = veths.iter().collect();
     let mut rest = Vec::new();
-    for interface in &pod.second {
+    for interface in &pod.secondary {
         let has = |(veth, bound): &&(&Veth, &Bound)| {
             interface.device.is_empty()
                 && interface.addresses.iter().any(|address| {
@@ -148,11 +150,11 @@ mod tests {
     }
 
     fn names(second: &[SecondaryInterface], inside: &[&[&str]]) -> Vec<String> {
-        let pod = Pod { second: second.to_vec(), ..objects::pod("x", "a", &[], &["10.0.0.1"]) };
+        let pod = Pod { secondary: second.to_vec(), ..objects::pod("x", "a", &[], &["10.0.0.1"]) };
         let bound = Bound {
             pod: Arc::new(pod.clone()),
             standing: Standing::Listed,
-            second: true,
+            is_secondary: true,
             station: None,
         };
         let veth = |inside: &&[&str]| Veth { inside: objects::ips(inside), ..Veth::default() };

@@ -106,7 +106,7 @@ fn named(
         protocol: packet.protocol.map(IpProtocol),
         local: packet.local,
         local_port,
-        peer: packet.remote.map(|address| cluster.whose(address)),
+        peer: packet.remote.map(|address| cluster.owner_of_address(address)),
         remote: packet.remote,
         remote_port,
         length: packet.length,
@@ -135,7 +135,7 @@ fn attributed(
     };
     let seen = JournalEvent { outcome, packet: Dropped { direction, ..packet.clone() } };
     let pod = cluster.pods().get(pod).map(|pod| &**pod);
-    match attributions.of(explainer, pod, &seen, std::time::Instant::now()) {
+    match attributions.attribute(explainer, pod, &seen, std::time::Instant::now()) {
         EventAttribution::Known(known) => (*known).clone(),
         EventAttribution::Omitted => Attribution::default(),
     }

@@ -38,7 +38,7 @@ impl NodeUse {
     }
 
     /// Takes in a change of an object.
-    pub(super) fn take(&mut self, change: &Change) {
+    pub(super) fn apply_change(&mut self, change: &Change) {
         match change {
             Change::Pod(pod) => {
                 let is_own = *pod.node == *self.node && is_subject(pod);
@@ -94,7 +94,7 @@ pub(super) fn depends_on_nodes(change: &Change) -> bool {
 /// Returns the part of such a change that holds for any nodes: the pod without its claims.
 pub(super) fn without_claims(change: &Change) -> Option<Change> {
     let Change::Pod(pod) = change else { return None };
-    Some(Change::Pod(Pod { second: Vec::new(), ..pod.clone() }))
+    Some(Change::Pod(Pod { secondary: Vec::new(), ..pod.clone() }))
 }
 
 fn has_egress(policy: &Policy) -> bool {
@@ -164,23 +164,23 @@ mod tests {
         let all = [own.clone(), ports.clone(), allows.clone()];
         let of = |changes: &[Change]| {
             let mut of_node = NodeUse::of_node("n".into());
-            changes.iter().for_each(|change| of_node.take(change));
+            changes.iter().for_each(|change| of_node.apply_change(change));
             of_node
         };
         assert!(of(&all).needs_all());
         for (place, less) in [
             (0, pod("a", "other", false)),
             (0, pod("a", "n", true)),
-            (0, own.gone()),
+            (0, own.removal()),
             (1, service("s", None)),
-            (1, ports.gone()),
+            (1, ports.removal()),
             (2, policy("p", json!([]))),
-            (2, allows.gone()),
+            (2, allows.removal()),
         ] {
             let mut after = of(&all);
-            after.take(&less);
+            after.apply_change(&less);
             assert!(!after.needs_all(), "after {less:?}");
-            after.take(&all[place]);
+            after.apply_change(&all[place]);
             assert!(after.needs_all(), "again after {less:?}");
             let mut without = all.to_vec();
             without[place] = less;
@@ -194,13 +194,13 @@ mod tests {
         let nodes = json!([{ "action": "Deny", "to": [{ "nodes": {} }] }]);
         let pods = json!([{ "action": "Deny", "to": [{ "namespaces": {} }] }]);
         for egress in [nodes, pods] {
-            of_node.take(&cluster_policy(json!([])));
+            of_node.apply_change(&cluster_policy(json!([])));
             assert!(!of_node.needs_all() && !depends_on_nodes(&cluster_policy(json!([]))));
             let change = cluster_policy(egress);
-            of_node.take(&change);
+            of_node.apply_change(&change);
             assert!(of_node.needs_all() && depends_on_nodes(&change));
         }
-        of_node.take(&cluster_policy(json!([])).gone());
+        of_node.apply_change(&cluster_policy(json!([])).removal());
         assert!(!of_node.needs_all());
     }
 
@@ -212,7 +212,7 @@ mod tests {
         for seed in 0..600 {
             let cluster = GeneratedCluster::from_seed(seed);
             let mut of_node = NodeUse::of_node(NODE.into());
-            cluster.objects.iter().for_each(|change| of_node.take(change));
+            cluster.objects.iter().for_each(|change| of_node.apply_change(change));
             let is_other = |change: &&Change| matches!(change, Change::Node(n) if n.name != NODE);
             let own = cluster.objects.iter().filter(|change| !is_other(change)).cloned();
             let [all, own]: [Oracle; 2] =

@@ -194,7 +194,7 @@ async fn until(source: &mut ObjectStream, done: impl Fn(&Batch, &[&Change]) -> b
     let mut said = BTreeMap::new();
     loop {
         let batch = next(source).await;
-        said.extend(batch.changes.iter().map(|c| (format!("{:?}", c.gone()), c.clone())));
+        said.extend(batch.changes.iter().map(|c| (format!("{:?}", c.removal()), c.clone())));
         if done(&batch, &said.values().collect::<Vec<_>>()) {
             return;
         }

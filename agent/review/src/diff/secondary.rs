@@ -24,11 +24,11 @@ impl<'c> PartyEndsBuilder<'c> {
         pods: [&'c Pod; 2],
     ) -> (Vec<SecondaryPair<'c>>, BTreeSet<String>) {
         let (mut pairs, mut gaps) = (Vec::new(), BTreeSet::new());
-        if !pods.into_iter().all(is_subject) || pods.iter().all(|pod| pod.second.is_empty()) {
+        if !pods.into_iter().all(is_subject) || pods.iter().all(|pod| pod.secondary.is_empty()) {
             return (pairs, gaps);
         }
         let [mut before, mut after] = pods.map(claims);
-        let lacks = pods.map(|pod| is_unaddressed(pod) && pod.second.is_empty());
+        let lacks = pods.map(|pod| is_unaddressed(pod) && pod.secondary.is_empty());
         match lacks {
             [false, false] => {}
             _ if !self.judges_unaddressed() => return (pairs, gaps),
@@ -87,7 +87,7 @@ impl<'c> PartyEndsBuilder<'c> {
 /// Returns the claimed addresses of a pod without those of its status.
 fn claims(pod: &Pod) -> Claims<'_> {
     let mut claims = Claims::new();
-    for interface in &pod.second {
+    for interface in &pod.secondary {
         for address in pod.claimed_at(interface) {
             let of_network = claims.entry((interface.network.as_str(), address.is_ipv6()));
             of_network.or_default().push(address);

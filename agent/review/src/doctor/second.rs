@@ -40,7 +40,7 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
         interfaces(objects, pod, found);
         let is_running = !pod.addresses.iter().all(|address| is_stand_in(*address));
         let requests = objects.details.pods.get(&pod.key).is_some_and(|it| it.requests_networks);
-        if requests && is_running && pod.second.is_empty() {
+        if requests && is_running && pod.secondary.is_empty() {
             let place =
                 "annotation k8s.v1.cni.cncf.io/networks names networks, network-status none";
             found.add(&UNKNOWN, at(objects, pod, place));
@@ -60,7 +60,7 @@ fn interfaces(objects: &GroupedObjects<'_>, pod: &Pod, found: &mut Findings) {
     let is_open = || labels.get(label).is_some_and(|value| value == open);
     let is_known = pod.secondary_addresses().next().is_some();
     let mut refused = BTreeSet::new();
-    for interface in &pod.second {
+    for interface in &pod.secondary {
         let title = interface.title();
         for address in &interface.addresses {
             if let Some(refusal) = cluster.refused(pod, *address)

@@ -42,7 +42,7 @@ fn pod() -> impl Strategy<Value = Pod> {
         pod.node = if has_node { format!("node-{}", name.0).into() } else { "".into() };
         pod.labels = labels.into_iter().collect::<Labels>();
         pod.addresses = addresses.into_iter().collect();
-        Pod { host_network, terminating, created, ports, second, ..pod }
+        Pod { host_network, terminating, created, ports, secondary: second, ..pod }
     })
 }
 

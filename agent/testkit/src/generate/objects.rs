@@ -163,7 +163,7 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
         created: i64::from(choices.below(3)),
         ports: choices.list(6, named_port),
         foreign_sources: false,
-        second: if host_network { Vec::new() } else { second(choices) },
+        secondary: if host_network { Vec::new() } else { second(choices) },
         workload: None,
     }
 }

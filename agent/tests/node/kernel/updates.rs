@@ -14,7 +14,7 @@ use netpold_core::options::{CheckSource, Options};
 use netpold_dataplane::audit::UnexpectedEntries;
 use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_dataplane::bpffs::PinRoot;
-use netpold_dataplane::global_sections::Offered;
+use netpold_dataplane::global_sections::TemporaryPins;
 use netpold_dataplane::tables::BpfTables;
 use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::flow::key::hash_keys;
@@ -171,7 +171,7 @@ impl Kernel {
         let mounted = Unmount(tempfile::tempdir().expect("a directory"));
         let pins = PinRoot::open(mounted.0.path()).expect("a BPF file system");
         let offered =
-            Offered::to(&mut loader, &pins.maps(), &[]).expect("tables at fixed addresses");
+            TemporaryPins::to(&mut loader, &pins.maps(), &[]).expect("tables at fixed addresses");
         let mut bpf = loader.load(object).expect("maps");
         drop(offered);
         let programs = ["netpold_ingress", "netpold_egress"].map(|name| {

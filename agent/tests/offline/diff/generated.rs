@@ -314,7 +314,8 @@ impl World {
                 [(change.loses(), [true, false]), (change.gains(), [false, true])]
             {
                 let ranges = PROTOCOLS.iter().flat_map(|protocol| {
-                    let ends = ports.of(*protocol).iter().flat_map(|(first, last)| [*first, *last]);
+                    let ends =
+                        ports.ranges_of(*protocol).iter().flat_map(|(first, last)| [*first, *last]);
                     ends.map(|port| (IpProtocol(protocol.number()), port))
                 });
                 let other = ports.other.then_some((IpProtocol::ICMP, 0));

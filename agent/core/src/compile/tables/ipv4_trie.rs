@@ -96,7 +96,7 @@ impl Ipv4Trie {
         let bits = u128::from(index) << 112;
         let whole = Prefix { family: IpFamily::V4, bits, len: 16 };
         let (base, is_plain) = match outlines {
-            Some(outlines) => outlines.of(index),
+            Some(outlines) => outlines.class_at(index),
             None => {
                 let is_plain = classes.under(whole).all(|(prefix, _)| prefix.len <= 16);
                 (classes.longest(whole).copied().unwrap_or(0), is_plain)
@@ -203,7 +203,7 @@ impl Ipv4Trie {
 
     /// Adds a complete block.
     fn add(&mut self, content: Box<TrieBlock>, ops: &mut Vec<Op>) -> u32 {
-        let block = self.slots.take();
+        let block = self.slots.allocate();
         ops.push(Op::TrieBlock(block, content.clone()));
         self.blocks.insert(block, content);
         block
@@ -255,7 +255,7 @@ impl Outlines {
         all
     }
 
-    fn of(&self, index: u16) -> (ClassId, bool) {
+    fn class_at(&self, index: u16) -> (ClassId, bool) {
         (self.classes[usize::from(index)], self.is_plain[usize::from(index)])
     }
 }

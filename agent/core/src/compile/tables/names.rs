@@ -63,7 +63,7 @@ impl Names {
             *rows += 1;
             return *id;
         }
-        let id = self.slots.take();
+        let id = self.slots.allocate();
         ops.extend(list.iter().map(|(name, groups)| Op::Name {
             list: id,
             name: Box::new(name.clone()),

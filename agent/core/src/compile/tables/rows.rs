@@ -92,7 +92,7 @@ impl RowTable {
         direction_policy: &Arc<DirectionPolicy>,
         mark: AllowedPorts,
     ) -> u32 {
-        let id = self.slots.take();
+        let id = self.slots.allocate();
         let row = StoredRow {
             direction_policy: direction_policy.clone(),
             mark,
@@ -164,7 +164,7 @@ impl RowTable {
                 if columns.iter().all(|(_, set)| *set == PORT_SET_NONE) {
                     continue;
                 }
-                row.words[usize::from(place)] = self.block_slots.take();
+                row.words[usize::from(place)] = self.block_slots.allocate();
                 row.blocks.insert(place, Box::new([PORT_SET_NONE; 256]));
                 fresh.insert(place);
             }

@@ -6,14 +6,14 @@ use crate::options::{Options, SECONDARY_OPEN, SecondaryInterfaces};
 
 /// Evidence about a pod's interface on a secondary network.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Second {
+pub(super) struct SecondaryPolicy {
     /// Whether the Pod object or a CNI result has addresses of the interface, accepted or not.
     is_known: bool,
 }
 
-impl Second {
+impl SecondaryPolicy {
     /// Evaluates an interface that is bound to a pod.
-    pub(super) fn of(bound: &Bound) -> Self {
+    pub(super) fn from_bound(bound: &Bound) -> Self {
         let pod = &bound.pod;
         Self { is_known: pod.all_addresses().next().is_some() }
     }
