@@ -75,7 +75,7 @@ pub fn run(args: &CompletionArgs) -> Result<()> {
 /// Answers a completion request of a shell or kubectl on standard output, and returns the exit code; `None` if this process
 /// received none. A word that cannot be completed has no answers.
 #[must_use]
-pub fn complete(command: fn() -> Command) -> Option<ExitCode> {
+pub fn answer_completion(command: fn() -> Command) -> Option<ExitCode> {
     // An error text would stand between the words on the user's terminal.
     let code = |answered: Result<()>| answered.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     if is_called_as(KUBECTL_HOOK) {

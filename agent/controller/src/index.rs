@@ -208,7 +208,7 @@ impl Index {
     /// Applies a change of a policy, a namespace, a pod or a node; other changes have no effect.
     pub(super) fn ingest(&mut self, change: Change, now: Moment, touched: &mut AffectedPolicies) {
         match change {
-            Change::Policy(policy) => self.policy(policy.key.clone(), policy.into(), touched),
+            Change::Policy(policy) => self.set_policy(policy.key.clone(), policy.into(), touched),
             Change::PolicyGone(key) => self.forget_policy(&key),
             Change::Pod(pod) => self.pod(pod, touched),
             Change::PodGone(key) => {
@@ -222,7 +222,7 @@ impl Index {
             }
             Change::NamespaceGone(name) => self.label(&name, None, touched),
             Change::ClusterPolicy(policy) => {
-                self.policy(Key::new("", &*policy.name), policy.into(), touched);
+                self.set_policy(Key::new("", &*policy.name), policy.into(), touched);
             }
             Change::ClusterPolicyGone(name) => self.forget_policy(&Key::new("", name)),
             Change::Service(_)
@@ -358,7 +358,7 @@ impl Index {
         self.nodes.get_key_value(name).map_or_else(|| name.into(), |(name, _)| Arc::clone(name))
     }
 
-    fn policy(&mut self, key: Key, known: KnownPolicy, touched: &mut AffectedPolicies) {
+    fn set_policy(&mut self, key: Key, known: KnownPolicy, touched: &mut AffectedPolicies) {
         self.forget_policy(&key);
         self.by_uid.insert(known.version.uid.as_str().into(), key.clone());
         let namespace = self.namespaces.entry(key.namespace.clone()).or_default();

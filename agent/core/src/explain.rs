@@ -99,13 +99,13 @@ impl<'c> Explainer<'c> {
     /// Answers a probe with reasons.
     #[must_use]
     pub fn explain(&self, probe: &Probe) -> Explanation {
-        self.explain_sides(probe, Detail::Reasons)
+        self.explain_probe(probe, Detail::Reasons)
     }
 
     /// Answers a probe quickly: the verdict, and for [`Verdict::Unknown`] its reason.
     #[must_use]
     pub fn verdict(&self, probe: &Probe) -> (Verdict, Option<String>) {
-        let answer = self.explain_sides(probe, Detail::Verdict);
+        let answer = self.explain_probe(probe, Detail::Verdict);
         (answer.verdict, answer.reason)
     }
 
@@ -135,7 +135,7 @@ impl<'c> Explainer<'c> {
         judgement.is_none_or(|it| it.verdict == Verdict::Allow)
     }
 
-    fn explain_sides(&self, probe: &Probe, detail: Detail) -> Explanation {
+    fn explain_probe(&self, probe: &Probe, detail: Detail) -> Explanation {
         match self.sides(probe) {
             Ok(sides) => {
                 let templates = [&sides.0, &sides.1].map(|side| JudgedTemplate::of(side.pod?));

@@ -23,7 +23,7 @@ pub enum Party {
 
 /// An IP protocol by number: written `TCP`, `UDP`, `SCTP`, `ICMP`, `ICMPv6` or as the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Spelled", into = "String")]
+#[serde(try_from = "SpelledProtocol", into = "String")]
 pub struct IpProtocol(pub u8);
 
 /// May `from` open a flow of this kind to `to`?

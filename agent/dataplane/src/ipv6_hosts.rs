@@ -93,14 +93,14 @@ impl Ipv6Hosts {
     /// # Errors
     /// A map is missing or cannot be mapped.
     pub fn open(bpf: &Ebpf) -> Result<Self, TableError> {
-        Self::open(array(bpf, NAME)?, array(bpf, FILTER)?)
+        Self::open_maps(array(bpf, NAME)?, array(bpf, FILTER)?)
     }
 
     /// The table in two maps: buckets and filter.
     ///
     /// # Errors
     /// A map has another layout, or cannot be mapped.
-    pub fn open(buckets: &MapData, filter: &MapData) -> Result<Self, TableError> {
+    pub fn open_maps(buckets: &MapData, filter: &MapData) -> Result<Self, TableError> {
         let map = MappedArray::new(buckets).map_err(at(NAME))?;
         MappedArray::new(filter).map(|filter| Self { map, filter }).map_err(at(FILTER))
     }

@@ -55,7 +55,7 @@ impl<K: FlowTableKey> Flow<K> {
                 } else {
                     merged(old.flags(), flags, protocol, judged)
                 };
-                let newer = if old.age(now) < new.age(now) { old.seen() } else { seen };
+                let newer = if old.age(now) < new.age(now) { old.last_seen() } else { seen };
                 // Invalidates the verdict that was cached for the former initiator.
                 let turned = u16::from((whole ^ old.flags()) & INITIATOR != 0);
                 let incarnation = old.incarnation().wrapping_add(turned);

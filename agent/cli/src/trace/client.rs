@@ -34,9 +34,9 @@ pub fn run(args: &TraceArgs) -> Result<u8> {
 fn trace_on_node(path: &Path, request: &TraceRequest, local: bool, output: Output) -> Result<u8> {
     let mut lines = AnswerLines::send_request(path, TRACE_REQUEST, request, LOADING, local)?;
     while let Some(line) = lines.read()? {
-        let understood = parse_answer(&line)?;
-        let is_end = matches!(understood, TraceLine::Ended { .. });
-        if !print_line(&line, parse_answer, output)? || is_end {
+        let parsed = parse_answer(&line)?;
+        let is_end = matches!(parsed, TraceLine::Ended { .. });
+        if !print_line(&line, parsed, output)? || is_end {
             return Ok(ALL_ANSWERED);
         }
     }
@@ -53,9 +53,9 @@ async fn trace_in_cluster(args: &TraceArgs, request: &TraceRequest) -> Result<u8
     while let Some((node, line)) = lines.next().await {
         match line {
             Ok(line) => {
-                let understood: TraceLine = parse_answer(&line)?;
-                let is_end = matches!(understood, TraceLine::Ended { .. });
-                if !print_line(&line, parse_answer, args.output)? || is_end {
+                let parsed: TraceLine = parse_answer(&line)?;
+                let is_end = matches!(parsed, TraceLine::Ended { .. });
+                if !print_line(&line, parsed, args.output)? || is_end {
                     return Ok(ALL_ANSWERED);
                 }
             }
@@ -66,10 +66,10 @@ async fn trace_in_cluster(args: &TraceArgs, request: &TraceRequest) -> Result<u8
 }
 
 /// Shows a line; returns whether the reader of the output is still there.
-fn print_line(line: &str, understood: TraceLine, output: Output) -> Result<bool> {
+fn print_line(line: &str, parsed: TraceLine, output: Output) -> Result<bool> {
     let shown = match output {
         Output::Json => line.to_owned(),
-        Output::Text => text(&parse_answer)?,
+        Output::Text => text(&parsed)?,
     };
     let mut stdout = anstream::stdout().lock();
     Ok(is_reader_open(writeln!(stdout, "{shown}").and_then(|()| stdout.flush()))?)

@@ -13,7 +13,8 @@ fn table(buckets: u32) -> (Ipv6Hosts, Settings) {
         MapData::from_fd(test_objects::array(value, elements, BPF_F_MMAPABLE)).unwrap()
     };
     let filter = map(size_of::<u64>() as u32, filter_for(buckets));
-    let table = Ipv6Hosts::open(&map(size_of::<Hosts6Bucket>() as u32, buckets), &filter).unwrap();
+    let table =
+        Ipv6Hosts::open_maps(&map(size_of::<Hosts6Bucket>() as u32, buckets), &filter).unwrap();
     let (hash_keys, ipv6_hosts_mask) = (hash_keys(7), table.mask());
     let settings = Settings { hash_keys, ipv6_hosts_mask, ..Settings::default() };
     (table, settings)

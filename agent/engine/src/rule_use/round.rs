@@ -133,7 +133,7 @@ impl<'u> SweepRound<'u> {
     /// Processes a flow of the table. Call in the order of the table.
     pub fn visit_flow(&mut self, at: &Sighting<'_>) {
         self.now = Some(at.now);
-        let (incarnation, seen) = (at.control.incarnation(), at.control.seen());
+        let (incarnation, seen) = (at.control.incarnation(), at.control.last_seen());
         let fresh = VisitedFlow { way: at.way, incarnation, seen, ..VisitedFlow::default() };
         match self.before_at(at.way) {
             Some(known) if known.incarnation == incarnation => {

@@ -89,7 +89,7 @@ impl<K: WatchedKind> Store<K> {
             .filter(|(_, known)| known.list != list)
             .map(|(name, _)| name.clone())
             .collect();
-        changes.extend(gone.into_iter().filter_map(|name| self.remove(&name)));
+        changes.extend(gone.into_iter().filter_map(|name| self.remove_by_name(&name)));
         self.is_settled = true;
         changes
     }
@@ -123,11 +123,11 @@ impl<K: WatchedKind> Store<K> {
 
     /// Removes an object that a watch reported as deleted.
     pub(super) fn remove(&mut self, identity: &ObjectIdentity) -> Option<Change> {
-        self.remove(&name(identity))
+        self.remove_by_name(&name(identity))
     }
 
     /// Forgets an object; returns its removal if the object was reported.
-    fn remove(&mut self, name: &str) -> Option<Change> {
+    fn remove_by_name(&mut self, name: &str) -> Option<Change> {
         self.news |= self.troubles.remove(name).is_some();
         let known = self.known.remove(name)?;
         known.hash.map(|_| K::removal(key(name)))

@@ -125,7 +125,7 @@ pub fn follow(
     manifests: StaticPods,
 ) -> io::Result<watch::Receiver<Vec<CniResult>>> {
     let mut follower = CniFollower::new(directory, manifests);
-    let (sender, results) = watch::channel(follower.scan());
+    let (sender, results) = watch::channel(follower.scan_results());
     let thread = std::thread::Builder::new().name("cni-results".into());
     thread.spawn(move || follower.run(&sender))?;
     Ok(results)
@@ -165,7 +165,7 @@ impl CniFollower {
 
     fn run(mut self, results: &watch::Sender<Vec<CniResult>>) {
         while !results.is_closed() {
-            let now = self.scan();
+            let now = self.scan_results();
             results.send_if_modified(|before| {
                 let modified = *before != now;
                 *before = now;
@@ -176,7 +176,7 @@ impl CniFollower {
     }
 
     /// Scans the directory; returns the current results.
-    fn scan(&mut self) -> Vec<CniResult> {
+    fn scan_results(&mut self) -> Vec<CniResult> {
         self.watched.renew();
         match self.scan() {
             Ok(()) => self.complained = false,
