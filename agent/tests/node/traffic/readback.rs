@@ -107,7 +107,7 @@ fn hide_addresses(cluster: &TestCluster) {
 fn forget_flows(cluster: &TestCluster) {
     let settings = MappedArray::<Settings>::new(&pinned(cluster, "SETTINGS")).unwrap();
     settings.store_u32(0, std::mem::offset_of!(Settings, timeouts), 0).unwrap();
-    settings.store_u32(0, std::mem::offset_of!(Settings, watch), 1).unwrap();
+    settings.store_u32(0, std::mem::offset_of!(Settings, handover), 1).unwrap();
 }
 
 #[test]
