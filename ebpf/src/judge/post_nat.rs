@@ -49,18 +49,21 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     tables: &T,
-    origin: Option<Origin>,
+    origin: Origin,
     ifindex: u32,
     reply: Option<Course>,
     agent_lives: impl FnOnce() -> bool,
 ) -> PacketVerdict {
-    let Some(origin) = origin else { return PacketVerdict::from(Ok(Reason::NotEndpoint)) };
+    if matches!(origin, Origin::Final) {
+        return PacketVerdict::from(Ok(Reason::NotEndpoint));
+    }
     // Matched here: otherwise the compiler keeps a type and an offset that are not initialized in the error case.
     let link = match link {
         Ok(link) => Ok(link),
         Err(reason) => return PacketVerdict::from(Err(reason)),
     };
     let (sender, judged) = match origin {
+        Origin::Final => return PacketVerdict::from(Ok(Reason::NotEndpoint)),
         // The sender's policy is gone, so no grant is left.
         Origin::Marked(None) => return PacketVerdict::from(Err(Reason::ServiceBackend)),
         Origin::Marked(Some(sender)) => (sender, true),
@@ -148,10 +151,10 @@ pub fn judge_at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     tables: &T,
-    origin: Option<Origin>,
+    origin: Origin,
     agent_lives: impl FnOnce() -> bool,
 ) -> PacketVerdict {
-    let Some(Origin::BridgePort { isolated, open }) = origin else {
+    let Origin::BridgePort { isolated, open } = origin else {
         return PacketVerdict::from(Ok(Reason::NotEndpoint));
     };
     let (local, claims) = match link {

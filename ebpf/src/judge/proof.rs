@@ -133,9 +133,11 @@ impl Rebuilt {
     }
 }
 
-/// Origin of a packet that is judged at an exit.
+/// Origin of a packet at an exit: whether it is judged there, and for which endpoint.
 #[derive(Clone, Copy, Debug)]
 pub enum Origin {
+    /// Not from an endpoint, or with a final verdict.
+    Final,
     /// Judged at its sender's veth, and to be judged again; `None`: the sender is gone.
     Marked(Option<EndpointRef>),
     /// From an endpoint's veth, and not judged there.
@@ -152,37 +154,37 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Origin of a packet, by its proof and its mark; `None`: it is not from an endpoint, or its verdict is final.
+    /// Origin of a packet, by its proof and its mark.
     #[inline(always)]
-    pub fn at_exit<T: Tables>(tables: &T, exit: &Exit) -> Option<Self> {
-        let settings = tables.settings()?;
+    pub fn at_exit<T: Tables>(tables: &T, exit: &Exit) -> Self {
+        let Some(settings) = tables.settings() else { return Self::Final };
         if exit.mark & settings.proof != 0 {
             let marked = is_mark(exit.tc_index);
-            return if marked { Some(Self::Marked(sender(tables, exit.tc_index))) } else { None };
+            return if marked { Self::Marked(sender(tables, exit.tc_index)) } else { Self::Final };
         }
         if exit.rebuilt != Rebuilt::No && demands_proof(settings) {
-            return Some(Self::Rebuilt(exit.rebuilt));
+            return Self::Rebuilt(exit.rebuilt);
         }
         if exit.ingress_ifindex == 0 || !demands_proof(settings) {
-            return None;
+            return Self::Final;
         }
         match find_endpoint(tables, exit.ingress_ifindex) {
             // Also back to the endpoint itself: with a forged source it would begin a flow that the endpoint answers.
-            Some(endpoint) => Some(Self::Unjudged(endpoint)),
-            None if !exit.has_come_in() => None,
+            Some(endpoint) => Self::Unjudged(endpoint),
+            None if !exit.has_come_in() => Self::Final,
             None => Self::by_bridge(settings, exit.ingress_ifindex),
         }
     }
 
-    /// Origin of a packet that a bridge hands to the node; `None` as for [`Origin::at_exit`].
+    /// Origin of a packet that a bridge hands to the node.
     #[must_use]
     #[inline(always)]
-    pub fn at_bridge<T: Tables>(tables: &T, ifindex: u32, mark: u32) -> Option<Self> {
+    pub fn at_bridge<T: Tables>(tables: &T, ifindex: u32, mark: u32) -> Self {
         match tables.settings() {
             Some(settings) if mark & settings.proof == 0 && demands_proof(settings) => {
                 Self::by_bridge(settings, ifindex)
             }
-            _ => None,
+            _ => Self::Final,
         }
     }
 
@@ -192,7 +194,7 @@ impl Origin {
         clippy::multiple_unsafe_ops_per_block,
         reason = "where a word is, and reading it, is one step"
     )]
-    fn by_bridge(settings: &Settings, ifindex: u32) -> Option<Self> {
+    fn by_bridge(settings: &Settings, ifindex: u32) -> Self {
         let bridges = (&raw const settings.bridges).cast::<u32>();
         for n in 0..BRIDGES {
             // SAFETY: an element of a readable array; the agent changes it meanwhile.
@@ -202,17 +204,17 @@ impl Origin {
             }
             if bridge_ifindex(bridge) == ifindex {
                 let (isolated, open) = (bridge & BRIDGE_ISOLATED != 0, bridge & BRIDGE_OPEN != 0);
-                return Some(Self::BridgePort { isolated, open });
+                return Self::BridgePort { isolated, open };
             }
         }
-        None
+        Self::Final
     }
 
     /// Endpoint for which the packet is judged; `None`: none, or unknown.
     #[must_use]
     pub fn endpoint(self) -> Option<EndpointRef> {
         match self {
-            Self::Rebuilt(_) | Self::BridgePort { .. } => None,
+            Self::Final | Self::Rebuilt(_) | Self::BridgePort { .. } => None,
             Self::Marked(endpoint) => endpoint,
             Self::Unjudged(endpoint) => Some(endpoint),
         }
@@ -245,7 +247,7 @@ pub fn is_unknown<T: Tables>(tables: &T, exit: &Exit) -> bool {
         && !is_known(settings, exit.ingress_ifindex)
         && demands_proof(settings)
         && find_endpoint(tables, exit.ingress_ifindex).is_none()
-        && Origin::by_bridge(settings, exit.ingress_ifindex).is_none()
+        && matches!(Origin::by_bridge(settings, exit.ingress_ifindex), Origin::Final)
 }
 
 impl Exit {

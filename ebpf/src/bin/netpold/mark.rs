@@ -129,7 +129,7 @@ extern "C" fn netpold_rebuilt(skb: *mut __sk_buff, link: u32) -> u32 {
 }
 
 #[inline(always)]
-fn read_origin(skb: *mut __sk_buff, link: u32) -> Option<Origin> {
+fn read_origin(skb: *mut __sk_buff, link: u32) -> Origin {
     Origin::at_exit(&Maps::new(), &read_exit(skb, link))
 }
 
@@ -137,12 +137,12 @@ fn read_origin(skb: *mut __sk_buff, link: u32) -> Option<Origin> {
 #[inline(always)]
 fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
     match Origin::at_exit(&Maps::new(), exit) {
-        Some(Origin::Marked(_) | Origin::Rebuilt(_) | Origin::BridgePort { .. }) => false,
-        Some(Origin::Unjudged(_)) => {
+        Origin::Marked(_) | Origin::Rebuilt(_) | Origin::BridgePort { .. } => false,
+        Origin::Unjudged(_) => {
             netpold_count_unproven(skb);
             false
         }
-        None => {
+        Origin::Final => {
             if exit.tc_index == 0 && is_proven(exit.mark) {
                 netpold_count_unproven(skb);
             }
@@ -357,9 +357,7 @@ fn judge_marked<B: Bytes>(skb: *mut __sk_buff, bytes: &B, link: u32, course: u32
 fn count_drop(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
-    let whose = read_origin(skb, link)
-        .and_then(Origin::endpoint)
-        .map_or(ifindex, |sender| sender.ifindex());
+    let whose = read_origin(skb, link).endpoint().map_or(ifindex, |sender| sender.ifindex());
     if drops::count_one(true, reason, whose) { reason | EMITS_EVENT } else { reason }
 }
 
@@ -389,7 +387,7 @@ extern "C" fn netpold_count_refusal(skb: *mut __sk_buff, link: u32, reason: u32)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_reason_to_refuse(skb: *mut __sk_buff, link: u32) -> u32 {
-    let Some(Origin::Unjudged(sender)) = read_origin(skb, link) else { return 0 };
+    let Origin::Unjudged(sender) = read_origin(skb, link) else { return 0 };
     if !checksum::keeps_judged_bytes(skb, link) {
         return Reason::Malformed as u32;
     }
@@ -479,7 +477,7 @@ extern "C" fn netpold_agent_lives(skb: *mut __sk_buff) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_emit_translated(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
-    let sender = read_origin(skb, link).and_then(Origin::endpoint);
+    let sender = read_origin(skb, link).endpoint();
     let endpoint = sender.map_or((0, 0), |sender| (sender.ifindex(), sender.id()));
     drops::send(reason, endpoint, |event| {
         // SAFETY: the program's context.

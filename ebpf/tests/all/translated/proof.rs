@@ -67,12 +67,12 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
     // Without an endpoint's interface or before the proof is demanded, packets pass unjudged.
     let exit = |ingress_ifindex| Exit { tc_index: own, ..came_by(ingress_ifindex) };
     for ingress_ifindex in [0, UPLINK, OTHER_IFINDEX] {
-        assert!(Origin::at_exit(&tables, &exit(ingress_ifindex)).is_none());
+        assert!(matches!(Origin::at_exit(&tables, &exit(ingress_ifindex)), Origin::Final));
     }
     let final_ = Exit { mark: tables.flows.settings.proof, tc_index: 0, ..exit(POD_IFINDEX) };
-    assert!(Origin::at_exit(&tables, &final_).is_none(), "judged");
+    assert!(matches!(Origin::at_exit(&tables, &final_), Origin::Final), "judged");
     tables.flows.settings.demands_proof = 0;
-    assert!(Origin::at_exit(&tables, &exit(POD_IFINDEX)).is_none());
+    assert!(matches!(Origin::at_exit(&tables, &exit(POD_IFINDEX)), Origin::Final));
     // A pod that no policy isolates may send to any address, but only from its own.
     tables.flows.settings.demands_proof = 1;
     tables.endpoint_mut(POD_IFINDEX).rows = 0;
@@ -118,7 +118,7 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
     }
     tables.flows.settings.demands_proof = 0;
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: BRIDGE, ..Exit::default() };
-    assert!(Origin::at_exit(&tables, &exit).is_none());
+    assert!(matches!(Origin::at_exit(&tables, &exit), Origin::Final));
 }
 
 /// Once the agent has listed the interfaces that may hand packets on without proof, packets from all others drop.
@@ -311,11 +311,14 @@ fn what_the_kernel_made_anew_is_from_nobody_it_says() {
             rebuilt: Rebuilt::No,
             ..Exit::default()
         };
-        assert!(Origin::at_exit(&tables, &proven).is_none(), "parts of what was judged");
+        assert!(
+            matches!(Origin::at_exit(&tables, &proven), Origin::Final),
+            "parts of what was judged"
+        );
     }
     tables.flows.settings.demands_proof = 0;
     let exit = Exit { ifindex: UPLINK, rebuilt: Rebuilt::Fragment, ..Exit::default() };
-    assert!(Origin::at_exit(&tables, &exit).is_none());
+    assert!(matches!(Origin::at_exit(&tables, &exit), Origin::Final));
 }
 
 /// Packets to the node itself pass no exit.
