@@ -53,7 +53,7 @@ const TRUSTED_SINCE: &str = "netpold.io/trusted-since";
 const BACKDATED: u64 = 300;
 /// Delay after a change of the webhook's configuration, so that consecutive changes cause one turn.
 const GATHER: Duration = Duration::from_millis(100);
-/// Timeout of one [`Keeper::turn`].
+/// Timeout of one [`CertificateManager::renew`].
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Server certificate with its key and the authority that signed it, in PEM.

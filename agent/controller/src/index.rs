@@ -1,5 +1,5 @@
 //! Index of policies, pods and node reports, reduced to the data behind a policy's status. Every change adds the
-//! policies with a possibly different status to [`Touched`].
+//! policies with a possibly different status to [`AffectedPolicies`].
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,7 +115,7 @@ struct NodeState {
     report: Option<Report>,
     /// Number of the node's subject pods by namespace.
     pods: BTreeMap<String, usize>,
-    /// State of the agent at the last [`Index::settle`].
+    /// State of the agent at the last [`Index::store_node_state`].
     agent: AgentPresence,
 }
 

@@ -228,7 +228,7 @@ impl Bindings {
         }
     }
 
-    /// Problems of all bindings, as of the last [`Bindings::settle`].
+    /// Problems of all bindings, as of the last [`Bindings::bind_veths`].
     #[must_use]
     pub fn problems(&self, cluster: &Cluster) -> Vec<BindingProblem> {
         problems::of_claims(&self.claims, cluster)

@@ -2,7 +2,7 @@
 //!
 //! The limits count the contents of objects, not compile time, so the outcome depends on the objects alone. A policy
 //! beyond its budget isolates the pods it selects and grants nothing, like an invalid one; other policies are not
-//! affected. It is not kept in full ([`kept`]).
+//! affected. It is not kept in full ([`reduced_to_budget`]).
 
 mod frontends;
 
@@ -107,7 +107,7 @@ pub fn reduced_to_budget(policy: Policy) -> Policy {
     reduced_by_weight(policy, &weight)
 }
 
-/// [`kept`] for a policy of this weight.
+/// [`reduced_to_budget`] for a policy of this weight.
 pub(crate) fn reduced_by_weight(mut policy: Policy, weight: &Weight) -> Policy {
     if weight.is_oversized() {
         for rules in [&mut policy.ingress, &mut policy.egress].into_iter().flatten() {

@@ -234,7 +234,7 @@ impl Attacher {
             .map_err(at("watching", hook))
     }
 
-    /// Replaces the attached program by the one that [`Attacher::watch`] put in front of it. (A hook takes a program
+    /// Replaces the attached program by the one that [`Attacher::attach_in_front`] put in front of it. (A hook takes a program
     /// only once, so the other link cannot be updated to it.)
     ///
     /// The pin moves first: at each moment the hook's pin is that of a link in force. If the process ends in between,
@@ -263,7 +263,7 @@ impl Attacher {
         Some(links.join(format!("{}{WATCHING}{:016x}", hook.file_name(), self.process)))
     }
 
-    /// Ends the watching that [`Attacher::watch`] began, in this process or in an earlier one.
+    /// Ends the watching that [`Attacher::attach_in_front`] began, in this process or in an earlier one.
     ///
     /// # Errors
     /// The pins cannot be listed or removed.

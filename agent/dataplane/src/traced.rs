@@ -57,7 +57,7 @@ pub struct TracedPrograms {
 }
 
 impl TracedPrograms {
-    /// Loads the programs with these maps, without attaching one. No packet is reported before [`TracedPrograms::ask`].
+    /// Loads the programs with these maps, without attaching one. No packet is reported before [`TracedPrograms::set_filter`].
     ///
     /// # Errors
     /// See [`GenerationError`].

@@ -36,7 +36,7 @@ impl Inventory {
         }
     }
 
-    /// Replaces all links by a complete list. `lost`: events before it are missing, see [`VethTable::links_are`].
+    /// Replaces all links by a complete list. `lost`: events before it are missing, see [`VethTable::set_links`].
     pub(super) fn set_links(&mut self, links: Vec<(LinkEvent, Option<u32>)>, lost: bool) {
         let (mut veths, mut devices, mut ports) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for (link, bridge) in links {

@@ -16,9 +16,9 @@ const OVERHEAD: usize = 64;
 struct QueuedRecord {
     records: VecDeque<Bytes>,
     bytes: usize,
-    /// Result of the last [`ExportQueue::take`], until it is [done](ExportQueue::done).
+    /// Result of the last [`ExportQueue::take_oldest`], until it is [done](ExportQueue::done).
     in_hand: (Vec<Bytes>, u64),
-    /// Records lost since the last [`ExportQueue::take`].
+    /// Records lost since the last [`ExportQueue::take_oldest`].
     lost: u64,
 }
 
@@ -69,7 +69,7 @@ impl ExportQueue {
         (taken, lost)
     }
 
-    /// Puts back the records of the last [`ExportQueue::take`] if they were not sent, because the sender has ended.
+    /// Puts back the records of the last [`ExportQueue::take_oldest`] if they were not sent, because the sender has ended.
     pub(crate) fn put_back(&self) {
         let mut waiting = lock(&self.waiting);
         let (records, lost) = std::mem::take(&mut waiting.in_hand);

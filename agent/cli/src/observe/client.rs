@@ -93,7 +93,7 @@ fn print_line(line: &str, output: Output) -> Result<bool> {
     Ok(is_reader_open(writeln!(stdout, "{shown}").and_then(|()| stdout.flush()))?)
 }
 
-/// Asks an agent, and waits for the start of the stream: from then on it misses no event. See [`AnswerLines::ask`].
+/// Asks an agent, and waits for the start of the stream: from then on it misses no event. See [`AnswerLines::send_request`].
 ///
 /// # Errors
 /// No agent answers, or it refuses.

@@ -139,7 +139,7 @@ impl Agents {
         futures::stream::iter(asked).buffered(AT_ONCE).collect().await
     }
 
-    /// Runs the command as [`Agents::run`] does, and parses each output as JSON.
+    /// Runs the command as [`Agents::run_in_pods`] does, and parses each output as JSON.
     pub async fn answers<T: DeserializeOwned>(&self, arguments: &[&str]) -> AgentAnswers<T> {
         let mut all = AgentAnswers { answers: Vec::new(), failures: Vec::new() };
         for (node, answer) in self.run_in_pods(arguments).await {

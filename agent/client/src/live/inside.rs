@@ -58,7 +58,7 @@ impl ContainerAccess {
     /// Returns the standard output of a command in a container.
     ///
     /// # Errors
-    /// The command did not run or failed, see [`NotRun`].
+    /// The command did not run or failed, see [`CommandFailure`].
     pub async fn output(
         &self,
         pod: &Key,

@@ -1,4 +1,4 @@
-//! Output of [`Cuts`] beside a difference: text, Markdown and Mermaid.
+//! Output of [`ConnectionEffects`] beside a difference: text, Markdown and Mermaid.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -12,7 +12,7 @@
 //!
 //! A third limit bounds the time of an update. Once [`Limits::defer`] was called, a large combination is not compiled
 //! here, nor are further ones once a namespace used up its share of the update. They wait for another compiler
-//! ([`Late`]).
+//! ([`LateCombination`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
