@@ -20,7 +20,7 @@ use netpold_engine::interfaces::NodeDevices;
 
 pub use values::{
     CheckSource, ClusterNetworkPolicies, Denial, DnsTransports, ExportedLogs, LogFormat, NewPods,
-    ObserveFlows, PeersFrom, PodEgressHook, SecondInterfaces, UplinkDrops, WatchNodes,
+    ObserveFlows, PeersFrom, PodEgressHook, SecondaryInterfaces, UplinkDrops, WatchNodes,
     WritePeerSlices,
 };
 
@@ -145,7 +145,7 @@ pub struct RunArgs {
         env = "NETPOLD_SECOND_INTERFACES",
         default_value = "enforce"
     )]
-    pub second_interfaces: SecondInterfaces,
+    pub second_interfaces: SecondaryInterfaces,
     /// Pods with records of their flows while no policy selects them, for `netpold observe --new-flows`
     #[arg(long, value_name = "WHICH", env = "NETPOLD_OBSERVE_FLOWS", default_value = "labelled")]
     pub observe_flows: ObserveFlows,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use netpold_api::events::TrafficVerdict;
 use netpold_controller::listen::ListenAddress;
-use netpold_core::cluster::SecondNetworks;
+use netpold_core::cluster::SecondaryNetworks;
 use netpold_core::options::{Options, SourceExempt};
 use netpold_core::pattern::block;
 use netpold_dataplane::Rejections;
@@ -112,7 +112,7 @@ impl TryFrom<RunArgs> for RunConfig {
             },
             node: args.node_name.clone(),
             nodes: args.watch_nodes.into(),
-            second_networks: second_networks(&args.second_networks)?,
+            secondary_networks: secondary_networks(&args.second_networks)?,
             peers: args.peers.into(),
             cluster_policies: args.cluster_network_policies == ClusterNetworkPolicies::Auto,
         };
@@ -136,9 +136,9 @@ impl TryFrom<RunArgs> for RunConfig {
                 check_source: args.check_source.into(),
                 source_exempt: source_exempt(&args.source_check_exempt)?,
                 new_pods: args.new_pods.into(),
-                second_interfaces: args.second_interfaces.into(),
+                secondary_interfaces: args.second_interfaces.into(),
                 observe_flows: args.observe_flows.into(),
-                second_networks: second_networks(&args.second_networks)?,
+                secondary_networks: secondary_networks(&args.second_networks)?,
                 denial: args.deny.into(),
                 resolvers: args.dns_servers.into_iter().collect(),
                 names_over_tcp: args.dns_transports == DnsTransports::UdpTcp,
@@ -199,9 +199,9 @@ impl RunConfig {
 }
 
 /// Parses CIDR blocks, which must be given without host bits.
-fn second_networks(given: &[String]) -> Result<SecondNetworks> {
+fn secondary_networks(given: &[String]) -> Result<SecondaryNetworks> {
     if given == ["none"] {
-        return Ok(SecondNetworks(Vec::new()));
+        return Ok(SecondaryNetworks(Vec::new()));
     }
     let blocks = given.iter().map(|item| {
         let Some(block) = block(item) else { bail!("--second-networks {item:?} is not a CIDR") };
@@ -209,7 +209,7 @@ fn second_networks(given: &[String]) -> Result<SecondNetworks> {
         ensure!(block == whole, "--second-networks {item}: did you mean {whole}?");
         Ok(block)
     });
-    blocks.collect::<Result<_>>().map(SecondNetworks)
+    blocks.collect::<Result<_>>().map(SecondaryNetworks)
 }
 
 /// Parses namespaces and CIDR blocks. Namespaces are RFC 1123 labels, so no text is both.

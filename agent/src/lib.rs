@@ -40,7 +40,7 @@ fn control(args: ControllerArgs) -> Result<()> {
 /// Runs the process, for each binary of this package.
 #[must_use]
 pub fn main() -> ExitCode {
-    if let Some(answered) = completion::answer(Cli::command) {
+    if let Some(answered) = completion::answer_completion(Cli::command) {
         return answered;
     }
     exit_code(match parse().command {

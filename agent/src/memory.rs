@@ -33,7 +33,7 @@ pub(crate) fn give_back_the_start() {
 /// comes back by page faults without disk reads. Otherwise the whole binary would count as the agent's working set.
 fn leave_binary_to_the_cache() {
     match binary() {
-        Ok(maps) => maps.iter().for_each(leave),
+        Ok(maps) => maps.iter().for_each(discard_pages),
         Err(error) => debug!(%error, "cannot release the pages of the binary"),
     }
 }
@@ -52,7 +52,7 @@ fn binary() -> procfs::ProcResult<Vec<MemoryMap>> {
     Ok(process.smaps()?.into_iter().filter(unchanged).collect())
 }
 
-fn leave(map: &MemoryMap) {
+fn discard_pages(map: &MemoryMap) {
     let (begin, end) = map.address;
     // Linux before 5.4 has no MADV_COLD: the pages then keep their place in the kernel's lists.
     for advice in [libc::MADV_COLD, libc::MADV_DONTNEED] {

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use netpold_controller::listen::{Heartbeat, Listener};
 use netpold_core::lock::lock;
 use netpold_dataplane::attach::{AttachMode, Attacher};
-use netpold_dataplane::bpffs::{Offer, PinRoot, TakesFrom};
+use netpold_dataplane::bpffs::{PinRoot, PinRootOffer, TakesFrom};
 use netpold_dataplane::generation;
 use netpold_dataplane::object::object;
 use netpold_dataplane::pinned_state::PinnedState;
@@ -154,7 +154,7 @@ struct RunningAgent {
     /// Whether tables or programs of an earlier agent were there at the start.
     is_successor: bool,
     /// Offer of the pin root to another agent, which takes it by asking.
-    offer: Option<Offer>,
+    offer: Option<PinRootOffer>,
     /// Pin root to offer to a successor once this agent is at work.
     hands_over: Option<PathBuf>,
     heartbeat: Heartbeat,
@@ -168,8 +168,9 @@ impl RunningAgent {
         // First, so that no veth appears unseen while another agent ends.
         let veths = VethWatcher::open().context("cannot watch for new interfaces")?;
         let existing = veths.existing().clone();
-        let pins = PinRoot::take(&config.files.bpffs, config.takes_from)?;
-        let offer = config.give_way.then(|| Offer::new(&config.files.bpffs, TakesFrom::GivesWay));
+        let pins = PinRoot::take_over(&config.files.bpffs, config.takes_from)?;
+        let offer =
+            config.give_way.then(|| PinRootOffer::new(&config.files.bpffs, TakesFrom::GivesWay));
         let offer = offer.transpose()?;
         let mode = AttachMode::probe();
         requirements::warn_of_lacks(mode);
@@ -196,14 +197,14 @@ impl RunningAgent {
         if inherited {
             engine.inherit(judged, start::bound(&pinned, &attached), start::remembered(config));
         } else {
-            engine.begin_with(existing);
+            engine.set_existing_interfaces(existing);
         }
         if config.files.cni_results.is_dir() {
             engine.expect_cni_results();
         }
         // CNI results identify the interfaces, so they precede the first look at interfaces.
         let first = inputs.first(&config.files.state, &config.node);
-        take(&mut engine, &inputs, first);
+        apply_input(&mut engine, &inputs, first);
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
@@ -262,7 +263,7 @@ impl RunningAgent {
         asked.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut starting = true;
         let mut retry: Option<Instant> = None;
-        let mut grace = Grace::default();
+        let mut grace = GraceTimer::default();
         let mut taken = false;
         loop {
             let mut noticed = None;
@@ -287,7 +288,7 @@ impl RunningAgent {
                     continue;
                 }
                 _ = asked.tick(), if self.offer.is_some() => {
-                    if self.offer.as_ref().is_some_and(Offer::is_taken) {
+                    if self.offer.as_ref().is_some_and(PinRootOffer::is_taken) {
                         info!("another agent takes over");
                         taken = true;
                         break;
@@ -301,7 +302,7 @@ impl RunningAgent {
                     continue;
                 }
                 _ = room.tick() => {
-                    let due = block_in_place(|| lock(&self.engine).watch_room());
+                    let due = block_in_place(|| lock(&self.engine).check_room());
                     retry = retry.into_iter().chain(due).min();
                     continue;
                 }
@@ -311,7 +312,7 @@ impl RunningAgent {
             self.take_what_is_there(&mut noticed);
             if self.inputs.are_usable() && self.interfaces_in_sync {
                 retry = block_in_place(|| lock(&self.engine).step(noticed));
-                grace.begin();
+                grace.restart_wait();
                 self.read_events();
             }
             if starting && self.is_at_work() {
@@ -356,7 +357,7 @@ impl RunningAgent {
     /// Lets the next agent of this node take over from this one.
     fn offer_to_successor(&mut self) {
         let Some(root) = &self.hands_over else { return };
-        match Offer::new(root, TakesFrom::Predecessor) {
+        match PinRootOffer::new(root, TakesFrom::Predecessor) {
             Ok(offer) => self.offer = Some(offer),
             Err(error) => warn!(%error, "cannot offer takeover to another agent"),
         }
@@ -391,13 +392,13 @@ impl RunningAgent {
     /// Passes changes to the engine; returns when they were noticed.
     fn take_input(&mut self, input: Input) -> Instant {
         let at = input.at;
-        take(&mut lock(&self.engine), &self.inputs, input);
+        apply_input(&mut lock(&self.engine), &self.inputs, input);
         at
     }
 
     fn take_interface(&mut self, event: netpold_discovery::DiscoveryEvent) {
         self.interfaces_in_sync |= matches!(event, netpold_discovery::DiscoveryEvent::InSync);
-        lock(&self.engine).discovered(event);
+        lock(&self.engine).ingest_discovery(event);
     }
 
     /// Starts to read drop events once a ring exists; generations share the ring.
@@ -410,8 +411,8 @@ impl RunningAgent {
         let (engine, drops) = (Arc::clone(&self.engine), Arc::clone(&self.drops));
         let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
         self.telemetry.start_feed(self.is_successor, || {
-            let lines = events::take(&mut ring, &drops);
-            lines.iter().for_each(|line| events::say(line, &pod));
+            let lines = events::record_events(&mut ring, &drops);
+            lines.iter().for_each(|line| events::log_line(line, &pod));
         });
         tokio::spawn(async move {
             if let Err(error) = events::read(ring, drops, pod).await {
@@ -437,28 +438,28 @@ fn tell_of_flows(engine: &Engine, drops: &Mutex<DropLog>, news: NewFlows) {
         news.audited.into_iter().filter_map(|dropped| drops.record_drop(dropped, now)).collect()
     };
     for line in lines {
-        events::say(&line, |dropped| engine.pod_name(dropped));
+        events::log_line(&line, |dropped| engine.pod_name(dropped));
     }
 }
 
 /// Passes changes to the engine, with the trust in their source.
-fn take(engine: &mut Engine, inputs: &Inputs, input: Input) {
-    engine.believe(inputs.held(), inputs.are_restored());
+fn apply_input(engine: &mut Engine, inputs: &Inputs, input: Input) {
+    engine.set_source_state(inputs.held(), inputs.are_restored());
     if let Some(results) = input.results {
-        engine.cni_results_are(results);
+        engine.set_cni_results(results);
     }
     input.changes.into_iter().for_each(|change| engine.ingest(change));
 }
 
 /// Waits until no CPU still judges a packet by data read before the last update.
 #[derive(Debug, Default)]
-struct Grace {
+struct GraceTimer {
     wait: Option<JoinHandle<()>>,
 }
 
-impl Grace {
+impl GraceTimer {
     /// Restarts the wait, after an update was written.
-    fn begin(&mut self) {
+    fn restart_wait(&mut self) {
         self.wait = Some(tokio::task::spawn_blocking(grace_period));
     }
 

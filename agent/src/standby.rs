@@ -22,7 +22,7 @@ use netpold_dataplane::attach::AttachMode;
 use netpold_dataplane::bpffs::{self, PinRoot, SharedPinLock};
 use netpold_dataplane::closing::HookCloser;
 use netpold_dataplane::priority;
-use netpold_discovery::newcomers::{BUSY, Closers, VethChange, VethWatcher};
+use netpold_discovery::newcomers::{BUSY, ClosingThreads, VethChange, VethWatcher};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
@@ -99,7 +99,7 @@ fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
     let signal = SignalFd::new(&signals).context("cannot receive signals")?;
     // Set before the other threads start, which inherit the priority.
     priority::raise(BUSY);
-    let vacancies = Vacancies::watch(root).context("cannot start a thread")?;
+    let vacancies = VacancyWatcher::watch(root).context("cannot start a thread")?;
     let mut standby = Standby::new(root, vacancies)?;
     let mut terminated = false;
     memory::give_back_the_start();
@@ -135,14 +135,14 @@ fn arrived(signal: &SignalFd) -> Option<Signal> {
 }
 
 /// Reports each time that the pin root has no agent.
-struct Vacancies {
+struct VacancyWatcher {
     /// Readable while no agent runs.
     reported: UnixStream,
     /// Requests the next report.
     again: Sender<()>,
 }
 
-impl Vacancies {
+impl VacancyWatcher {
     fn watch(root: &Path) -> io::Result<Self> {
         let (reported, mut report) = UnixStream::pair()?;
         reported.set_nonblocking(true)?;
@@ -173,8 +173,8 @@ struct Standby {
     /// Keeps the links that cannot be pinned.
     closing: HookCloser,
     /// Each closing holds the lock.
-    closers: Closers<Arc<SharedPinLock>>,
-    vacancies: Vacancies,
+    closers: ClosingThreads<Arc<SharedPinLock>>,
+    vacancies: VacancyWatcher,
     veths: VethWatcher,
     /// Time when each veth was first seen; `None`: the veth and an agent existed when this process began.
     seen: BTreeMap<u32, Option<Instant>>,
@@ -185,11 +185,11 @@ struct Standby {
 }
 
 impl Standby {
-    fn new(root: &Path, vacancies: Vacancies) -> Result<Self> {
+    fn new(root: &Path, vacancies: VacancyWatcher) -> Result<Self> {
         let veths = VethWatcher::open().context("cannot listen to link events")?;
         let started_alone = (!PinRoot::is_busy(root)).then(Instant::now);
         let closing = HookCloser::new(bpffs::links(root), AttachMode::probe());
-        let closers = Closers::start(closing.clone()).context("cannot start a thread")?;
+        let closers = ClosingThreads::start(closing.clone()).context("cannot start a thread")?;
         let (root, seen) = (root.to_owned(), BTreeMap::new());
         Ok(Self { root, closing, closers, vacancies, veths, seen, started_alone, vacant: None })
     }

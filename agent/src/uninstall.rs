@@ -46,13 +46,13 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
         attached.len() + early.len()
     );
     if let Some(node) = &args.node_name {
-        tell(args, node);
+        remove_condition(args, node);
     }
     Ok(())
 }
 
 /// Removes the Node's condition, which is no longer renewed. A machine outside any cluster has none.
-fn tell(args: &UninstallArgs, node: &str) {
+fn remove_condition(args: &UninstallArgs, node: &str) {
     let access = Access {
         kubeconfig: args.kubeconfig.clone(),
         as_kubectl: false,

@@ -109,7 +109,7 @@ fn one(shape: &'static str, objects: ObjectShape, size: u32) -> Result<Hostile> 
         rows: 1 << 11,
         trie_blocks: 1 << 18,
         hosts6: 1 << 17,
-        cidrs6: 1 << 16,
+        blocks6: 1 << 16,
         names: 1 << 14,
     };
     let options = Options { node: NODE.into(), capacity, ..Options::default() };

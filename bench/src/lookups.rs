@@ -178,9 +178,9 @@ impl PolicyTables for Counting<'_> {
         found
     }
 
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId> {
         self.blocks.then(|| self.hash());
-        self.node.cidr6(address)
+        self.node.block6(address)
     }
 
     fn row_first(&self, row: u32, class: u8) -> PortWord {

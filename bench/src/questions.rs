@@ -143,7 +143,7 @@ fn ask(path: &Path, questions: &[&str], stop: &AtomicBool) -> Result<Vec<f64>> {
         sleep(due.saturating_duration_since(Instant::now()));
         let start = Instant::now();
         let question = if *request == EXPLAIN_REQUEST { &probe } else { &Value::Null };
-        let _answer: IgnoredAny = socket::answer(path, request, question)?;
+        let _answer: IgnoredAny = socket::request(path, request, question)?;
         times.push(milliseconds(start.elapsed()));
         due = (due + pause).max(Instant::now());
     }

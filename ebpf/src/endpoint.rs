@@ -42,7 +42,7 @@ impl Rows {
     /// Row of a direction.
     #[must_use]
     #[inline(always)]
-    pub const fn of<D: PodDirection>(self) -> u32 {
+    pub const fn in_direction<D: PodDirection>(self) -> u32 {
         if D::EGRESS { self.egress() } else { self.ingress() }
     }
 

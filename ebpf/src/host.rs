@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
     flow::{control::Timeouts, memory::Memory},
-    packet::rejection::{Letter, Sums},
+    packet::rejection::{RejectionFrame, Sums},
 };
 
 /// Atomic access to the host's memory.
@@ -38,8 +38,8 @@ impl Memory for HostMemory {
 pub struct HostSums;
 
 impl Sums for HostSums {
-    fn add(&self, letter: &Letter, at: usize, length: u32, sum: u32) -> u32 {
-        let bytes = letter.0.iter().skip(at).take(length as usize);
+    fn add(&self, frame: &RejectionFrame, at: usize, length: u32, sum: u32) -> u32 {
+        let bytes = frame.0.iter().skip(at).take(length as usize);
         let (mut total, mut first) = (u64::from(sum), None);
         for byte in bytes.copied() {
             match first.take() {

@@ -21,8 +21,8 @@ use crate::{
         hook::{Arrival, PacketHook},
         lookup,
         opaque::Opaque,
-        reject::take,
-        transition::{answering, closing, confirming, may_begin},
+        reject::take_token,
+        transition::{closing_changes, confirmation_flags, may_begin, reply_flags},
     },
     layout::{
         CT_INGRESS, CT_NODE, CT_REPLIED, CT_STREAM, CT_SYN, EP_CHECK_SOURCE, EP_OBSERVE,
@@ -46,7 +46,7 @@ pub trait Records: Tables {
     fn record_bucket4(&self, index: u32) -> Option<*mut u64>;
     /// First word of a bucket of the IPv6 table.
     fn record_bucket6(&self, index: u32) -> Option<*mut u64>;
-    /// Records that an endpoint slot has added in this second, for [`take`].
+    /// Records that an endpoint slot has added in this second, for [`take_token`].
     fn added(&self, slot: u32) -> Option<*mut u64>;
 }
 
@@ -90,7 +90,7 @@ pub struct Unrecorded<K> {
 
 /// Result of reading a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum RecordResult {
     /// Nothing is to be added: the flow has a record, or the packet begins none.
     Done,
     /// A new IPv4 flow.
@@ -110,37 +110,37 @@ pub fn is_due(endpoint: EndpointRef) -> bool {
 
 /// Reads a packet that passed, and updates the record of its flow.
 #[inline(always)]
-pub fn look<D: PodDirection, B: Bytes, T: Records>(
+pub fn find_record<D: PodDirection, B: Bytes, T: Records>(
     bytes: &B,
     tables: &T,
     endpoint: EndpointRef,
-) -> Sight {
+) -> RecordResult {
     match parse::link(bytes) {
         Ok((ETHERTYPE_IPV4, offset)) if B::IPV4 => {
-            match look_at::<V4, D, B, T>(bytes, offset, tables, endpoint) {
-                Ok(new) => new.map_or(Sight::Done, Sight::New4),
-                Err(reason) => unread(reason),
+            match find_record_at::<V4, D, B, T>(bytes, offset, tables, endpoint) {
+                Ok(new) => new.map_or(RecordResult::Done, RecordResult::New4),
+                Err(reason) => result_of_error(reason),
             }
         }
         Ok((ETHERTYPE_IPV6, offset)) if B::IPV6 => {
-            match look_at::<V6, D, B, T>(bytes, offset, tables, endpoint) {
-                Ok(new) => new.map_or(Sight::Done, Sight::New6),
-                Err(reason) => unread(reason),
+            match find_record_at::<V6, D, B, T>(bytes, offset, tables, endpoint) {
+                Ok(new) => new.map_or(RecordResult::Done, RecordResult::New6),
+                Err(reason) => result_of_error(reason),
             }
         }
-        Ok(_) => Sight::Done,
-        Err(reason) => unread(reason),
+        Ok(_) => RecordResult::Done,
+        Err(reason) => result_of_error(reason),
     }
 }
 
 /// Unreadable packets have no record.
 #[inline(always)]
-const fn unread(reason: Reason) -> Sight {
-    if reason as u8 == Reason::Deferred as u8 { Sight::Deferred } else { Sight::Done }
+const fn result_of_error(reason: Reason) -> RecordResult {
+    if reason as u8 == Reason::Deferred as u8 { RecordResult::Deferred } else { RecordResult::Done }
 }
 
 #[inline(always)]
-fn look_at<F: RecordFamily, D: PodDirection, B: Bytes, T: Records>(
+fn find_record_at<F: RecordFamily, D: PodDirection, B: Bytes, T: Records>(
     bytes: &B,
     offset: u32,
     tables: &T,
@@ -199,19 +199,19 @@ fn record<F: RecordFamily, D: PodDirection, T: Records>(
     }
     let add = match icmp::echo(transport) {
         Echo::Request => D::SEEN,
-        Echo::None if begun => confirming(flags, transport),
-        Echo::Reply | Echo::None => answering(transport),
+        Echo::None if begun => confirmation_flags(flags, transport),
+        Echo::Reply | Echo::None => reply_flags(transport),
     };
-    let mut marks = closing::<D>(transport).and(add);
+    let mut changes = closing_changes::<D>(transport).and(add);
     if transport.protocol == UDP && flags & (CT_REPLIED | CT_STREAM) == CT_REPLIED {
         // As in conntrack, the stamp stays until the flow counts as a stream.
         if control.age(now) <= 2 * settings.refresh_after {
             return None;
         }
-        marks = marks.and(CT_STREAM);
+        changes = changes.and(CT_STREAM);
     }
     // SAFETY: found in a table just now, by this family's key.
-    unsafe { Flow::<F::Key>::touch(tables, hit, marks, now, settings.refresh_after) };
+    unsafe { Flow::<F::Key>::touch(tables, hit, changes, now, settings.refresh_after) };
     None
 }
 
@@ -253,7 +253,7 @@ pub fn add<F: RecordFamily, K: FlowTableKey, T: Records>(
     };
     let now = tables.now();
     // SAFETY: a word of the table, which all writers change atomically.
-    if unsafe { take(tables, added, now, settings, OBSERVED_PER_SECOND) }.is_none() {
+    if unsafe { take_token(tables, added, now, settings, OBSERVED_PER_SECOND) }.is_none() {
         return false;
     }
     let Unrecorded { key, hash, flags } = new;

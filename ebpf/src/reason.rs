@@ -26,7 +26,7 @@ pub enum Reason {
     Translated = 8,
     /// Passes: reply of a flow that policy allows, at (or from) an address that may be translated. The node's
     /// conntrack shows where it leaves (or comes from): see [`crate::judge::connection`].
-    Answer = 9,
+    TranslatedReply = 9,
     /// Drops: no rule allows the packet and it is not a reply.
     Policy = 10,
     /// Drops: neither IP nor ARP.
@@ -81,7 +81,7 @@ impl Reason {
         Self::Loopback,
         Self::Neighbour,
         Self::Translated,
-        Self::Answer,
+        Self::TranslatedReply,
         Self::Policy,
         Self::NotIp,
         Self::Truncated,
@@ -124,7 +124,7 @@ impl Reason {
             Self::Loopback => "loopback",
             Self::Neighbour => "neighbour",
             Self::Translated => "translated",
-            Self::Answer => "answer",
+            Self::TranslatedReply => "answer",
             Self::Policy => "policy",
             Self::NotIp => "not_ip",
             Self::Truncated => "truncated",

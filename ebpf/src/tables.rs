@@ -12,7 +12,7 @@ use crate::{
         evict,
         key::{self, FlowTableKey, words4, words6},
         relocate::{self, Shift},
-        table::{self, Flow, Full, Gave},
+        table::{self, BucketsFull, Evicted, Flow},
     },
     layout::{
         ClassId, Ct4Key, ENDPOINT_PROBES, FragmentKey, FragmentPorts, Settings, doubt_time,
@@ -89,9 +89,9 @@ pub trait Tables: PolicyTables + Timeouts + Sized {
     /// kernel, which the verifier checks once instead of at the end of each path to it.
     ///
     /// # Errors
-    /// [`Full`] if there is no room.
+    /// [`BucketsFull`] if there is no room.
     #[inline(always)]
-    fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
+    fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), BucketsFull> {
         if insert_vacant::<V4, _>(self, key, hash, flags) {
             return Ok(());
         }
@@ -100,9 +100,9 @@ pub trait Tables: PolicyTables + Timeouts + Sized {
     /// Inserts an IPv6 flow, see [`Tables::insert4`].
     ///
     /// # Errors
-    /// [`Full`] if there is no room.
+    /// [`BucketsFull`] if there is no room.
     #[inline(always)]
-    fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
+    fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), BucketsFull> {
         if insert_vacant::<V6, _>(self, key, hash, flags) {
             return Ok(());
         }
@@ -137,8 +137,13 @@ pub trait TableFamily: Family {
     /// Inserts a flow, by [`Tables::insert4`] or [`Tables::insert6`].
     ///
     /// # Errors
-    /// [`Full`] if there is no room.
-    fn insert<T: Tables>(tables: &T, key: Self::Key, hash: u64, flags: u16) -> Result<(), Full>;
+    /// [`BucketsFull`] if there is no room.
+    fn insert<T: Tables>(
+        tables: &T,
+        key: Self::Key,
+        hash: u64,
+        flags: u16,
+    ) -> Result<(), BucketsFull>;
 
     /// Number of buckets of the flow table, less one.
     fn mask(settings: &Settings) -> u32;
@@ -165,7 +170,12 @@ impl TableFamily for V4 {
     }
 
     #[inline(always)]
-    fn insert<T: Tables>(tables: &T, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
+    fn insert<T: Tables>(
+        tables: &T,
+        key: [u64; 2],
+        hash: u64,
+        flags: u16,
+    ) -> Result<(), BucketsFull> {
         tables.insert4(key, hash, flags)
     }
 
@@ -201,7 +211,12 @@ impl TableFamily for V6 {
     }
 
     #[inline(always)]
-    fn insert<T: Tables>(tables: &T, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
+    fn insert<T: Tables>(
+        tables: &T,
+        key: [u64; 4],
+        hash: u64,
+        flags: u16,
+    ) -> Result<(), BucketsFull> {
         tables.insert6(key, hash, flags)
     }
 
@@ -313,16 +328,16 @@ pub fn insert_vacant<F: TableFamily, T: Tables>(
 /// Inserts a flow into the table of its family; returns the kind of flow that made room.
 ///
 /// # Errors
-/// [`Full`] if there is no room.
+/// [`BucketsFull`] if there is no room.
 #[inline(always)]
 pub fn insert<F: TableFamily, K: FlowTableKey, T: Tables>(
     tables: &T,
     key: K,
     hash: u64,
     flags: u16,
-) -> Result<Gave, Full> {
-    let settings = tables.settings().ok_or(Full)?;
-    let flow = flow::<F, K, T>(tables, settings, key, hash).ok_or(Full)?;
+) -> Result<Evicted, BucketsFull> {
+    let settings = tables.settings().ok_or(BucketsFull)?;
+    let flow = flow::<F, K, T>(tables, settings, key, hash).ok_or(BucketsFull)?;
     // SAFETY: `flow` names whole buckets of this family's table.
     unsafe { flow.insert(tables, flags, settings, tables.now()) }
 }

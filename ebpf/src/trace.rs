@@ -1,6 +1,6 @@
 //! Trace of a judgement, by the traced variant of the programs for `netpold trace`.
 //!
-//! The judgement records its steps by [`PolicyTables::note`](crate::tables::policy::PolicyTables::note), which does
+//! The judgement records its steps by [`PolicyTables::record_step`](crate::tables::policy::PolicyTables::record_step), which does
 //! nothing in the ordinary programs and on the host. The traced variant (feature `trace`) records the steps of a
 //! packet that [`TraceFilter`] admits, and writes them out once the packet is judged, one line per step.
 

@@ -62,12 +62,12 @@ pub struct FlowPage {
     /// In the page of the kernel's conntrack: flows with a translated destination from pods that are selected by the
     /// filter, at most [`FlowsRequest::limit`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub translated: Vec<SentOn>,
+    pub translated: Vec<DnatFlow>,
 }
 
 /// A flow before and after the node's translation of its destination (DNAT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct SentOn {
+pub struct DnatFlow {
     /// IP protocol.
     pub protocol: IpProtocol,
     /// Address and port of the pod.

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use netpold_core::model::{Labels, NamedPort, SecondInterface};
+use netpold_core::model::{Labels, NamedPort, SecondaryInterface};
 use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -81,7 +81,7 @@ pub struct PeerClaims {
     /// Index of the pod in the slice.
     pub pod: u32,
     /// The interfaces.
-    pub interfaces: Vec<SecondInterface>,
+    pub interfaces: Vec<SecondaryInterface>,
 }
 
 /// Names by which policies distinguish pods.

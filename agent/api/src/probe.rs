@@ -35,7 +35,7 @@ impl From<Verdict> for SourceVerdict {
 impl SourceVerdict {
     /// Returns the verdict for a packet that passes or not.
     #[must_use]
-    pub const fn of(passes: bool) -> Self {
+    pub const fn from_passes(passes: bool) -> Self {
         if passes { Self::Allow } else { Self::Deny }
     }
 

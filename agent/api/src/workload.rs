@@ -37,12 +37,12 @@ pub struct WorkloadName {
 impl WorkloadName {
     /// Returns the name of a pod's workload; `None` for a pod without controller and labels.
     #[must_use]
-    pub fn of(pod: &Pod) -> Option<Self> {
+    pub fn of_pod(pod: &Pod) -> Option<Self> {
         let cut = |name: &str| name.chars().take(NAME_MAX).collect();
         if let Some(owner) = owner(pod) {
             return Some(Self { kind: owner.kind.to_owned(), name: cut(owner.name) });
         }
-        let workload = Workload::of(pod).filter(|workload| !workload.labels.is_empty())?;
+        let workload = Workload::of_pod(pod).filter(|workload| !workload.labels.is_empty())?;
         Some(Self { kind: String::new(), name: cut(&workload.name()) })
     }
 }
@@ -59,7 +59,7 @@ pub struct Workload {
 impl Workload {
     /// Returns the workload of a pod; `None` if its labels are too long.
     #[must_use]
-    pub fn of(pod: &Pod) -> Option<Self> {
+    pub fn of_pod(pod: &Pod) -> Option<Self> {
         let without = |dropped: &[&[&str]]| {
             let kept = pod.labels.iter();
             let kept = kept.filter(|(key, _)| !dropped.iter().any(|d| d.contains(&key.as_str())));
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     fn of(labels: &[(&str, &str)]) -> Workload {
-        Workload::of(&objects::pod("x", "p", labels, &[])).unwrap()
+        Workload::of_pod(&objects::pod("x", "p", labels, &[])).unwrap()
     }
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(of(&[("job-name", "sync-1")]).to_string(), "x job-name=sync-1");
         assert_eq!(of(&[("pod-template-hash", "1")]).to_string(), "x (no labels)");
         let long = "v".repeat(BYTES_MAX);
-        assert_eq!(Workload::of(&objects::pod("x", "p", &[("a", &long)], &[])), None);
+        assert_eq!(Workload::of_pod(&objects::pod("x", "p", &[("a", &long)], &[])), None);
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn a_workload_has_the_name_of_its_controller_or_of_its_labels() {
         let name = |pod: &str, labels: &[(&str, &str)]| {
-            let name = WorkloadName::of(&objects::pod("x", pod, labels, &[]))?;
+            let name = WorkloadName::of_pod(&objects::pod("x", pod, labels, &[]))?;
             Some(format!("{}/{}", name.kind, name.name))
         };
         let hash = [("pod-template-hash", "5f6"), ("app", "shop")];

@@ -16,8 +16,8 @@ use anyhow::{Context as _, Result};
 use clap::{Args, Command, ValueEnum};
 use clap_complete::engine::complete;
 use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};
-use netpold_client::live::called;
-use netpold_client::output::is_read;
+use netpold_client::live::is_called_as;
+use netpold_client::output::is_reader_open;
 
 use self::names::TypedFlags;
 
@@ -68,17 +68,17 @@ impl Shell {
 pub fn run(args: &CompletionArgs) -> Result<()> {
     let mut script = Vec::new();
     args.shell.completer().write_registration(VARIABLE, NAME, NAME, NAME, &mut script)?;
-    is_read(io::stdout().write_all(&script))?;
+    is_reader_open(io::stdout().write_all(&script))?;
     Ok(())
 }
 
 /// Answers a completion request of a shell or kubectl on standard output, and returns the exit code; `None` if this process
 /// received none. A word that cannot be completed has no answers.
 #[must_use]
-pub fn answer(command: fn() -> Command) -> Option<ExitCode> {
+pub fn answer_completion(command: fn() -> Command) -> Option<ExitCode> {
     // An error text would stand between the words on the user's terminal.
     let code = |answered: Result<()>| answered.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
-    if called(KUBECTL_HOOK) {
+    if is_called_as(KUBECTL_HOOK) {
         return Some(code(answer_kubectl(command())));
     }
     let shell = env::var(VARIABLE).ok()?;
@@ -97,7 +97,7 @@ fn answer_shell(command: Command, shell: Shell) -> Result<()> {
     let asked =
         shell.completer().write_complete(&mut command, words, directory.as_deref(), &mut answers);
     if asked.is_ok() {
-        is_read(io::stdout().write_all(&answers))?;
+        is_reader_open(io::stdout().write_all(&answers))?;
     }
     Ok(())
 }
@@ -124,6 +124,6 @@ fn answer_kubectl(command: Command) -> Result<()> {
     }
     let directive = if goes_on { NO_FILES | NO_SPACE } else { NO_FILES };
     let text = format!("{text}:{directive}\n");
-    is_read(io::stdout().write_all(text.as_bytes())).context("cannot answer kubectl")?;
+    is_reader_open(io::stdout().write_all(text.as_bytes())).context("cannot answer kubectl")?;
     Ok(())
 }

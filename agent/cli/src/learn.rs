@@ -40,7 +40,7 @@ pub use ports::LearnedPorts;
 pub use proof::DeniedFlow;
 pub use text::text;
 pub use unseen::{UnseenPeer, UnseenTraffic};
-pub use yaml::{json, prepare, yaml};
+pub use yaml::{audit_everything, json, yaml};
 
 /// Number of pods or nodes that a message names.
 const SHOWN: usize = 5;
@@ -129,20 +129,20 @@ impl LearnArgs {
 
     /// Returns the records of this node's agent, of a cluster's agents, or of the files of answers, and whether no
     /// agent's answer is missing.
-    fn recorded(&self) -> Result<(LearnAnswer, bool)> {
+    fn read_records(&self) -> Result<(LearnAnswer, bool)> {
         let (mut answer, complete) = if !self.records.is_empty() {
             let answers = self.records.iter().map(|file| {
-                let answer = read(file)?;
+                let answer = read_answer(file)?;
                 Ok((answer.node.clone(), answer))
             });
             (merge(answers.collect::<Result<_>>()?), true)
-        } else if self.cluster.is_meant() {
+        } else if self.cluster.is_requested() {
             let mut arguments = vec!["learn", "-o", "json"];
             arguments.extend(self.namespace.iter().flat_map(|name| ["-n", name.as_str()]));
-            let all = live::ask::<LearnAnswer>(&self.cluster, &arguments)?;
+            let all = live::request_all::<LearnAnswer>(&self.cluster, &arguments)?;
             (merge(all.answers), all.failures.is_empty())
         } else {
-            (socket::answer(&self.socket, LEARN_REQUEST, &())?, true)
+            (socket::request(&self.socket, LEARN_REQUEST, &())?, true)
         };
         self.select(&mut answer);
         Ok((answer, complete))
@@ -163,7 +163,7 @@ impl LearnArgs {
                 let objects = objects.filter(|it| !offline::is_template(it)).collect();
                 Ok(Some((objects, are_read)))
             }
-            (None, Some(namespace)) if self.cluster.is_meant() => {
+            (None, Some(namespace)) if self.cluster.is_requested() => {
                 let objects = live::block_on(live::objects(&self.cluster, Some(namespace)))?;
                 Ok(Some((objects, true)))
             }
@@ -172,7 +172,7 @@ impl LearnArgs {
     }
 }
 
-fn read(file: &Path) -> Result<LearnAnswer> {
+fn read_answer(file: &Path) -> Result<LearnAnswer> {
     let shown = file.display();
     let bytes = match offline::is_standard_input(file) {
         true => offline::standard_input("--records")?,
@@ -188,14 +188,14 @@ fn read(file: &Path) -> Result<LearnAnswer> {
 /// No agent answers, or files cannot be read.
 pub fn run(args: &LearnArgs) -> Result<u8> {
     if let (true, Some(namespace)) = (args.prepare, &args.namespace) {
-        print(&prepare(namespace))?;
+        print(&audit_everything(namespace))?;
         return Ok(PROVED);
     }
-    let (answer, mut complete) = args.recorded()?;
+    let (answer, mut complete) = args.read_records()?;
     let status = match (args.objects()?, args.options()) {
         (Some((objects, are_read)), Some(options)) => {
             complete &= are_read;
-            write(objects, &answer, &options, args.output)?
+            write_policies(objects, &answer, &options, args.output)?
         }
         (None, _) | (_, None) => {
             print(&match args.output {
@@ -212,7 +212,7 @@ pub fn run(args: &LearnArgs) -> Result<u8> {
 ///
 /// # Errors
 /// There are no pods and no flows in the namespace.
-pub fn write(
+pub fn write_policies(
     objects: Vec<Change>,
     answer: &LearnAnswer,
     options: &LearnOptions,
@@ -223,7 +223,7 @@ pub fn write(
     let learned = generate(objects, answer, options);
     if !silent.is_empty() {
         let nodes = first_names(silent.iter(), SHOWN);
-        say(&format!(
+        print_note(&format!(
             "pods of namespace {namespace} run on nodes without records, so flows may be missing: {nodes}"
         ));
     }
@@ -232,24 +232,24 @@ pub fn write(
     }
     if !learned.unwatched.is_empty() {
         let pods = first_names(learned.unwatched.iter(), SHOWN);
-        say(&format!(
+        print_note(&format!(
             "no policy selects these pods, so their flows are not recorded: {pods}; run `netpold learn --prepare -n \
              {namespace} | kubectl apply -f -` and wait until they have had all their usual traffic"
         ));
     }
     if !learned.unlabelled.is_empty() {
         let pods = first_names(learned.unlabelled.iter(), SHOWN);
-        say(&format!("no policy can select these pods, which have no labels: {pods}"));
+        print_note(&format!("no policy can select these pods, which have no labels: {pods}"));
     }
     if let Some(flows) = answer.left_out.get(&options.namespace) {
-        say(&format!("{flows} flows of namespace {namespace} were not recorded: no room"));
+        print_note(&format!("{flows} flows of namespace {namespace} were not recorded: no room"));
     }
     if answer.missed_flows > 0 {
         let missed = answer.missed_flows;
-        say(&format!("{missed} flows on these nodes ended before they were recorded"));
+        print_note(&format!("{missed} flows on these nodes ended before they were recorded"));
     }
     let denied: BTreeSet<String> = learned.denied.iter().map(ToString::to_string).collect();
-    denied.iter().for_each(|denied| say(&format!("would be denied: {denied}")));
+    denied.iter().for_each(|denied| print_note(&format!("would be denied: {denied}")));
     print(&match output {
         Output::Json => format!("{:#}\n", json(&learned)),
         Output::Text => yaml(&learned, answer),
@@ -273,6 +273,6 @@ fn unrecorded_nodes(objects: &[Change], answer: &LearnAnswer, namespace: &str) -
     nodes.filter(|node| !node.is_empty() && !recorded.contains(node.as_str())).collect()
 }
 
-fn say(text: &str) {
+fn print_note(text: &str) {
     anstream::eprintln!("netpold: {}", printable(text));
 }

@@ -15,7 +15,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    if let Some(answered) = completion::answer(Cli::command) {
+    if let Some(answered) = completion::answer_completion(Cli::command) {
         return answered;
     }
     exit_code(parse::<Cli>(Cli::command()).command.run(no_node))

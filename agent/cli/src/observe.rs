@@ -14,7 +14,7 @@ mod render;
 
 pub(crate) use args::arguments;
 pub use args::{FilterArgs, ObserveArgs};
-pub use client::{ask, run};
+pub use client::{open_stream, run};
 pub use render::{lost_text, peer_name, pod_name, printable_line, text, why};
 
 #[cfg(test)]

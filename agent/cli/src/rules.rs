@@ -11,7 +11,7 @@ use comfy_table::presets::NOTHING;
 use netpold_api::rules::{RULES_REQUEST, RulesAnswer, merge};
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_client::arguments::time;
-use netpold_client::live::{self, ALL, ClusterArgs, SOME};
+use netpold_client::live::{self, ALL_ANSWERED, ClusterArgs, SOME_ANSWERED};
 use netpold_client::output::{Output, print};
 use netpold_client::printable_document::printable_document;
 use netpold_client::socket;
@@ -48,19 +48,19 @@ pub struct RulesArgs {
 /// # Errors
 /// No agent answers, or the answer is of another version.
 pub fn run(args: &RulesArgs) -> Result<u8> {
-    let mut answer: RulesAnswer = if args.cluster.is_meant() {
-        let all = live::ask::<RulesAnswer>(&args.cluster, &["rules", "-o", "json"])?;
+    let mut answer: RulesAnswer = if args.cluster.is_requested() {
+        let all = live::request_all::<RulesAnswer>(&args.cluster, &["rules", "-o", "json"])?;
         let failures = all.unanswered();
         merge(all.answers, failures)
     } else {
-        socket::answer(&args.socket, RULES_REQUEST, &())?
+        socket::request(&args.socket, RULES_REQUEST, &())?
     };
     answer.select(args.namespace.as_deref(), args.unused);
     print(&match args.output {
         Output::Json => format!("{:#}\n", serde_json::to_value(&answer)?),
         Output::Text => text(&answer)?,
     })?;
-    Ok(if answer.unanswered.is_empty() { ALL } else { SOME })
+    Ok(if answer.unanswered.is_empty() { ALL_ANSWERED } else { SOME_ANSWERED })
 }
 
 /// Renders the answer as text. All names in it are made printable here, in one place.

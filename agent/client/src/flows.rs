@@ -38,14 +38,14 @@ pub fn ask_cluster(
             arguments.extend([flag, value]);
         }
     }
-    live::ask(cluster, &arguments)
+    live::request_all(cluster, &arguments)
 }
 
 /// Returns the flows of a node: at most `limit`; the rest is counted.
 ///
 /// # Errors
 /// No agent answers, or the answer is of another version.
-pub fn ask(path: &Path, filter: &FlowFilter, limit: Option<u32>) -> Result<FlowsAnswer> {
+pub fn request_flows(path: &Path, filter: &FlowFilter, limit: Option<u32>) -> Result<FlowsAnswer> {
     let mut answer = FlowsAnswer { as_of: unix_time().as_secs(), ..FlowsAnswer::default() };
     let mut others: BTreeMap<Key, u64> = BTreeMap::new();
     let mut left = limit.unwrap_or(u32::MAX);
@@ -54,7 +54,7 @@ pub fn ask(path: &Path, filter: &FlowFilter, limit: Option<u32>) -> Result<Flows
     let mut ask = |from, kernel| {
         let asked = if kernel { left } else { left.min(PAGE) };
         let wanted = FlowsRequest { filter: filter.clone(), from, limit: asked, kernel };
-        let page: FlowPage = socket::answer(path, FLOWS_REQUEST, &wanted)?;
+        let page: FlowPage = socket::request(path, FLOWS_REQUEST, &wanted)?;
         left = left.saturating_sub(u32::try_from(page.flows.len()).unwrap_or(u32::MAX));
         answer.node = page.node;
         answer.flows.extend(page.flows);

@@ -15,9 +15,9 @@ mod pod_node;
 mod read_pod;
 mod runtime;
 
-pub use agents::{AgentAnswers, Agents, ask};
-pub use args::{ClusterArgs, PLUGIN, called, is_plugin};
-pub use inside::{ContainerAccess, NotRun};
+pub use agents::{AgentAnswers, Agents, request_all};
+pub use args::{ClusterArgs, PLUGIN, is_called_as, is_plugin};
+pub use inside::{CommandFailure, ContainerAccess};
 pub use names::{ListedKind, NameLister};
 pub use node_error::{NodeError, report};
 pub use objects::{all_objects, namespace, objects};
@@ -26,6 +26,6 @@ pub use pod_node::node_of;
 pub use runtime::{block_on, block_on_and_leave, standard_input_ends};
 
 /// Exit status of commands that ask agents: every agent answered.
-pub const ALL: u8 = 0;
+pub const ALL_ANSWERED: u8 = 0;
 /// Exit status of commands that ask agents: some agent did not answer.
-pub const SOME: u8 = 1;
+pub const SOME_ANSWERED: u8 = 1;

@@ -53,7 +53,7 @@ pub struct Reviewed {
 
 impl Reviewed {
     /// Takes the result of a reading; `hint` returns the hint for unread documents of a file.
-    fn of(review: Review, hint: impl Fn(&str) -> &'static str) -> Self {
+    fn from_review(review: Review, hint: impl Fn(&str) -> &'static str) -> Self {
         let Review { objects, mut problems, undecoded, mut unread } = review;
         let hints: BTreeMap<String, &str> = {
             let files: BTreeSet<&String> = unread.iter().map(|problem| &problem.file).collect();
@@ -119,7 +119,7 @@ pub fn review_directory(
         return Ok(review_text(STANDARD_INPUT, &standard_input(option)?, namespace));
     }
     let review = manifests::review_once(path, namespace, depth.recursive)?;
-    let mut reviewed = Reviewed::of(review, |file| match path.join(file) {
+    let mut reviewed = Reviewed::from_review(review, |file| match path.join(file) {
         file if input::is_bounded_file(&file) => {
             content(&file).map_or("", |text| template_hint(&text))
         }
@@ -166,7 +166,7 @@ pub fn read_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Vec<Change
 #[must_use]
 pub fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Reviewed {
     let review = manifests::review_text(name, bytes, namespace);
-    Reviewed::of(review, |_| template_hint(bytes))
+    Reviewed::from_review(review, |_| template_hint(bytes))
 }
 
 /// Removes the objects that others replace.

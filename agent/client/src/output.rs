@@ -20,14 +20,14 @@ pub enum Output {
 /// # Errors
 /// Standard output cannot be written to.
 pub fn print(text: &str) -> io::Result<()> {
-    is_read(anstream::stdout().write_all(text.as_bytes())).map(drop)
+    is_reader_open(anstream::stdout().write_all(text.as_bytes())).map(drop)
 }
 
 /// Returns whether the reader of standard output is still there, from the result of a write.
 ///
 /// # Errors
 /// The write failed for another reason.
-pub fn is_read(written: io::Result<()>) -> io::Result<bool> {
+pub fn is_reader_open(written: io::Result<()>) -> io::Result<bool> {
     match written {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),

@@ -55,23 +55,23 @@ fn connect(_: &Path) -> Result<Stream> {
 /// # Errors
 /// No agent listens there, this account may not connect, the agent refuses, or its answer is of another version or takes
 /// more than [`PATIENCE`].
-pub fn answer<A: DeserializeOwned>(
+pub fn request<A: DeserializeOwned>(
     socket: &Path,
     request: &str,
     question: &impl Serialize,
 ) -> Result<A> {
-    let mut lines = AnswerLines::ask(socket, request, question, PATIENCE, false)?;
+    let mut lines = AnswerLines::send_request(socket, request, question, PATIENCE, false)?;
     lines.reader.get_ref().set_read_timeout(Some(PATIENCE))?;
     let mut answer = String::new();
     lines.reader.read_to_string(&mut answer).with_context(|| silent(&lines.socket))?;
-    understood(&answer)
+    parse_answer(&answer)
 }
 
 /// Parses an agent's answer, or a line of it.
 ///
 /// # Errors
 /// The text is of another version.
-pub fn understood<A: DeserializeOwned>(json: &str) -> Result<A> {
+pub fn parse_answer<A: DeserializeOwned>(json: &str) -> Result<A> {
     serde_json::from_str(json).context(NOT_UNDERSTOOD)
 }
 
@@ -92,7 +92,7 @@ impl AnswerLines {
     ///
     /// # Errors
     /// No agent listens there, this account may not connect, or the agent refuses or does not answer in time.
-    pub fn ask(
+    pub fn send_request(
         socket: &Path,
         request: &str,
         question: &impl Serialize,

@@ -38,7 +38,7 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tracing::{info, warn};
 
 use crate::index::Moment;
-use crate::lease::Leading;
+use crate::lease::ElectionView;
 
 /// Name of the Secret.
 const SECRET: &str = "netpold-controller-tls";
@@ -53,12 +53,12 @@ const TRUSTED_SINCE: &str = "netpold.io/trusted-since";
 const BACKDATED: u64 = 300;
 /// Delay after a change of the webhook's configuration, so that consecutive changes cause one turn.
 const GATHER: Duration = Duration::from_millis(100);
-/// Timeout of one [`Keeper::turn`].
+/// Timeout of one [`CertificateManager::renew`].
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Server certificate with its key and the authority that signed it, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Issued {
+struct ServerCertificate {
     authority: String,
     certificate: String,
     key: String,
@@ -72,14 +72,14 @@ struct Issued {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Certificates {
     /// Certificate in use.
-    current: Issued,
+    current: ServerCertificate,
     /// Successor of `current`, once issued.
-    next: Option<Issued>,
+    next: Option<ServerCertificate>,
     /// Authority of the certificate before `current`.
     previous: Option<String>,
 }
 
-impl Issued {
+impl ServerCertificate {
     fn new(names: &[String], now: i64, lifetime: Duration) -> Result<Self, rcgen::Error> {
         let at = |unix: u64| UNIX_EPOCH + Duration::from_secs(unix);
         let issued = u64::try_from(now).unwrap_or_default();
@@ -126,7 +126,7 @@ impl Certificates {
         &self,
         now: i64,
         may_promote: bool,
-        issue: impl FnOnce() -> Result<Issued, rcgen::Error>,
+        issue: impl FnOnce() -> Result<ServerCertificate, rcgen::Error>,
     ) -> Result<Option<Self>, rcgen::Error> {
         let Self { current, next, .. } = self;
         if now >= current.expires {
@@ -185,26 +185,26 @@ impl ResolvesServerCert for Served {
 }
 
 /// Issues, renews and loads the certificates, and maintains the `caBundle`.
-pub(super) struct Keeper {
+pub(super) struct CertificateManager {
     secrets: Api<Secret>,
     configurations: Api<MutatingWebhookConfiguration>,
     names: Vec<String>,
     lifetime: Duration,
-    leading: Leading,
+    leading: ElectionView,
     served: Arc<Served>,
     /// Certificate in [`Served`].
-    current: Option<Issued>,
+    current: Option<ServerCertificate>,
     /// Whether this replica leads and found or made the `caBundle` current in its last turn, or found no configuration.
     /// A condition for promoting [`Certificates::next`].
     trusted: bool,
 }
 
-impl Keeper {
+impl CertificateManager {
     pub(super) fn new(
         client: Client,
         namespace: &str,
         lifetime: Duration,
-        leading: Leading,
+        leading: ElectionView,
     ) -> (Self, Arc<Served>) {
         let served = Arc::new(Served::default());
         let service = format!("netpold-controller.{namespace}.svc");
@@ -232,7 +232,7 @@ impl Keeper {
         // Errors of the watch are not logged: the requests of the next turn fail for the same reason and are logged.
         let mut changes = changes.filter(|change| ready(change.is_ok())).boxed();
         loop {
-            let outcome = tokio::time::timeout(PATIENCE, self.turn()).await;
+            let outcome = tokio::time::timeout(PATIENCE, self.renew()).await;
             let outcome = outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer")));
             match outcome {
                 Ok(()) => failing = false,
@@ -253,8 +253,8 @@ impl Keeper {
         }
     }
 
-    async fn turn(&mut self) -> Result<()> {
-        let leads = self.leading.is();
+    async fn renew(&mut self) -> Result<()> {
+        let leads = self.leading.leads();
         let secret =
             self.secrets.get_opt(SECRET).await.with_context(|| format!("Secret {SECRET}"))?;
         let mut certificates = secret.as_ref().and_then(read);
@@ -283,7 +283,7 @@ impl Keeper {
 
     fn issue(&self, certificates: Option<&Certificates>) -> Result<Option<Certificates>> {
         let now = Moment::get().unix;
-        let issue = || Issued::new(&self.names, now, self.lifetime);
+        let issue = || ServerCertificate::new(&self.names, now, self.lifetime);
         let new = match certificates {
             Some(certificates) => certificates.step(now, self.trusted, issue),
             None => {
@@ -386,7 +386,8 @@ mod tests {
     #[test]
     fn trusted_since_is_the_time_of_the_first_trusted_bundle() {
         let at = |second| k8s_openapi::jiff::Timestamp::from_second(second).unwrap();
-        let issue = |now| Issued::new(&["localhost".to_owned()], now, Duration::from_mins(20));
+        let issue =
+            |now| ServerCertificate::new(&["localhost".to_owned()], now, Duration::from_mins(20));
         let first = Certificates { current: issue(0).unwrap(), next: None, previous: None };
         let mut known = json!({ "metadata": {}, "webhooks": [{
             "name": "gate.netpold.io", "clientConfig": {}, "sideEffects": "None", "admissionReviewVersions": ["v1"],
@@ -421,7 +422,7 @@ mod tests {
     #[test]
     fn an_authority_is_known_before_its_certificate_is_served_and_after() {
         let lifetime = Duration::from_mins(20);
-        let issued = |now| Issued::new(&["localhost".to_owned()], now, lifetime);
+        let issued = |now| ServerCertificate::new(&["localhost".to_owned()], now, lifetime);
         let at = |certificates: &Certificates, now, trusted| {
             certificates.step(now, trusted, || issued(now)).unwrap()
         };

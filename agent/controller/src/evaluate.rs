@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use netpold_api::crd::{NodeCounts, NodeFailure, OWN_GENERATION, PolicyReport};
 use netpold_core::model::Key;
 
-use crate::index::{AgentPresence, Index, KnownPolicy, Moment, OnNode, clipped};
+use crate::index::{AgentPresence, Index, KnownPolicy, Moment, StateOnNode, clipped};
 
 /// Condition: every part of the policy is honoured.
 pub(super) const ACCEPTED: &str = "Accepted";
@@ -42,7 +42,7 @@ enum Progress {
 }
 
 impl Progress {
-    fn of(on: &OnNode<'_>, generation: i64) -> Self {
+    fn of(on: &StateOnNode<'_>, generation: i64) -> Self {
         match (on.agent, on.entry) {
             (AgentPresence::Silent, _) => Self::AgentSilent,
             (AgentPresence::Absent, _) => Self::NoAgent,
@@ -106,7 +106,7 @@ pub(super) fn evaluate(
     before: Option<&PolicyReport>,
     now: Moment,
 ) -> Option<PolicyReport> {
-    let policy = index.known(key)?;
+    let policy = index.policy(key)?;
     let generation = policy.version.generation;
     let on_nodes = index.on_nodes(key, now);
     let progress: Vec<Progress> = on_nodes.iter().map(|on| Progress::of(on, generation)).collect();
@@ -140,7 +140,7 @@ pub(super) fn evaluate(
     })
 }
 
-fn failure(on: &OnNode<'_>, progress: Progress, generation: i64) -> NodeFailure {
+fn failure(on: &StateOnNode<'_>, progress: Progress, generation: i64) -> NodeFailure {
     let current =
         on.entry.filter(|entry| entry.generation == generation && !entry.message.is_empty());
     let spoken = matches!(progress, Progress::NotHonoured | Progress::Pending);
@@ -153,7 +153,7 @@ fn failure(on: &OnNode<'_>, progress: Progress, generation: i64) -> NodeFailure 
 }
 
 /// Returns the condition `Accepted`: every part of the policy was decoded, and the policy fits into the nodes' tables.
-fn accepted(policy: &KnownPolicy, on_nodes: &[OnNode<'_>]) -> ConditionState {
+fn accepted(policy: &KnownPolicy, on_nodes: &[StateOnNode<'_>]) -> ConditionState {
     let judgement = |status, reason, message: &str| ConditionState {
         status,
         reason,
@@ -162,7 +162,7 @@ fn accepted(policy: &KnownPolicy, on_nodes: &[OnNode<'_>]) -> ConditionState {
     if !policy.problems.is_empty() {
         return judgement("False", "PartNotHonoured", &policy.problems.join("; "));
     }
-    let current = |on: &&OnNode<'_>| {
+    let current = |on: &&StateOnNode<'_>| {
         on.entry.is_some_and(|entry| entry.generation == policy.version.generation)
     };
     // A message about a policy in force names the part that grants nothing.

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::certificates::Served;
 use crate::counters::ControllerCounters;
-use crate::lease::Leading;
+use crate::lease::ElectionView;
 use crate::listen::{Heartbeat, metrics_response};
 
 /// State behind the HTTP endpoints.
@@ -22,7 +22,7 @@ use crate::listen::{Heartbeat, metrics_response};
 pub(super) struct ControllerHealth {
     pub(super) heartbeat: Heartbeat,
     pub(super) counters: Arc<ControllerCounters>,
-    pub(super) leading: Leading,
+    pub(super) leading: ElectionView,
     pub(super) synced: watch::Receiver<bool>,
     pub(super) served: Arc<Served>,
 }
@@ -53,7 +53,7 @@ async fn ready(State(health): State<ControllerHealth>) -> (StatusCode, &'static 
 async fn metrics(State(health): State<ControllerHealth>) -> Response {
     let ControllerCounters { writes, failures, waiting, policies } = &*health.counters;
     let leader = Gauge::<i64>::default();
-    leader.set(health.leading.is().into());
+    leader.set(health.leading.leads().into());
     let mut registry = Registry::with_prefix("netpold_controller");
     registry.register("leader", "Whether this replica writes statuses", leader);
     registry.register(

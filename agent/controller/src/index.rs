@@ -1,5 +1,5 @@
 //! Index of policies, pods and node reports, reduced to the data behind a policy's status. Every change adds the
-//! policies with a possibly different status to [`Touched`].
+//! policies with a possibly different status to [`AffectedPolicies`].
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +41,7 @@ impl Moment {
 }
 
 /// Policies with a possibly different status. Keys of ClusterNetworkPolicies have no namespace, here and elsewhere.
-pub(super) type Touched = BTreeSet<Key>;
+pub(super) type AffectedPolicies = BTreeSet<Key>;
 
 /// Nodes with a silent agent, with the renewal time of the agent's last report in seconds since the epoch.
 pub(super) type SilentNodes = BTreeMap<Arc<str>, i64>;
@@ -94,7 +94,8 @@ pub(super) struct KnownPolicy {
 impl From<Policy> for KnownPolicy {
     fn from(policy: Policy) -> Self {
         // As agents keep it: a huge selector is not stored, and selects every pod of the namespace.
-        let Policy { pod_selector, problems, version, enforcement, .. } = budget::kept(policy);
+        let Policy { pod_selector, problems, version, enforcement, .. } =
+            budget::reduced_to_budget(policy);
         let subject = NamespacedPods { namespaces: Selector::default(), pods: pod_selector };
         Self { version, subject, problems, on_trial: enforcement == Enforcement::Audit }
     }
@@ -114,7 +115,7 @@ struct NodeState {
     report: Option<Report>,
     /// Number of the node's subject pods by namespace.
     pods: BTreeMap<String, usize>,
-    /// State of the agent at the last [`Index::settle`].
+    /// State of the agent at the last [`Index::store_node_state`].
     agent: AgentPresence,
 }
 
@@ -160,7 +161,7 @@ pub(super) struct PolicyState {
 
 /// State of a policy on a node with a pod that the policy selects.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OnNode<'a> {
+pub(super) struct StateOnNode<'a> {
     /// Name of the node.
     pub(super) node: &'a str,
     /// State of the node's agent.
@@ -205,9 +206,9 @@ impl NodeState {
 
 impl Index {
     /// Applies a change of a policy, a namespace, a pod or a node; other changes have no effect.
-    pub(super) fn ingest(&mut self, change: Change, now: Moment, touched: &mut Touched) {
+    pub(super) fn ingest(&mut self, change: Change, now: Moment, touched: &mut AffectedPolicies) {
         match change {
-            Change::Policy(policy) => self.policy(policy.key.clone(), policy.into(), touched),
+            Change::Policy(policy) => self.set_policy(policy.key.clone(), policy.into(), touched),
             Change::PolicyGone(key) => self.forget_policy(&key),
             Change::Pod(pod) => self.pod(pod, touched),
             Change::PodGone(key) => {
@@ -221,7 +222,7 @@ impl Index {
             }
             Change::NamespaceGone(name) => self.label(&name, None, touched),
             Change::ClusterPolicy(policy) => {
-                self.policy(Key::new("", &*policy.name), policy.into(), touched);
+                self.set_policy(Key::new("", &*policy.name), policy.into(), touched);
             }
             Change::ClusterPolicyGone(name) => self.forget_policy(&Key::new("", name)),
             Change::Service(_)
@@ -235,7 +236,7 @@ impl Index {
     }
 
     /// Returns a policy.
-    pub(super) fn known(&self, key: &Key) -> Option<&KnownPolicy> {
+    pub(super) fn policy(&self, key: &Key) -> Option<&KnownPolicy> {
         self.namespaces.get(&key.namespace)?.policies.get(&key.name)
     }
 
@@ -258,8 +259,8 @@ impl Index {
     }
 
     /// Returns the nodes with a pod that a policy selects, sorted by name.
-    pub(super) fn on_nodes(&self, key: &Key, now: Moment) -> Vec<OnNode<'_>> {
-        let Some(policy) = self.known(key) else { return Vec::new() };
+    pub(super) fn on_nodes(&self, key: &Key, now: Moment) -> Vec<StateOnNode<'_>> {
+        let Some(policy) = self.policy(key) else { return Vec::new() };
         let own = self.namespaces.get(&key.namespace).into_iter();
         let every = self.namespaces.values().filter(|_| key.namespace.is_empty());
         let every = every.filter(|of| policy.subject.namespaces.matches(&of.labels));
@@ -269,7 +270,7 @@ impl Index {
         let nodes = names.into_iter().filter_map(|name| self.nodes.get_key_value(name));
         let there = nodes.filter(|(_, node)| node.exists.is_some());
         there
-            .map(|(name, node)| OnNode {
+            .map(|(name, node)| StateOnNode {
                 node: name,
                 agent: node.agent(now),
                 entry: node.report.as_ref().and_then(|report| report.entry(&policy.version.uid)),
@@ -284,7 +285,7 @@ impl Index {
         name: &str,
         new: Option<&NodeReport>,
         now: Moment,
-        touched: &mut Touched,
+        touched: &mut AffectedPolicies,
     ) {
         let name = self.node_name(name);
         let node = self.nodes.entry(Arc::clone(&name)).or_default();
@@ -297,7 +298,7 @@ impl Index {
         for uid in differing(entries(old.as_ref()), entries(node.report.as_ref())) {
             touched.extend(self.by_uid.get(uid).cloned());
         }
-        self.settle(&name, whole, now, touched);
+        self.store_node_state(&name, whole, now, touched);
     }
 
     /// Returns the existing nodes with a silent agent, with the renewal time of its last report.
@@ -312,17 +313,23 @@ impl Index {
     }
 
     /// Updates the nodes with a changed state of the agent: an agent becomes silent by the mere passage of time.
-    pub(super) fn look_over(&mut self, now: Moment, touched: &mut Touched) {
+    pub(super) fn update_presence(&mut self, now: Moment, touched: &mut AffectedPolicies) {
         let changed = self.nodes.iter().filter(|(_, node)| node.agent(now) != node.agent);
         let changed: Vec<_> = changed.map(|(name, _)| Arc::clone(name)).collect();
         for name in changed {
-            self.settle(&name, false, now, touched);
+            self.store_node_state(&name, false, now, touched);
         }
     }
 
     /// Stores the current state of a node's agent. Touches all policies in the namespaces of the node's pods if that
     /// state changed or `whole` is set. Removes the node if nothing refers to it.
-    fn settle(&mut self, name: &Arc<str>, whole: bool, now: Moment, touched: &mut Touched) {
+    fn store_node_state(
+        &mut self,
+        name: &Arc<str>,
+        whole: bool,
+        now: Moment,
+        touched: &mut AffectedPolicies,
+    ) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         let agent = node.agent(now);
         if whole || agent != node.agent {
@@ -336,14 +343,14 @@ impl Index {
         }
     }
 
-    fn node(&mut self, name: &str, exists: bool, now: Moment, touched: &mut Touched) {
+    fn node(&mut self, name: &str, exists: bool, now: Moment, touched: &mut AffectedPolicies) {
         let name = self.node_name(name);
         let node = self.nodes.entry(Arc::clone(&name)).or_default();
         let changed = exists != node.exists.is_some();
         if changed {
             node.exists = exists.then_some(now.instant);
         }
-        self.settle(&name, changed, now, touched);
+        self.store_node_state(&name, changed, now, touched);
     }
 
     /// Returns the shared copy of a node's name.
@@ -351,7 +358,7 @@ impl Index {
         self.nodes.get_key_value(name).map_or_else(|| name.into(), |(name, _)| Arc::clone(name))
     }
 
-    fn policy(&mut self, key: Key, known: KnownPolicy, touched: &mut Touched) {
+    fn set_policy(&mut self, key: Key, known: KnownPolicy, touched: &mut AffectedPolicies) {
         self.forget_policy(&key);
         self.by_uid.insert(known.version.uid.as_str().into(), key.clone());
         let namespace = self.namespaces.entry(key.namespace.clone()).or_default();
@@ -367,7 +374,7 @@ impl Index {
     }
 
     /// Stores the labels of a namespace; `None`: the Namespace is gone.
-    fn label(&mut self, namespace: &str, labels: Option<Labels>, touched: &mut Touched) {
+    fn label(&mut self, namespace: &str, labels: Option<Labels>, touched: &mut AffectedPolicies) {
         let of = self.namespaces.entry(namespace.to_owned()).or_default();
         of.exists = labels.is_some();
         let new = labels.unwrap_or_default();
@@ -383,7 +390,7 @@ impl Index {
         self.drop_if_empty(namespace);
     }
 
-    fn pod(&mut self, pod: Pod, touched: &mut Touched) {
+    fn pod(&mut self, pod: Pod, touched: &mut AffectedPolicies) {
         let counts = is_subject(&pod) && !pod.node.is_empty();
         let place = counts.then_some((pod.labels, pod.node, pod.addresses.into()));
         self.place_pod(&pod.key, place, touched);
@@ -396,7 +403,7 @@ impl Index {
         &mut self,
         key: &Key,
         new: Option<(Labels, SharedStr, Box<[IpAddr]>)>,
-        touched: &mut Touched,
+        touched: &mut AffectedPolicies,
     ) {
         let namespace = self.namespaces.get_mut(&key.namespace);
         let known = namespace.and_then(|of| of.pods.get_mut(&key.name));
@@ -475,7 +482,7 @@ impl Index {
     }
 }
 
-fn touch_all(of: Option<&NamespaceState>, namespace: &str, touched: &mut Touched) {
+fn touch_all(of: Option<&NamespaceState>, namespace: &str, touched: &mut AffectedPolicies) {
     let names = of.into_iter().flat_map(|of| of.policies.keys());
     touched.extend(names.map(|name| Key::new(namespace, &**name)));
 }

@@ -26,15 +26,15 @@ const PATIENCE: Duration = Duration::from_secs(4);
 
 /// Receiver's view of the election.
 #[derive(Clone, Debug)]
-pub(super) struct Leading {
+pub(super) struct ElectionView {
     flag: watch::Receiver<bool>,
     until: Arc<Mutex<Option<Instant>>>,
 }
 
-impl Leading {
+impl ElectionView {
     /// Whether this replica leads at this moment. Compares with the deadline itself, so that a process that was
     /// suspended stops before it writes.
-    pub(super) fn is(&self) -> bool {
+    pub(super) fn leads(&self) -> bool {
         let until = *lock(&self.until);
         *self.flag.borrow() && until.is_some_and(|until| Instant::now() < until)
     }
@@ -69,10 +69,10 @@ pub(super) struct Election {
 }
 
 impl Election {
-    pub(super) fn new(client: Client, namespace: &str, identity: String) -> (Self, Leading) {
+    pub(super) fn new(client: Client, namespace: &str, identity: String) -> (Self, ElectionView) {
         let (leading, flag) = watch::channel(false);
         let until = Arc::new(Mutex::new(None));
-        let leads = Leading { flag, until: Arc::clone(&until) };
+        let leads = ElectionView { flag, until: Arc::clone(&until) };
         let api = Api::namespaced(client, namespace);
         (Self { api, identity, leading, until, seen: None, renewed: None }, leads)
     }
@@ -106,17 +106,17 @@ impl Election {
                     failing = true;
                 }
             }
-            self.leads_or_not();
+            self.publish_leadership();
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}
                 changed = ends.changed() => if changed.is_err() { break },
             }
-            self.leads_or_not();
+            self.publish_leadership();
         }
         self.release().await;
     }
 
-    fn leads_or_not(&self) {
+    fn publish_leadership(&self) {
         let until = self.renewed.map(|renewed| renewed + RENEW_DEADLINE);
         *lock(&self.until) = until;
         let leads = self.renewed.is_some_and(|renewed| renewed.elapsed() < RENEW_DEADLINE);
@@ -177,7 +177,7 @@ impl Election {
     /// Releases the Lease, so that another replica can acquire it without waiting for its expiry.
     async fn release(&mut self) {
         let held = self.renewed.take().is_some();
-        self.leads_or_not();
+        self.publish_leadership();
         if !held {
             return;
         }

@@ -46,7 +46,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::info;
 
-use certificates::Keeper;
+use certificates::CertificateManager;
 use counters::ControllerCounters;
 use health::ControllerHealth;
 use lease::Election;
@@ -115,8 +115,12 @@ async fn serve(settings: ControllerSettings) -> Result<()> {
         Arc::clone(&counters),
         heartbeat.clone(),
     );
-    let (keeper, served) =
-        Keeper::new(client, &settings.namespace, settings.certificate_lifetime, leading.clone());
+    let (keeper, served) = CertificateManager::new(
+        client,
+        &settings.namespace,
+        settings.certificate_lifetime,
+        leading.clone(),
+    );
     tokio::spawn(keeper.run());
     tokio::spawn(webhook::open(settings.webhook, Arc::clone(&served), statuses.pod_addresses())?);
     let answers = health::router(ControllerHealth { heartbeat, counters, leading, synced, served });

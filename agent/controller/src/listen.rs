@@ -181,7 +181,7 @@ pub(crate) async fn accept<S: Future<Output = ()> + Send + 'static>(
                 Admission::Free => drop(tokio::spawn(serve(stream))),
                 Admission::In(places) => {
                     let served = tokio::spawn(serve(stream));
-                    places.take(ConnectionSource::of(peer), served.abort_handle());
+                    places.add_connection(ConnectionSource::from_peer(peer), served.abort_handle());
                 }
             },
             Err(error) => {

@@ -21,7 +21,7 @@ pub(super) enum WriteFailure {
 
 impl WriteFailure {
     /// Returns the effect of a write that failed.
-    pub(super) fn of(error: &kube::Error) -> Self {
+    pub(super) fn from_error(error: &kube::Error) -> Self {
         let kube::Error::Api(status) = error else { return Self::Unknown };
         match status.code {
             404 | 409 => Self::Conflict,
@@ -93,7 +93,9 @@ mod tests {
     fn a_write_without_an_answer_is_doubted_until_no_server_can_carry_it_out() {
         let (mut doubts, now) = (PeerDoubts::default(), Instant::now());
         let api = |code: u16| {
-            WriteFailure::of(&kube::Error::Api(Box::new(Status::failure("", "").with_code(code))))
+            WriteFailure::from_error(&kube::Error::Api(Box::new(
+                Status::failure("", "").with_code(code),
+            )))
         };
         let outcomes = [422, 409, 404, 503, 408].map(api);
         let [refused, conflict, gone, unavailable, late] = outcomes;
@@ -102,7 +104,7 @@ mod tests {
             (WriteFailure::None, WriteFailure::Conflict, WriteFailure::Conflict)
         );
         assert_eq!((unavailable, late), (WriteFailure::Unknown, WriteFailure::Unknown));
-        let lost = WriteFailure::of(&kube::Error::Service("no answer in time".into()));
+        let lost = WriteFailure::from_error(&kube::Error::Service("no answer in time".into()));
         doubts.failed("refused", refused, now);
         doubts.failed("conflict", conflict, now);
         doubts.failed("lost", lost, now);

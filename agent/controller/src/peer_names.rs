@@ -78,7 +78,7 @@ impl PeerNames {
         self.unused.clear();
         (self.began, self.ended, self.announced) = (None, None, None);
         self.are_policies_new = true;
-        self.look(false, now);
+        self.decide_names(false, now);
     }
 
     /// Returns the content of the index.
@@ -104,7 +104,7 @@ impl PeerNames {
     }
 
     /// Decides about the names. `are_written`: all slices have those of [`PeerNames::of_slices`].
-    pub(super) fn look(&mut self, are_written: bool, now: Instant) {
+    pub(super) fn decide_names(&mut self, are_written: bool, now: Instant) {
         if std::mem::take(&mut self.are_policies_new) {
             let (index, coming, fading) = (&self.index, &self.coming, &self.fading);
             self.charges.set_needed(&self.policies, |name| {
@@ -254,15 +254,15 @@ mod tests {
     fn a_series_of_names_is_complete_before_the_next_one_begins() {
         let (mut all, now) = (PeerNames::default(), Instant::now());
         set(&mut all, "x", "p", Some(&["a"]));
-        all.look(false, now);
+        all.decide_names(false, now);
         assert_eq!((all.of_slices(), all.index.len()), (names(&["a"]), 0));
         // Somebody adds a name again and again.
         for number in 0..5 {
             set(&mut all, "x", &format!("q{number}"), Some(&[&format!("b{number}")]));
-            all.look(false, now + PACE * 2);
+            all.decide_names(false, now + PACE * 2);
             assert_eq!(all.of_slices(), names(&["a"]), "slices lack the first one");
         }
-        all.look(true, now + PACE * 2);
+        all.decide_names(true, now + PACE * 2);
         assert_eq!((&all.index, all.of_slices().len()), (&names(&["a"]), 6));
     }
 
@@ -291,26 +291,26 @@ mod tests {
         let (mut all, now) = (PeerNames::default(), Instant::now());
         set(&mut all, "x", "p", Some(&["a"]));
         set(&mut all, "x", "q", Some(&["b"]));
-        all.look(false, now);
-        all.look(true, now);
+        all.decide_names(false, now);
+        all.decide_names(true, now);
         set(&mut all, "x", "p", None);
-        all.look(false, now);
+        all.decide_names(false, now);
         set(&mut all, "x", "q", None);
-        all.look(false, now + KEPT / 2);
+        all.decide_names(false, now + KEPT / 2);
         assert_eq!(all.index.len(), 2);
-        all.look(false, now + KEPT);
+        all.decide_names(false, now + KEPT);
         assert_eq!((&all.index, all.of_slices()), (&names(&["b"]), names(&["a", "b"])));
         set(&mut all, "x", "q", Some(&["b"]));
         let later = now + KEPT + FADING;
-        all.look(false, later);
+        all.decide_names(false, later);
         assert_eq!((&all.index, all.of_slices()), (&names(&["b"]), names(&["b"])));
         set(&mut all, "x", "q", None);
-        all.look(false, later);
-        all.look(false, later + KEPT);
+        all.decide_names(false, later);
+        all.decide_names(false, later + KEPT);
         assert_eq!((all.index.len(), all.of_slices()), (0, names(&["b"])));
         set(&mut all, "x", "q", Some(&["b"]));
-        all.look(false, later + KEPT);
-        all.look(false, later + KEPT + FADING * 2);
+        all.decide_names(false, later + KEPT);
+        all.decide_names(false, later + KEPT + FADING * 2);
         assert_eq!(all.of_slices(), names(&["b"]), "it came back in time");
     }
 
@@ -326,13 +326,13 @@ mod tests {
             }
             for _ in 0..3 {
                 now += PACE;
-                all.look(true, now);
+                all.decide_names(true, now);
             }
             assert!(all.index.len() <= MAX_NAMES && all.of_slices().len() <= MAX_ALL);
         }
         // Each namespace has an equal share, and gets it once the others' former names have gone.
         now += FADING;
-        (0..3).for_each(|step| all.look(true, now + PACE * step));
+        (0..3).for_each(|step| all.decide_names(true, now + PACE * step));
         let share = |namespace: usize| {
             let begins = format!("4-{namespace}-");
             all.index.label_keys.iter().filter(|name| name.starts_with(&begins)).count()
@@ -346,7 +346,7 @@ mod tests {
         set(&mut all, "x", "p", Some(&["a"]));
         all.take_over(&(&names(&["a"])).into(), &names(&["a", "b"]), now);
         assert_eq!((&all.index, all.of_slices()), (&names(&["a"]), names(&["a", "b"])));
-        all.look(true, now + FADING);
+        all.decide_names(true, now + FADING);
         assert_eq!(all.of_slices(), names(&["a"]));
     }
 
@@ -366,7 +366,7 @@ mod tests {
             for turn in 0..100 {
                 (0..tenants).for_each(|n| turn_over(&mut all, &format!("t{n:02}"), turn));
                 now += PACE;
-                all.look(true, now);
+                all.decide_names(true, now);
             }
             let labels: Vec<String> = (0..20).map(|n| format!("label-{n}")).collect();
             let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
@@ -374,7 +374,7 @@ mod tests {
             set(&mut all, "", "second", Some(&["another"]));
             for _ in 0..2 {
                 now += PACE;
-                all.look(true, now);
+                all.decide_names(true, now);
             }
             let keys = &all.index.label_keys;
             let lacking =
@@ -395,12 +395,12 @@ mod tests {
         for turn in 0..10 {
             turn_over(&mut all, "a", turn);
             now += PACE;
-            all.look(true, now);
+            all.decide_names(true, now);
         }
         assert!(all.index().crowded_namespaces.contains("a"));
         set(&mut all, "a", "shared", Some(&["0-app"]));
         set(&mut all, "b", "p", Some(&["0-app"]));
-        (1..3).for_each(|step| all.look(true, now + PACE * step));
+        (1..3).for_each(|step| all.decide_names(true, now + PACE * step));
         assert!(all.index.label_keys.contains("0-app"));
         assert!(!all.index().crowded_namespaces.contains("b"));
     }
@@ -420,12 +420,12 @@ mod tests {
     fn tenants_displace_no_name_of_cluster_policies() {
         let (mut all, mut now) = (PeerNames::default(), Instant::now());
         set(&mut all, "", "cluster", Some(&["admin"]));
-        (0..2).for_each(|step| all.look(true, now + PACE * step));
+        (0..2).for_each(|step| all.decide_names(true, now + PACE * step));
         set(&mut all, "", "cluster", None);
         (0..30).for_each(|n| turn_over(&mut all, &format!("t{n:02}"), 0));
         for _ in 0..3 {
             now += PACE;
-            all.look(true, now);
+            all.decide_names(true, now);
         }
         assert_eq!(all.index.len(), MAX_NAMES);
         assert!(all.index.label_keys.contains("admin"), "the policy may come back");
@@ -434,7 +434,7 @@ mod tests {
         set(&mut all, "", "many", Some(&many));
         for _ in 0..3 {
             now += PACE;
-            all.look(true, now);
+            all.decide_names(true, now);
         }
         assert_eq!(all.index, names(&many), "they come first");
     }
@@ -450,7 +450,7 @@ mod tests {
         (0..90).for_each(|n| policy(&mut all, n, true));
         for _ in 0..2 {
             now += PACE;
-            all.look(true, now);
+            all.decide_names(true, now);
         }
         let (mut index, mut slices, mut steps) = (0, 0, 0);
         while !all.of_slices().is_empty() {
@@ -459,7 +459,7 @@ mod tests {
             }
             let before = (all.index.clone(), all.of_slices());
             now += PACE;
-            all.look(true, now);
+            all.decide_names(true, now);
             index += usize::from(all.index != before.0);
             slices += usize::from(all.of_slices() != before.1);
             steps += 1;

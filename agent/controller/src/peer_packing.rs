@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use netpold_api::peer_slice::{PeerSliceSpec, PeerVocabulary};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key, Pod};
-use netpold_slices::{Packing, Placed, SliceNumber, Vocabulary, encode};
+use netpold_slices::{Packing, Placement, SliceNumber, Vocabulary, encode};
 
 use crate::peer_due::{DueSlice, DueSlices};
 use crate::peer_names::PeerNames;
@@ -52,7 +52,7 @@ impl PeerPacking {
         clippy::wildcard_enum_match_arm,
         reason = "of the many changes, the ones this is about"
     )]
-    pub(super) fn take(&mut self, change: Change, now: Instant) {
+    pub(super) fn apply_change(&mut self, change: Change, now: Instant) {
         let key = ObjectKey::of(&change);
         match change {
             Change::Pod(pod) => {
@@ -118,9 +118,9 @@ impl PeerPacking {
         self.due.change(number, || DueSlice::new(at, version), change);
     }
 
-    fn set_due(&mut self, placed: Placed, now: Instant) {
+    fn set_due(&mut self, placed: Placement, now: Instant) {
         placed.slices().for_each(|number| self.mark_due(number, now));
-        if let Placed::Moved { from, to } = placed {
+        if let Placement::Moved { from, to } = placed {
             self.change_due(from, now, |due| _ = due.after.insert(to));
             if self.in_flight.contains_key(&from) {
                 self.change_due(to, now, |due| _ = due.behind.insert(from));
@@ -161,7 +161,7 @@ impl PeerPacking {
     pub(super) fn look_at_names(&mut self, now: Instant) {
         let are_written =
             !self.due.lack_names() && !self.in_flight.values().any(|write| write.due.lacks_names);
-        self.names.look(are_written, now);
+        self.names.decide_names(are_written, now);
         let names = self.names.of_slices();
         if names != self.reduced {
             self.reduced = names;
@@ -171,9 +171,9 @@ impl PeerPacking {
 
     fn reduce(&mut self, now: Instant, is_urgent: bool) {
         let reduced = self.pods.values().filter_map(|pod| self.reduced.reduce(pod));
-        let placed: Vec<Placed> = reduced.map(|pod| self.packing.set(pod)).collect();
+        let placed: Vec<Placement> = reduced.map(|pod| self.packing.set(pod)).collect();
         for placed in placed {
-            if is_urgent || matches!(placed, Placed::Moved { .. }) {
+            if is_urgent || matches!(placed, Placement::Moved { .. }) {
                 self.set_due(placed, now);
             }
             for number in placed.slices() {
@@ -184,7 +184,7 @@ impl PeerPacking {
 
     /// Begins to write the next slice; returns its content, `None` if it is to be deleted. Slices with changed pods come first,
     /// the oldest change before others; if there are others too, they get every second write.
-    pub(super) fn begin(
+    pub(super) fn begin_write(
         &mut self,
         now: Instant,
         may_write: impl Fn(SliceNumber) -> bool,
@@ -202,7 +202,7 @@ impl PeerPacking {
     }
 
     /// Takes in the end of a write.
-    pub(super) fn end(&mut self, number: SliceNumber, is_written: bool, now: Instant) {
+    pub(super) fn end_write(&mut self, number: SliceNumber, is_written: bool, now: Instant) {
         let Some(write) = self.in_flight.remove(&number) else { return };
         if is_written {
             return self.due.end_write(number, &write.before);
@@ -265,12 +265,12 @@ mod tests {
 
     fn packing(pods: usize, now: Instant) -> PeerPacking {
         let mut packing = PeerPacking::default();
-        (0..pods).for_each(|number| packing.take(pod(number, "1"), now));
+        (0..pods).for_each(|number| packing.apply_change(pod(number, "1"), now));
         packing
     }
 
     fn begin(packing: &mut PeerPacking, now: Instant) -> Option<SliceNumber> {
-        packing.begin(now, |_| true).map(|(number, _)| number)
+        packing.begin_write(now, |_| true).map(|(number, _)| number)
     }
 
     /// Writes everything, as if no request failed; returns the numbers of slices written.
@@ -280,7 +280,7 @@ mod tests {
             let now = now + step * SECOND;
             packing.look_at_names(now);
             while let Some(number) = begin(packing, now + GATHER) {
-                packing.end(number, true, now);
+                packing.end_write(number, true, now);
                 written.push(number);
             }
         }
@@ -303,14 +303,14 @@ mod tests {
     fn the_index_has_a_name_once_all_slices_have_it() {
         let now = Instant::now();
         let mut packing = packing(slices(3), now);
-        packing.take(policy("p", "a"), now);
+        packing.apply_change(policy("p", "a"), now);
         packing.look_at_names(now);
         let later = now + SECOND;
         assert_eq!((begin(&mut packing, now), begin(&mut packing, later)), (None, Some(0)));
         assert_eq!((begin(&mut packing, later), begin(&mut packing, later)), (Some(1), Some(2)));
-        packing.end(0, true, later);
-        packing.end(1, true, later);
-        packing.end(2, false, later);
+        packing.end_write(0, true, later);
+        packing.end_write(1, true, later);
+        packing.end_write(2, false, later);
         packing.look_at_names(later);
         assert_eq!(packing.index().label_keys.len(), 0, "slice 2 lacks it");
         assert_eq!(begin(&mut packing, later), None, "pause");
@@ -323,16 +323,16 @@ mod tests {
     fn a_change_is_written_soon_and_the_next_ones_are_gathered() {
         let now = Instant::now();
         let mut packing = packing(2, now);
-        packing.take(policy("p", "a"), now);
+        packing.apply_change(policy("p", "a"), now);
         write(&mut packing, now);
         let now = now + 10 * SECOND;
-        packing.take(pod(0, "x"), now);
+        packing.apply_change(pod(0, "x"), now);
         let first = now + SOON;
         assert_eq!((begin(&mut packing, now), begin(&mut packing, first)), (None, Some(0)));
-        packing.end(0, true, first);
-        packing.take(pod(1, "x"), first);
+        packing.end_write(0, true, first);
+        packing.apply_change(pod(1, "x"), first);
         assert_eq!(begin(&mut packing, first + GATHER / 2), None);
-        packing.take(pod(0, "y"), first + GATHER / 2);
+        packing.apply_change(pod(0, "y"), first + GATHER / 2);
         assert_eq!(begin(&mut packing, first + GATHER), Some(0));
     }
 
@@ -340,13 +340,13 @@ mod tests {
     fn a_new_leader_writes_only_what_differs() {
         let now = Instant::now();
         let mut first = packing(slices(3), now);
-        first.take(policy("p", "a"), now);
+        first.apply_change(policy("p", "a"), now);
         write(&mut first, now);
         let found: Vec<_> =
             (0..3).map(|n| (n, netpold_slices::decode(&slice(&first, n)).unwrap())).collect();
         for (pods, written) in [(slices(3), vec![]), (slices(3) - 1, vec![2])] {
             let mut next = packing(pods, now);
-            next.take(policy("p", "a"), now);
+            next.apply_change(policy("p", "a"), now);
             next.take_over(found.clone(), &first.index(), now);
             assert_eq!(write(&mut next, now), written);
             assert_eq!(next.index(), first.index());
@@ -357,21 +357,21 @@ mod tests {
     fn a_pod_that_moves_is_in_its_new_slice_before_it_leaves_the_other() {
         let now = Instant::now();
         let mut packing = packing(3, now);
-        packing.take(policy("p", "a"), now);
+        packing.apply_change(policy("p", "a"), now);
         write(&mut packing, now);
         let (now, large) = (now + 10 * SECOND, "x".repeat(3000));
-        packing.take(pod(2, "changed"), now);
+        packing.apply_change(pod(2, "changed"), now);
         assert_eq!(begin(&mut packing, now + SECOND), Some(0), "an earlier change of the pod");
-        packing.take(pod(2, &large), now);
+        packing.apply_change(pod(2, &large), now);
         let now = now + 2 * SECOND;
         assert_eq!(begin(&mut packing, now), None, "that write could take effect later");
-        packing.end(0, true, now);
+        packing.end_write(0, true, now);
         assert_eq!(begin(&mut packing, now), Some(1));
-        packing.end(1, false, now);
+        packing.end_write(1, false, now);
         assert_eq!(begin(&mut packing, now), None, "the pod is not there yet");
         let now = now + 2 * SECOND;
         assert_eq!((begin(&mut packing, now), begin(&mut packing, now)), (Some(1), None));
-        packing.end(1, true, now);
+        packing.end_write(1, true, now);
         assert_eq!(begin(&mut packing, now), Some(0));
     }
 
@@ -379,14 +379,14 @@ mod tests {
     fn changes_of_pods_and_of_names_do_not_wait_for_each_other() {
         let now = Instant::now();
         let mut packing = packing(slices(4), now);
-        packing.take(policy("q", "a"), now);
+        packing.apply_change(policy("q", "a"), now);
         write(&mut packing, now);
         let now = now + 10 * SECOND;
-        packing.take(policy("p", "b"), now);
+        packing.apply_change(policy("p", "b"), now);
         packing.look_at_names(now);
-        packing.take(pod(slices(4), "new"), now);
-        packing.take(pod(slices(4) - 1, "old"), now + SECOND);
-        packing.take(pod(MAX_PODS, "old"), now + SECOND);
+        packing.apply_change(pod(slices(4), "new"), now);
+        packing.apply_change(pod(slices(4) - 1, "old"), now + SECOND);
+        packing.apply_change(pod(MAX_PODS, "old"), now + SECOND);
         let now = now + 2 * SECOND;
         let order: Vec<_> = std::iter::from_fn(|| begin(&mut packing, now)).collect();
         assert_eq!(order, [0, 3, 2, 1]);
@@ -397,23 +397,23 @@ mod tests {
         let now = Instant::now();
         let mut packing = packing(slices(2), now);
         packing.set_version(10);
-        packing.take(policy("p", "a"), now);
+        packing.apply_change(policy("p", "a"), now);
         write(&mut packing, now);
         assert_eq!((packing.delay(now), packing.written_version()), (Duration::ZERO, 10));
-        packing.take(pod(0, "x"), now);
+        packing.apply_change(pod(0, "x"), now);
         packing.set_version(20);
-        packing.take(pod(MAX_PODS, "x"), now + SECOND);
+        packing.apply_change(pod(MAX_PODS, "x"), now + SECOND);
         packing.set_version(30);
         let later = now + 2 * SECOND;
         assert_eq!((packing.delay(later), packing.written_version()), (2 * SECOND, 10));
         assert_eq!(begin(&mut packing, later), Some(0));
         assert_eq!((packing.delay(later), packing.written_version()), (2 * SECOND, 10));
-        packing.end(0, true, later);
+        packing.end_write(0, true, later);
         assert_eq!((packing.delay(later), packing.written_version()), (SECOND, 20));
-        packing.take(policy("q", "b"), later);
+        packing.apply_change(policy("q", "b"), later);
         packing.look_at_names(later);
         assert_eq!(begin(&mut packing, later), Some(1));
-        packing.end(1, true, later);
+        packing.end_write(1, true, later);
         assert_eq!((packing.delay(later), packing.written_version()), (Duration::ZERO, 30));
         assert!(!packing.is_idle(), "names alone delay no heartbeat");
     }

@@ -22,7 +22,7 @@ use netpold_slices::{SliceNumber, decode, slice_name, slice_number};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
-use crate::lease::Leading;
+use crate::lease::ElectionView;
 use crate::peer_doubts::{MANY, PeerDoubts, WriteFailure};
 use crate::peer_input::PeerInput;
 use crate::peer_packing::PeerPacking;
@@ -51,7 +51,7 @@ type WriteResult = Result<Option<WrittenSlice>, kube::Error>;
 /// Writer of peer slices; only the leader writes.
 pub(super) struct PeerSlices {
     api: Api<PeerSlice>,
-    leading: Leading,
+    leading: ElectionView,
     input: mpsc::UnboundedReceiver<PeerInput>,
     source: watch::Receiver<SourceStatus>,
     packing: PeerPacking,
@@ -85,7 +85,7 @@ pub(super) struct PeerSlices {
 impl PeerSlices {
     pub(super) fn new(
         client: Client,
-        leading: Leading,
+        leading: ElectionView,
         input: mpsc::UnboundedReceiver<PeerInput>,
         source: watch::Receiver<SourceStatus>,
     ) -> Self {
@@ -121,7 +121,7 @@ impl PeerSlices {
             let pause = if is_idle { IDLE } else { PACE };
             tokio::select! {
                 input = self.input.recv() => match input {
-                    Some(input) => self.take(input),
+                    Some(input) => self.apply_input(input),
                     None => return,
                 },
                 Some((name, result)) = self.writes.next() => self.end_write(&name, result),
@@ -134,15 +134,15 @@ impl PeerSlices {
         }
     }
 
-    fn take(&mut self, input: PeerInput) {
-        input.changes.into_iter().for_each(|change| self.packing.take(change, input.at));
+    fn apply_input(&mut self, input: PeerInput) {
+        input.changes.into_iter().for_each(|change| self.packing.apply_change(change, input.at));
         self.heard = input.at;
         self.in_sync |= input.in_sync;
         self.packing.set_version(input.version);
     }
 
     async fn step_or_pause(&mut self) {
-        if !self.leading.is() {
+        if !self.leading.leads() {
             self.written = None;
             self.forget_requests();
             return;
@@ -160,7 +160,7 @@ impl PeerSlices {
         if !std::mem::replace(&mut self.is_failing, true) {
             warn!(%error, "cannot write peer slices; will retry");
         }
-        if WriteFailure::of(error) == WriteFailure::Unknown {
+        if WriteFailure::from_error(error) == WriteFailure::Unknown {
             self.pause = Instant::now() + RETRY;
         }
     }
@@ -181,7 +181,7 @@ impl PeerSlices {
         if self.writes.len() < IN_FLIGHT {
             let doubts = &self.doubts;
             let may_write = |number| !doubts.is_unread(&slice_name(number));
-            if let Some((number, content)) = self.packing.begin(now, may_write) {
+            if let Some((number, content)) = self.packing.begin_write(now, may_write) {
                 self.begin_write(slice_name(number), content);
             }
         }
@@ -281,7 +281,7 @@ impl PeerSlices {
             }
             _ => {
                 if let Some(number) = slice_number(name) {
-                    self.packing.end(number, is_ok, Instant::now());
+                    self.packing.end_write(number, is_ok, Instant::now());
                 }
             }
         }
@@ -296,7 +296,7 @@ impl PeerSlices {
                 Ok(())
             }
             Err(error) => {
-                self.doubts.failed(name, WriteFailure::of(&error), Instant::now());
+                self.doubts.failed(name, WriteFailure::from_error(&error), Instant::now());
                 Err(error)
             }
         }
@@ -362,7 +362,7 @@ impl PeerSlices {
     fn beat(&mut self, now: Instant) {
         let Some(due) = self.beat_due(now) else { return };
         while let Ok(input) = self.input.try_recv() {
-            self.take(input);
+            self.apply_input(input);
         }
         let follows = self.source.borrow().kinds.iter().all(|kind| kind.error.is_none());
         let delay = self.packing.delay(now).max(now.saturating_duration_since(self.heard));
@@ -390,9 +390,9 @@ fn version(written: Option<&WrittenSlice>) -> u64 {
 
 /// # Errors
 /// This replica leads no more.
-fn may_write(leading: &Leading) -> Result<(), kube::Error> {
+fn may_write(leading: &ElectionView) -> Result<(), kube::Error> {
     let ended = || kube::Error::Service("this replica leads no more".into());
-    leading.is().then_some(()).ok_or_else(ended)
+    leading.leads().then_some(()).ok_or_else(ended)
 }
 
 async fn delete(api: &Api<PeerSlice>, name: &str, version: String) -> Result<(), kube::Error> {

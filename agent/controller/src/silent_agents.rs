@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::index::{SILENT, SilentNodes};
-use crate::lease::Leading;
+use crate::lease::ElectionView;
 
 /// Maximum number of Nodes in flight, and per call of [`SilentAgents::mark`]: at an interval of 2 s, 5 Nodes a second.
 /// All watches of Nodes receive such a write, and 5,000 Nodes can fail at once.
@@ -67,7 +67,7 @@ netpold_api::resource!(ConditionedNode, part of Node);
 /// Sets the conditions of Nodes with silent agents.
 pub(super) struct SilentAgents {
     client: Client,
-    leading: Leading,
+    leading: ElectionView,
     /// First and last call of [`SilentAgents::mark`] without a lapse between two of them.
     led: Option<[Instant; 2]>,
     attempts: BTreeMap<Arc<str>, MarkAttempt>,
@@ -77,7 +77,7 @@ pub(super) struct SilentAgents {
 }
 
 impl SilentAgents {
-    pub(super) fn new(client: Client, leading: Leading) -> Self {
+    pub(super) fn new(client: Client, leading: ElectionView) -> Self {
         Self {
             client,
             leading,
@@ -96,7 +96,7 @@ impl SilentAgents {
             return;
         }
         let room = AT_ONCE.saturating_sub(self.tasks.len());
-        for (name, renewed) in due(silent, &self.attempts, room, now) {
+        for (name, renewed) in due_nodes(silent, &self.attempts, room, now) {
             let attempt = MarkAttempt { renewed, next: Some(now + RETRY) };
             self.attempts.insert(Arc::clone(&name), attempt);
             let (client, leading) = (self.client.clone(), self.leading.clone());
@@ -130,7 +130,7 @@ impl SilentAgents {
     }
 
     /// Handles the outcome of an attempt. A failed one is repeated after [`RETRY`].
-    pub(super) fn take(&mut self, (name, result): MarkOutcome) {
+    pub(super) fn handle_outcome(&mut self, (name, result): MarkOutcome) {
         match result {
             Ok(false) => {}
             Ok(true) => {
@@ -151,7 +151,7 @@ impl SilentAgents {
 }
 
 /// Returns the next Nodes to try: those without an attempt first.
-fn due(
+fn due_nodes(
     silent: SilentNodes,
     attempts: &BTreeMap<Arc<str>, MarkAttempt>,
     room: usize,
@@ -169,7 +169,7 @@ fn due(
 /// whether no further attempt is necessary.
 async fn set_unknown(
     client: &Client,
-    leading: &Leading,
+    leading: &ElectionView,
     name: &str,
     renewed: i64,
 ) -> Result<bool, kube::Error> {
@@ -182,7 +182,7 @@ async fn set_unknown(
     let nodes = Api::<ConditionedNode>::all(client.clone());
     let Some(node) = nodes.get_opt(name).await? else { return Ok(true) };
     let Some(patch) = patch(&node, renewed, Timestamp::now()) else { return Ok(true) };
-    if !leading.is() {
+    if !leading.leads() {
         return Ok(false);
     }
     nodes.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch)).await?;
@@ -267,7 +267,7 @@ mod tests {
         let mut attempts = BTreeMap::new();
         let (mut done, mut now) = (0, start);
         while done < silent.len() {
-            let due = due(silent.clone(), &attempts, AT_ONCE, now);
+            let due = due_nodes(silent.clone(), &attempts, AT_ONCE, now);
             assert!(due.len() <= AT_ONCE);
             for (name, renewed) in due {
                 let fails = renewed % 100 == 0 && !attempts.contains_key(&name);
@@ -279,6 +279,6 @@ mod tests {
         }
         let took = (now - start).as_secs();
         assert!((1000..1100).contains(&took), "{took} s");
-        assert!(due(silent, &attempts, AT_ONCE, now + RETRY).is_empty());
+        assert!(due_nodes(silent, &attempts, AT_ONCE, now + RETRY).is_empty());
     }
 }

@@ -17,8 +17,8 @@ use tokio::time::MissedTickBehavior;
 use crate::counters::ControllerCounters;
 use crate::evaluate::evaluate;
 use crate::follow::{FollowEvent, follow, key};
-use crate::index::{Index, Moment, Touched};
-use crate::lease::Leading;
+use crate::index::{AffectedPolicies, Index, Moment};
+use crate::lease::ElectionView;
 use crate::listen::Heartbeat;
 use crate::pod_addresses::PodAddresses;
 use crate::queue::Queue;
@@ -30,7 +30,7 @@ const PACE: Duration = Duration::from_millis(50);
 /// Delay of a policy in a namespace with the maximum number of writes in flight.
 const CROWDED: Duration = Duration::from_millis(500);
 /// Interval of the check for silent agents.
-const LOOK_OVER: Duration = Duration::from_secs(2);
+const AGENT_CHECK: Duration = Duration::from_secs(2);
 /// Maximum number of evaluations in a row before the main loop handles other events.
 const IN_A_ROW: usize = 200;
 /// Capacity of the channels from the watches.
@@ -40,7 +40,7 @@ const OBJECTS: usize = 64;
 pub(super) struct Statuses {
     client: Client,
     source: ObjectStream,
-    leading: Leading,
+    leading: ElectionView,
     synced: watch::Sender<bool>,
     counters: Arc<ControllerCounters>,
     heartbeat: Heartbeat,
@@ -56,7 +56,7 @@ impl Statuses {
     pub(super) fn new(
         client: Client,
         source: ObjectStream,
-        leading: Leading,
+        leading: ElectionView,
         counters: Arc<ControllerCounters>,
         heartbeat: Heartbeat,
     ) -> (Self, watch::Receiver<bool>) {
@@ -88,14 +88,14 @@ impl Statuses {
         let (statuses, mut stated) = mpsc::channel(OBJECTS);
         tokio::spawn(follow::<NodePolicyStatus>(self.client.clone(), reports));
         tokio::spawn(follow::<NetworkPolicyStatus>(self.client.clone(), statuses));
-        let mut look_over = tokio::time::interval(LOOK_OVER);
+        let mut look_over = tokio::time::interval(AGENT_CHECK);
         let mut pace = tokio::time::interval(PACE);
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut may_write = true;
         loop {
             self.heartbeat.beat();
-            let mut touched = Touched::new();
-            let due = self.next_look().filter(|_| may_write);
+            let mut touched = AffectedPolicies::new();
+            let due = self.next_evaluation().filter(|_| may_write);
             tokio::select! {
                 batch = self.source.batches.recv() => {
                     let Some(batch) = batch else { bail!("object source ended") };
@@ -106,19 +106,19 @@ impl Statuses {
                         }
                         self.index.ingest(change, now, &mut touched);
                     }
-                    self.is_listed(0, batch.in_sync);
+                    self.mark_listed(0, batch.in_sync);
                 }
-                Some(seen) = reported.recv() => self.take_report(seen, &mut touched),
-                Some(seen) = stated.recv() => self.take_status(seen, &mut touched),
-                Some(outcome) = self.writes.next() => self.take_outcome(outcome),
-                _ = look_over.tick() => self.look_over(&mut touched),
-                Some(outcome) = self.silent_agents.next() => self.silent_agents.take(outcome),
+                Some(seen) = reported.recv() => self.apply_report(seen, &mut touched),
+                Some(seen) = stated.recv() => self.apply_status(seen, &mut touched),
+                Some(outcome) = self.writes.next() => self.handle_outcome(outcome),
+                _ = look_over.tick() => self.check_agents(&mut touched),
+                Some(outcome) = self.silent_agents.next() => self.silent_agents.handle_outcome(outcome),
                 _ = pace.tick(), if !may_write => may_write = true,
                 changed = self.leading.changed() => {
                     if changed.is_err() {
                         bail!("leader election ended");
                     }
-                    self.leads_or_not();
+                    self.apply_leadership();
                 }
                 () = pause_until(due) => may_write = !self.write_one(),
             }
@@ -131,10 +131,10 @@ impl Statuses {
         }
     }
 
-    fn look_over(&mut self, touched: &mut Touched) {
+    fn check_agents(&mut self, touched: &mut AffectedPolicies) {
         let now = Moment::get();
-        self.index.look_over(now, touched);
-        if self.is_ready() && self.leading.is() {
+        self.index.update_presence(now, touched);
+        if self.is_ready() && self.leading.leads() {
             self.silent_agents.mark(self.index.silent_nodes(), now.instant);
         }
     }
@@ -143,34 +143,38 @@ impl Statuses {
         self.listed == [true; 3]
     }
 
-    fn is_listed(&mut self, part: usize, listed: bool) {
+    fn mark_listed(&mut self, part: usize, listed: bool) {
         if !listed || self.listed[part] {
             return;
         }
         self.listed[part] = true;
         if self.is_ready() {
             self.synced.send_replace(true);
-            self.look_at_all();
+            self.queue_all();
         }
     }
 
-    fn look_at_all(&mut self) {
+    fn queue_all(&mut self) {
         let now = Instant::now();
         let all: Vec<Key> = self.index.policies().collect();
         all.into_iter().for_each(|key| self.queue.push(key, now));
     }
 
     /// Queues all policies if this replica has become the leader; otherwise aborts the writes and clears the queue.
-    fn leads_or_not(&mut self) {
-        if self.leading.is() {
-            self.look_at_all();
+    fn apply_leadership(&mut self) {
+        if self.leading.leads() {
+            self.queue_all();
         } else {
             self.writes.abort();
             self.queue = Queue::default();
         }
     }
 
-    fn take_report(&mut self, seen: FollowEvent<NodePolicyStatus>, touched: &mut Touched) {
+    fn apply_report(
+        &mut self,
+        seen: FollowEvent<NodePolicyStatus>,
+        touched: &mut AffectedPolicies,
+    ) {
         let now = Moment::get();
         match seen {
             FollowEvent::Is(object) => {
@@ -178,15 +182,19 @@ impl Statuses {
                 self.index.report(&name, object.status.as_ref(), now, touched);
             }
             FollowEvent::Gone(key) => self.index.report(&key.name, None, now, touched),
-            FollowEvent::Listed => self.is_listed(1, true),
+            FollowEvent::Listed => self.mark_listed(1, true),
         }
     }
 
-    fn take_status(&mut self, seen: FollowEvent<NetworkPolicyStatus>, touched: &mut Touched) {
+    fn apply_status(
+        &mut self,
+        seen: FollowEvent<NetworkPolicyStatus>,
+        touched: &mut AffectedPolicies,
+    ) {
         match seen {
             FollowEvent::Is(object) => {
                 let key = key(&object);
-                if self.writes.remember(object) {
+                if self.writes.store_status(object) {
                     touched.insert(key);
                 }
             }
@@ -194,13 +202,13 @@ impl Statuses {
                 self.writes.forget(&key);
                 touched.insert(key);
             }
-            FollowEvent::Listed => self.is_listed(2, true),
+            FollowEvent::Listed => self.mark_listed(2, true),
         }
     }
 
-    fn take_outcome(&mut self, outcome: WriteOutcome) {
+    fn handle_outcome(&mut self, outcome: WriteOutcome) {
         let now = Instant::now();
-        match self.writes.take(outcome) {
+        match self.writes.handle_outcome(outcome) {
             Ok(key) => {
                 self.queue.written(key.clone(), now);
                 // The policy may have changed during the write.
@@ -212,8 +220,8 @@ impl Statuses {
     }
 
     /// Returns the time of the next evaluation; `None` while this replica cannot write.
-    fn next_look(&self) -> Option<Instant> {
-        let may = self.is_ready() && self.leading.is() && !self.writes.are_full();
+    fn next_evaluation(&self) -> Option<Instant> {
+        let may = self.is_ready() && self.leading.leads() && !self.writes.are_full();
         self.queue.next(Instant::now()).filter(|_| may)
     }
 
@@ -222,11 +230,11 @@ impl Statuses {
         let now = Moment::get();
         for _ in 0..IN_A_ROW {
             let Some(key) = self.queue.pop(now.instant) else { return false };
-            if self.writes.are_of(&key) {
+            if self.writes.is_in_flight(&key) {
                 // The end of the write queues the policy again.
                 continue;
             }
-            if self.writes.are_full_of(&key.namespace) {
+            if self.writes.are_full_for(&key.namespace) {
                 self.queue.push_at(key, now.instant + CROWDED);
                 continue;
             }
@@ -241,8 +249,8 @@ impl Statuses {
     fn write(&mut self, key: Key, now: Moment) -> bool {
         let before = self.writes.written(&key);
         let Some(report) = evaluate(&self.index, &key, before, now) else { return false };
-        let policy = self.index.known(&key);
+        let policy = self.index.policy(&key);
         let uid = policy.map(|policy| policy.version.uid.clone()).unwrap_or_default();
-        self.writes.begin(key, uid, report)
+        self.writes.begin_write(key, uid, report)
     }
 }

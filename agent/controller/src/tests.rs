@@ -18,7 +18,7 @@ use netpold_testkit::random::Random;
 use serde_json::{Value, json};
 
 use crate::evaluate::{ACCEPTED, ENFORCING, evaluate};
-use crate::index::{Index, Moment, Touched};
+use crate::index::{AffectedPolicies, Index, Moment};
 
 struct World {
     index: Index,
@@ -42,19 +42,19 @@ impl World {
         world
     }
 
-    fn say(&mut self, change: Change) -> Touched {
-        let mut touched = Touched::new();
+    fn say(&mut self, change: Change) -> AffectedPolicies {
+        let mut touched = AffectedPolicies::new();
         self.index.ingest(change, self.now, &mut touched);
         touched
     }
 
-    fn pod(&mut self, name: &str, app: &str, node: &str) -> Touched {
+    fn pod(&mut self, name: &str, app: &str, node: &str) -> AffectedPolicies {
         let labels = Labels::from_iter([("app".to_owned(), app.to_owned())]);
         let key = Key::new("x", name);
         self.say(Change::Pod(pod(key, labels, node)))
     }
 
-    fn policy(&mut self, generation: i64, problems: &[&str]) -> Touched {
+    fn policy(&mut self, generation: i64, problems: &[&str]) -> AffectedPolicies {
         self.policy_as(Enforcement::Enforce, generation, problems)
     }
 
@@ -63,7 +63,7 @@ impl World {
         enforcement: Enforcement,
         generation: i64,
         problems: &[&str],
-    ) -> Touched {
+    ) -> AffectedPolicies {
         let of_app = Requirement::In("app".to_owned(), vec!["a".to_owned()]);
         self.say(Change::Policy(Policy {
             key: key(),
@@ -77,7 +77,13 @@ impl World {
         }))
     }
 
-    fn report(&mut self, node: &str, generation: i64, enforced: bool, message: &str) -> Touched {
+    fn report(
+        &mut self,
+        node: &str,
+        generation: i64,
+        enforced: bool,
+        message: &str,
+    ) -> AffectedPolicies {
         let policy = PolicyOnNode {
             uid: "u".into(),
             observed_generation: generation,
@@ -88,18 +94,18 @@ impl World {
         self.reports(node, NodeReport { policies: vec![policy], ..NodeReport::default() })
     }
 
-    fn reports(&mut self, node: &str, report: NodeReport) -> Touched {
+    fn reports(&mut self, node: &str, report: NodeReport) -> AffectedPolicies {
         let renew_time = Some(Time(Timestamp::from_second(self.now.unix).unwrap()));
-        let mut touched = Touched::new();
+        let mut touched = AffectedPolicies::new();
         self.index.report(node, Some(&NodeReport { renew_time, ..report }), self.now, &mut touched);
         touched
     }
 
-    fn pass(&mut self, seconds: u64) -> Touched {
+    fn pass(&mut self, seconds: u64) -> AffectedPolicies {
         self.now.instant += Duration::from_secs(seconds);
         self.now.unix += seconds as i64;
-        let mut touched = Touched::new();
-        self.index.look_over(self.now, &mut touched);
+        let mut touched = AffectedPolicies::new();
+        self.index.update_presence(self.now, &mut touched);
         touched
     }
 
@@ -184,7 +190,7 @@ fn a_cluster_policy_is_in_force_on_the_nodes_with_a_selected_pod() {
         ..objects::cluster_policy("tenants", (Tier::Admin, 100), Vec::new(), Vec::new())
     }));
     let key = Key::new("", "tenants");
-    assert_eq!(touched, Touched::from([key.clone()]));
+    assert_eq!(touched, AffectedPolicies::from([key.clone()]));
     let nodes = |world: &World| {
         let report = evaluate(&world.index, &key, None, world.now).unwrap();
         assert_eq!(report.policy_generation, 7);
@@ -201,14 +207,14 @@ fn a_cluster_policy_is_in_force_on_the_nodes_with_a_selected_pod() {
     assert!(world.reports("n1", report).contains(&key));
     assert_eq!(nodes(&world), [3, 1]);
     assert!(label(&mut world, "y", "blue").is_empty(), "selected neither before nor now");
-    assert_eq!(label(&mut world, "x", "blue"), Touched::from([key.clone()]));
+    assert_eq!(label(&mut world, "x", "blue"), AffectedPolicies::from([key.clone()]));
     assert_eq!(nodes(&world), [0, 0]);
-    assert_eq!(label(&mut world, "y", "red"), Touched::from([key.clone()]));
+    assert_eq!(label(&mut world, "y", "red"), AffectedPolicies::from([key.clone()]));
     assert_eq!(nodes(&world), [1, 0], "n3");
     let placed = pod(Key::new("y", "late"), Labels::new(), "n2");
-    assert_eq!(world.say(Change::Pod(placed)), Touched::from([key.clone()]));
+    assert_eq!(world.say(Change::Pod(placed)), AffectedPolicies::from([key.clone()]));
     assert_eq!(nodes(&world), [2, 0]);
-    assert_eq!(world.say(Change::NamespaceGone("y".into())), Touched::from([key.clone()]));
+    assert_eq!(world.say(Change::NamespaceGone("y".into())), AffectedPolicies::from([key.clone()]));
     world.say(Change::ClusterPolicyGone("tenants".into()));
     assert!(evaluate(&world.index, &key, None, world.now).is_none());
 }

@@ -92,13 +92,13 @@ impl Writes {
     }
 
     /// Whether the maximum number of writes in this namespace is in flight.
-    pub(super) fn are_full_of(&self, namespace: &str) -> bool {
+    pub(super) fn are_full_for(&self, namespace: &str) -> bool {
         let of = self.in_flight.iter().filter(|key| key.namespace == namespace);
         of.count() >= IN_NAMESPACE
     }
 
     /// Whether the policy's status is being written.
-    pub(super) fn are_of(&self, key: &Key) -> bool {
+    pub(super) fn is_in_flight(&self, key: &Key) -> bool {
         self.in_flight.contains(key)
     }
 
@@ -109,7 +109,7 @@ impl Writes {
 
     /// Stores a status. Returns whether it is newer than the stored one: the response to a write precedes its watch
     /// event.
-    pub(super) fn remember(&mut self, object: NetworkPolicyStatus) -> bool {
+    pub(super) fn store_status(&mut self, object: NetworkPolicyStatus) -> bool {
         self.store(key(&object), object.into())
     }
 
@@ -132,7 +132,7 @@ impl Writes {
 
     /// Begins to write the status of the policy with this UID, unless the API server has the same one. Returns whether
     /// a write has begun.
-    pub(super) fn begin(&mut self, key: Key, uid: String, report: PolicyReport) -> bool {
+    pub(super) fn begin_write(&mut self, key: Key, uid: String, report: PolicyReport) -> bool {
         let known = self.written.get(&key);
         let is_owned = known.is_some_and(|known| known.owner == uid);
         if is_owned && known.and_then(|known| known.report.as_ref()) == Some(&report) {
@@ -176,7 +176,7 @@ impl Writes {
 
     /// Handles the outcome of a write. Returns the policy's key, on failure with the delay before the next attempt. The
     /// delay doubles with each consecutive failure; `None`: no attempt before the next change.
-    pub(super) fn take(
+    pub(super) fn handle_outcome(
         &mut self,
         WriteOutcome { key, result }: WriteOutcome,
     ) -> Result<Key, (Key, Option<Duration>)> {

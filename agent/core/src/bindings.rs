@@ -51,7 +51,7 @@ impl Bindings {
     }
 
     /// Adds a veth, or replaces its attributes.
-    pub fn veth_is(&mut self, veth: Veth) {
+    pub fn set_veth(&mut self, veth: Veth) {
         self.stale = true;
         let before = self.claims.veths.remove(&veth.index);
         let same = before.filter(|held| held.veth.incarnation == veth.incarnation);
@@ -73,14 +73,14 @@ impl Bindings {
     }
 
     /// Removes a veth.
-    pub fn veth_gone(&mut self, index: u32) {
+    pub fn remove_veth(&mut self, index: u32) {
         self.stale = true;
         self.inherited.remove(&index);
         self.gone.extend(self.claims.veths.remove(&index).map(|held| held.veth.index));
     }
 
     /// Replaces all CNI results; sorted by write time, the latest last.
-    pub fn cni_results_are(&mut self, results: Vec<CniResult>) {
+    pub fn set_cni_results(&mut self, results: Vec<CniResult>) {
         let (further, results): (Vec<_>, Vec<_>) = results.into_iter().partition(|it| it.further);
         let named =
             further.iter().flat_map(|a| a.interfaces.iter().map(|i| (i.clone(), a.clone())));
@@ -95,7 +95,7 @@ impl Bindings {
     }
 
     /// Marks the bindings stale if the change can affect them; called before or after the cluster applies it.
-    pub fn note(&mut self, change: &Change, cluster: &Cluster) {
+    pub fn mark_stale(&mut self, change: &Change, cluster: &Cluster) {
         let is_local = |pod: &Pod| pod.node == cluster.node_name();
         let before = |key| cluster.pods().get(key).is_some_and(|pod| is_local(pod));
         self.stale |= match change {
@@ -126,7 +126,7 @@ impl Bindings {
     }
 
     /// Binds veths by all known evidence; returns the changes of interfaces since the last call.
-    pub fn settle(&mut self, cluster: &Cluster) -> Vec<Change> {
+    pub fn bind_veths(&mut self, cluster: &Cluster) -> Vec<Change> {
         if !std::mem::take(&mut self.stale) {
             return Vec::new();
         }
@@ -159,15 +159,15 @@ impl Bindings {
     /// Pods gone from the API that still have a veth, in their last known state.
     pub fn deleted(&self) -> impl Iterator<Item = &Arc<Pod>> {
         let bindings = self.claims.veths.values().filter_map(|held| held.binding.as_ref());
-        let own = bindings.map(|binding| &binding.bound).filter(|bound| !bound.second);
+        let own = bindings.map(|binding| &binding.bound).filter(|bound| !bound.is_secondary);
         own.filter(|bound| bound.standing == Standing::Deleted).map(|bound| &bound.pod)
     }
 
     /// The further veths of pods.
-    pub fn second(&self) -> impl Iterator<Item = (&Veth, &Bound)> {
+    pub fn secondary(&self) -> impl Iterator<Item = (&Veth, &Bound)> {
         let bound = self.claims.veths.values();
         let bound = bound.filter_map(|held| Some((&held.veth, &held.binding.as_ref()?.bound)));
-        bound.filter(|(_, bound)| bound.second)
+        bound.filter(|(_, bound)| bound.is_secondary)
     }
 
     /// Restores the bindings of an earlier agent to the same pods.
@@ -189,7 +189,7 @@ impl Bindings {
             let known = listed.iter().copied().chain(&self.remembered).find(is_it);
             let bound = known.map(|pod| {
                 let (pod, standing) = as_judged(pod);
-                Bound { pod, standing, second: false, station: None }
+                Bound { pod, standing, is_secondary: false, station: None }
             });
             held.lost = bound.is_none();
             held.binding = bound.map(|bound| Binding { bound, by: Proof::Inside });
@@ -213,7 +213,9 @@ impl Bindings {
         };
         for held in self.claims.veths.values() {
             let bound = held.binding.as_ref().map(|binding| &binding.bound);
-            let Some(pod) = bound.filter(|bound| !bound.second).map(|b| &b.pod) else { continue };
+            let Some(pod) = bound.filter(|bound| !bound.is_secondary).map(|b| &b.pod) else {
+                continue;
+            };
             let this = (rank(held, pod), held.veth.index);
             let best = own.entry((pod.key.clone(), pod.uid.clone())).or_insert(this);
             *best = this.min(*best);
@@ -222,11 +224,11 @@ impl Bindings {
             let Some(binding) = &mut held.binding else { continue };
             let pod = &binding.bound.pod;
             let first = own.get(&(pod.key.clone(), pod.uid.clone()));
-            binding.bound.second = first.is_some_and(|(_, index)| *index != held.veth.index);
+            binding.bound.is_secondary = first.is_some_and(|(_, index)| *index != held.veth.index);
         }
     }
 
-    /// Problems of all bindings, as of the last [`Bindings::settle`].
+    /// Problems of all bindings, as of the last [`Bindings::bind_veths`].
     #[must_use]
     pub fn problems(&self, cluster: &Cluster) -> Vec<BindingProblem> {
         problems::of_claims(&self.claims, cluster)

@@ -3,7 +3,7 @@
 //!
 //! The limits count the contents of objects, not compile time, so the outcome depends on the objects alone. A policy
 //! beyond its budget isolates the pods it selects and grants nothing, like an invalid one; other policies are not
-//! affected. It is not kept in full ([`kept`]).
+//! affected. It is not kept in full ([`reduced_to_budget`]).
 
 mod backends;
 mod frontends;
@@ -73,8 +73,8 @@ pub(crate) struct Weight {
 
 impl Weight {
     /// Weighs a policy.
-    pub(crate) fn of(policy: &Policy) -> Self {
-        let mut weight = Self::hasty(policy);
+    pub(crate) fn weigh(policy: &Policy) -> Self {
+        let mut weight = Self::estimate(policy);
         if !weight.is_exact {
             let too_many = |direction| too_many_port_sets(policy, direction);
             weight.excess = Direction::BOTH.into_iter().find_map(too_many);
@@ -85,7 +85,7 @@ impl Weight {
 
     /// Weighs a policy, but skips counting its port sets if that takes long: such a policy is beyond
     /// [`ORDINARY_UNITS`].
-    pub(crate) fn hasty(policy: &Policy) -> Self {
+    pub(crate) fn estimate(policy: &Policy) -> Self {
         let units = Direction::BOTH.map(|direction| units_of(policy, direction));
         let by_name = |rule: &Rule| {
             let ports = rule.ports.iter().flatten();
@@ -121,13 +121,13 @@ pub fn units(policy: &Policy) -> u64 {
 /// The policy as it is kept in memory: one with too many units has no rules, and if its `podSelector` is large, it
 /// selects every pod of its namespace. So it isolates at least the pods that it selects, and grants nothing.
 #[must_use]
-pub fn kept(policy: Policy) -> Policy {
-    let weight = Weight::hasty(&policy);
-    kept_at(policy, &weight)
+pub fn reduced_to_budget(policy: Policy) -> Policy {
+    let weight = Weight::estimate(&policy);
+    reduced_by_weight(policy, &weight)
 }
 
-/// [`kept`] for a policy of this weight.
-pub(crate) fn kept_at(mut policy: Policy, weight: &Weight) -> Policy {
+/// [`reduced_to_budget`] for a policy of this weight.
+pub(crate) fn reduced_by_weight(mut policy: Policy, weight: &Weight) -> Policy {
     if weight.is_oversized() {
         for rules in [&mut policy.ingress, &mut policy.egress].into_iter().flatten() {
             *rules = Vec::new();
@@ -276,7 +276,7 @@ impl Combination {
 
 /// Combinations of one namespace to close, the largest first, so that the others fit into the namespace's budget.
 /// `units` is the total weight of each combination.
-pub(crate) fn closed(units: &BTreeMap<Combination, u64>) -> BTreeSet<Combination> {
+pub(crate) fn combinations_to_close(units: &BTreeMap<Combination, u64>) -> BTreeSet<Combination> {
     let mut left: u64 = units.values().sum();
     let mut largest: Vec<(&Combination, u64)> =
         units.iter().map(|(of, units)| (of, *units)).collect();
@@ -313,7 +313,7 @@ mod tests {
         let shard = |n: u32| Requirement::In("shard".into(), vec![n.to_string()]);
         let not = |n: u32| Requirement::NotIn("shard".into(), vec![n.to_string()]);
         let weight =
-            |peer: &dyn Fn(u32) -> Peer| Weight::of(&policy((0..2000).map(peer).collect()));
+            |peer: &dyn Fn(u32) -> Peer| Weight::weigh(&policy((0..2000).map(peer).collect()));
         let apart = weight(&|n| pods(vec![web(), shard(n)]));
         assert_eq!(apart.units, [2 + 2000 * 5, 0]);
         assert_eq!(apart.excess, None);
@@ -332,7 +332,7 @@ mod tests {
     fn pod_selectors_and_port_names_of_egress_weigh() {
         let labels = (0..600).map(|n| format!("{n:04}")).collect();
         let pod_selector = Selector { requirements: vec![Requirement::In("app".into(), labels)] };
-        let weight = Weight::of(&Policy { pod_selector, ..policy(Vec::new()) });
+        let weight = Weight::weigh(&Policy { pod_selector, ..policy(Vec::new()) });
         assert_eq!(weight.units, [601 + 2, 0], "of the isolated direction");
         let port = |n: u32| PortRule {
             protocol: Protocol::Tcp,
@@ -340,7 +340,7 @@ mod tests {
         };
         let rules = || Some(vec![Rule { peers: None, ports: Some((0..24).map(port).collect()) }]);
         let names = Policy { ingress: rules(), egress: rules(), ..Policy::default() };
-        let weight = Weight::of(&names);
+        let weight = Weight::weigh(&names);
         assert_eq!(weight.units, [1 + 24, 1 + 24 * NAMED_UNITS as u32]);
         assert!(weight.units(Direction::Egress) > MODEST_UNITS, "charged and deferred");
     }
@@ -369,10 +369,18 @@ mod tests {
             problems: vec!["a part".to_owned()],
             ..Policy::default()
         };
-        assert_eq!(kept(of(9, 9)), of(9, 9));
-        assert_eq!(kept(of(9, POLICY_UNITS)), closed(selector(9)), "its pods are known");
-        assert_eq!(kept(of(POLICY_UNITS, 1)), closed(Selector::default()), "every pod");
-        let excess = Weight::of(&of(POLICY_UNITS, 1)).excess.unwrap();
+        assert_eq!(reduced_to_budget(of(9, 9)), of(9, 9));
+        assert_eq!(
+            reduced_to_budget(of(9, POLICY_UNITS)),
+            closed(selector(9)),
+            "its pods are known"
+        );
+        assert_eq!(
+            reduced_to_budget(of(POLICY_UNITS, 1)),
+            closed(Selector::default()),
+            "every pod"
+        );
+        let excess = Weight::weigh(&of(POLICY_UNITS, 1)).excess.unwrap();
         assert!(excess.contains("isolates every pod of its namespace"), "{excess}");
     }
 
@@ -389,9 +397,9 @@ mod tests {
             (of("largest"), third + 20),
             (of("other"), third),
         ]);
-        assert_eq!(closed(&units), BTreeSet::from([of("largest")]));
+        assert_eq!(combinations_to_close(&units), BTreeSet::from([of("largest")]));
         units.remove(&of("small"));
         units.insert(of("largest"), third - 20);
-        assert!(closed(&units).is_empty());
+        assert!(combinations_to_close(&units).is_empty());
     }
 }

@@ -31,7 +31,7 @@ pub(crate) use dirty::{AddressList, Dirty};
 pub(crate) use intake::Intake;
 pub(crate) use label_groups::LabelGroup;
 pub(crate) use name_groups::beyond_limit;
-pub use networks::{PRIVATE_RANGES, SecondNetworks};
+pub use networks::{PRIVATE_RANGES, SecondaryNetworks};
 pub(crate) use objects::Object;
 pub use objects::ObjectKey;
 pub use pod_policies::PodPolicies;

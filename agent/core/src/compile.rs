@@ -25,7 +25,7 @@ mod update;
 
 pub use compiled::CompileError;
 pub use compiler::{Compiler, CompilerInput};
-pub use image::{Allowed, EndpointImage, Granted, Image};
+pub use image::{Allowed, EndpointImage, GrantedPorts, TableImage};
 pub use report::{EndpointInfo, Problem};
 pub use sets::set::{HairpinService, PeerSet, ServiceTarget};
 pub use snapshot::StateSnapshot;

@@ -25,7 +25,7 @@ pub use answer::{
     RuleRef, ServiceBackend, TierPolicy, TierProblem, Verdict,
 };
 pub use blocks::Blocks;
-pub use by_name::{NameAnswer, NamePart, Within};
+pub use by_name::{NameAnswer, NamePart, ResolvedWithin};
 pub use literal::PodAt;
 pub use resolved::ResolvedNames;
 pub use text::peer_text;
@@ -40,7 +40,7 @@ use crate::model::{Direction, DomainName, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
-use secondary::SecondSides;
+use secondary::SecondarySides;
 use services::{ServiceTranslator, backends, frontends};
 use unaddressed::ProbeEnd;
 
@@ -99,13 +99,13 @@ impl<'c> Explainer<'c> {
     /// Answers a probe with reasons.
     #[must_use]
     pub fn explain(&self, probe: &Probe) -> Explanation {
-        self.answer(probe, Detail::Reasons)
+        self.explain_probe(probe, Detail::Reasons)
     }
 
     /// Answers a probe quickly: the verdict, and for [`Verdict::Unknown`] its reason.
     #[must_use]
     pub fn verdict(&self, probe: &Probe) -> (Verdict, Option<String>) {
-        let answer = self.answer(probe, Detail::Verdict);
+        let answer = self.explain_probe(probe, Detail::Verdict);
         (answer.verdict, answer.reason)
     }
 
@@ -135,11 +135,11 @@ impl<'c> Explainer<'c> {
         judgement.is_none_or(|it| it.verdict == Verdict::Allow)
     }
 
-    fn answer(&self, probe: &Probe, detail: Detail) -> Explanation {
+    fn explain_probe(&self, probe: &Probe, detail: Detail) -> Explanation {
         match self.sides(probe) {
             Ok(sides) => {
                 let templates = [&sides.0, &sides.1].map(|side| JudgedTemplate::of(side.pod?));
-                let mut answer = self.explain_second(probe, sides, detail);
+                let mut answer = self.explain_secondary(probe, sides, detail);
                 if detail == Detail::Reasons {
                     answer.templates = templates.into_iter().flatten().collect();
                     answer.templates.dedup();
@@ -152,13 +152,13 @@ impl<'c> Explainer<'c> {
 
     /// Judges every pair of pods and addresses that secondary networks make possible; differing verdicts give
     /// [`Verdict::Unknown`].
-    fn explain_second(
+    fn explain_secondary(
         &self,
         probe: &Probe,
         (from, to): (ProbeEnd<'c>, ProbeEnd<'c>),
         detail: Detail,
     ) -> Explanation {
-        let second = SecondSides { cluster: self.cluster, ranges: self.ranges };
+        let second = SecondarySides { cluster: self.cluster, ranges: self.ranges };
         let mut first: Option<(Explanation, [Option<&Pod>; 2])> = None;
         for (from, to) in second.pairs(probe, from, to) {
             let answer = self.explain_sides(probe, &from, &to, detail);
@@ -303,7 +303,7 @@ impl<'c> Explainer<'c> {
         let kind = (probe.protocol, probe.port);
         let literal = &self.translated.literal;
         let (egress, ingress) = literal.judge_pair(from, to, (kind, None), detail);
-        let verdict = Verdict::of([&egress, &ingress]);
+        let verdict = Verdict::combine([&egress, &ingress]);
         Explanation::judged(probe, verdict, None, egress, ingress)
     }
 
@@ -316,7 +316,7 @@ impl<'c> Explainer<'c> {
         &self,
         pod: &Key,
         name: &DomainName,
-        within: &Within,
+        within: &ResolvedWithin,
         kind: (IpProtocol, u16),
     ) -> Result<NameAnswer, String> {
         self.translated.literal.by_name(pod, name, within, kind)

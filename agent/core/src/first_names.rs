@@ -10,6 +10,12 @@ pub fn first_names<T: Display>(names: impl ExactSizeIterator<Item = T>, most: us
     named.join(", ") + &more
 }
 
+/// Joins the names; of more than one beyond `most`, the first `most` and the number of the others.
+pub fn short_list<T: Display>(names: impl ExactSizeIterator<Item = T>, most: usize) -> String {
+    let named = if names.len() == most + 1 { most + 1 } else { most };
+    first_names(names, named)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -18,5 +24,11 @@ mod tests {
     fn further_names_are_counted() {
         assert_eq!(first_names(["a", "b"].iter(), 2), "a, b");
         assert_eq!(first_names(["a", "b", "c", "d"].iter(), 2), "a, b and 2 more");
+    }
+
+    #[test]
+    fn a_single_further_name_is_listed() {
+        assert_eq!(short_list(["a", "b", "c"].iter(), 2), "a, b, c");
+        assert_eq!(short_list(["a", "b", "c", "d"].iter(), 2), "a, b and 2 more");
     }
 }

@@ -23,7 +23,7 @@ pub use domain_name::{DomainName, NotDomainName};
 pub use interface::{Bound, Interface, InterfaceOwner, Standing};
 pub use object::{Key, Labels, Namespace, Node};
 pub(crate) use pod::uid_hash;
-pub use pod::{NamedPort, Pod, SecondInterface, WorkloadRef};
+pub use pod::{NamedPort, Pod, SecondaryInterface, WorkloadRef};
 pub use policy::{Enforcement, IpBlock, Peer, Policy, PolicyVersion, PortMatch, PortRule, Rule};
 pub use selector::{Requirement, Selector};
 pub use service::{EndpointSlice, Service, ServicePort, SlicePort};

@@ -21,30 +21,70 @@ pub enum Op {
     Bitmap(u32, Box<PortBitmap>),
     /// Fill a row block that is not in use.
     RowBlock(u32, Box<RowBlock>),
-    /// Flip one column of a row block in use: block, column, allowed ports.
-    RowBlockWord(u32, u8, PortWord),
+    /// Flip one column of a row block in use.
+    RowBlockWord {
+        /// Row block.
+        block: u32,
+        /// Column in the block.
+        column: u8,
+        /// Allowed ports.
+        ports: PortWord,
+    },
     /// Fill a row that is not in use.
     Row(u32, Box<Row>),
-    /// Flip one column of a row in use: row, class below 256, allowed ports.
-    RowFirst(u32, u8, PortWord),
-    /// Flip one word of a row in use: row, `class >> 8` (not 0), row block.
-    RowWord(u32, u8, u32),
+    /// Flip one of the first 256 columns of a row in use.
+    RowFirst {
+        /// Row.
+        row: u32,
+        /// Class of the column, below 256.
+        class: u8,
+        /// Allowed ports.
+        ports: PortWord,
+    },
+    /// Flip the block of 256 columns of a row in use.
+    RowWord {
+        /// Row.
+        row: u32,
+        /// `class >> 8` of the columns, not 0.
+        index: u8,
+        /// Row block.
+        block: u32,
+    },
     /// Fill a trie block that is not in use.
     TrieBlock(u32, Box<TrieBlock>),
-    /// Flip one word of a trie block in use: block, index, trie word.
-    TrieWord(u32, u8, u32),
-    /// Flip one word of the trie's root: upper 16 address bits, trie word.
-    TrieRootWord(u16, u32),
+    /// Flip one word of a trie block in use.
+    TrieWord {
+        /// Trie block.
+        block: u32,
+        /// Index in the block.
+        index: u8,
+        /// Trie word.
+        word: u32,
+    },
+    /// Flip one word of the trie's root.
+    TrieRootWord {
+        /// Upper 16 address bits.
+        index: u16,
+        /// Trie word.
+        word: u32,
+    },
     /// Set the class of one IPv6 address (exact table).
     Host6(Ipv6Addr, ClassId),
     /// Remove an IPv6 address from the exact table.
     Host6Gone(Ipv6Addr),
     /// Set the class of an IPv6 prefix (longest match, used if the exact table has no entry).
-    Cidr6(Ipv6Net, ClassId),
+    Block6(Ipv6Net, ClassId),
     /// Remove an IPv6 prefix.
-    Cidr6Gone(Ipv6Net),
-    /// Add a domain name to a list to which no row in use refers: list, name, a bit for each group of rules.
-    Name(u32, Box<DomainName>, u32),
+    Block6Gone(Ipv6Net),
+    /// Add a domain name to a list to which no row in use refers.
+    Name {
+        /// List.
+        list: u32,
+        /// Domain name.
+        name: Box<DomainName>,
+        /// A bit for each group of rules.
+        groups: u32,
+    },
     /// Remove a domain name from a list that no packet reads any more.
     NameGone(u32, Box<DomainName>),
     /// Trust a resolver's answers over UDP and, if true, over TCP.
@@ -54,7 +94,12 @@ pub enum Op {
     /// Fill a free endpoint slot; `ifindex` is written last.
     Endpoint(u32, Box<Endpoint>),
     /// Flip the rows word of an endpoint slot.
-    EndpointRows(u32, u64),
+    EndpointRows {
+        /// Endpoint slot.
+        slot: u32,
+        /// Rows word.
+        rows: u64,
+    },
     /// Change addresses, flags, `id` and `uid_hash` of an endpoint slot: the new element, with the same `ifindex` and
     /// `rows`. Only address slots that were not valid may differ, and the flags word is flipped last. A new `id` means
     /// another pod instance behind the interface.
@@ -92,7 +137,7 @@ pub struct Capacity {
     /// IPv6 addresses.
     pub hosts6: u32,
     /// IPv6 prefixes.
-    pub cidrs6: u32,
+    pub blocks6: u32,
     /// Domain names.
     pub names: u32,
 }
@@ -106,7 +151,7 @@ impl Default for Capacity {
             rows: 2048,
             trie_blocks: 16_384,
             hosts6: 131_072,
-            cidrs6: 16_384,
+            blocks6: 16_384,
             names: 16_384,
         }
     }
@@ -120,7 +165,7 @@ impl Capacity {
         rows: 128,
         trie_blocks: 1024,
         hosts6: 8192,
-        cidrs6: 512,
+        blocks6: 512,
         names: 1024,
     };
 
@@ -133,14 +178,14 @@ impl Capacity {
             rows: self.rows.max(other.rows),
             trie_blocks: self.trie_blocks.max(other.trie_blocks),
             hosts6: self.hosts6.max(other.hosts6),
-            cidrs6: self.cidrs6.max(other.cidrs6),
+            blocks6: self.blocks6.max(other.blocks6),
             names: self.names.max(other.names),
         }
     }
 
     /// Size of a table.
     #[must_use]
-    pub fn of(&self, table: Table) -> u32 {
+    pub fn capacity_of(&self, table: Table) -> u32 {
         match table {
             Table::Classes => MAX_CLASSES,
             Table::Bitmaps => self.bitmaps,
@@ -148,7 +193,7 @@ impl Capacity {
             Table::Rows => self.rows,
             Table::TrieBlocks => self.trie_blocks,
             Table::Hosts6 => self.hosts6,
-            Table::Cidrs6 => self.cidrs6,
+            Table::Blocks6 => self.blocks6,
             Table::Names => self.names,
         }
     }
@@ -181,8 +226,9 @@ pub enum Table {
     TrieBlocks,
     /// `Capacity::hosts6`
     Hosts6,
-    /// `Capacity::cidrs6`
-    Cidrs6,
+    /// `Capacity::blocks6`
+    #[serde(rename = "cidrs6")]
+    Blocks6,
     /// `Capacity::names`
     Names,
 }
@@ -196,7 +242,7 @@ impl std::fmt::Display for Table {
             Self::Rows => "rows",
             Self::TrieBlocks => "IPv4 trie blocks",
             Self::Hosts6 => "IPv6 addresses",
-            Self::Cidrs6 => "IPv6 prefixes",
+            Self::Blocks6 => "IPv6 prefixes",
             Self::Names => "domain names",
         })
     }
@@ -211,7 +257,7 @@ impl Table {
         Self::Rows,
         Self::TrieBlocks,
         Self::Hosts6,
-        Self::Cidrs6,
+        Self::Blocks6,
         Self::Names,
     ];
 }

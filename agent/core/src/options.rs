@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::cluster::SecondNetworks;
+use crate::cluster::SecondaryNetworks;
 use crate::model::{Denial, Pod};
 use crate::ops::Capacity;
 
@@ -34,7 +34,7 @@ pub struct SourceExempt {
 impl SourceExempt {
     /// Whether a pod is exempt.
     #[must_use]
-    pub fn holds(&self, pod: &Pod) -> bool {
+    pub fn exempts(&self, pod: &Pod) -> bool {
         let within = |address| self.blocks.iter().any(|block| block.contains(address));
         pod.foreign_sources && self.namespaces.contains(&pod.key.namespace)
             || pod.addresses.iter().any(within)
@@ -43,8 +43,8 @@ impl SourceExempt {
 
 /// Secondary interfaces under policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SecondInterfaces {
-    /// All, except interfaces without known addresses in a namespace with [`SECOND_OPEN`]: these are open.
+pub enum SecondaryInterfaces {
+    /// All, except interfaces without known addresses in a namespace with [`SECONDARY_OPEN`]: these are open.
     #[default]
     Enforce,
     /// Same as `Enforce`, but enforced interfaces without known addresses send nothing.
@@ -54,7 +54,7 @@ pub enum SecondInterfaces {
 }
 
 /// Label of a namespace, with its value, that exempts secondary interfaces without known addresses from policy there.
-pub const SECOND_OPEN: (&str, &str) = ("netpold.io/second-interfaces", "open");
+pub const SECONDARY_OPEN: (&str, &str) = ("netpold.io/second-interfaces", "open");
 
 /// Pods with records of their flows while no policy selects them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,9 +97,9 @@ pub struct Options {
     /// Records of the flows of pods that no policy selects.
     pub observe_flows: ObserveFlows,
     /// Secondary interfaces of pods.
-    pub second_interfaces: SecondInterfaces,
+    pub secondary_interfaces: SecondaryInterfaces,
     /// Blocks in which addresses of secondary networks are accepted.
-    pub second_networks: SecondNetworks,
+    pub secondary_networks: SecondaryNetworks,
     /// Treatment of packets that policies without an annotation deny.
     pub denial: Denial,
     /// Trusted resolvers besides the cluster's DNS Service.

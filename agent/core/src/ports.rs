@@ -33,7 +33,7 @@ impl AllowedPorts {
     }
 
     /// The ports of a protocol.
-    pub(crate) fn of(&self, protocol: Protocol) -> Trie {
+    pub(crate) fn for_protocol(&self, protocol: Protocol) -> Trie {
         self.ports[protocol as usize]
     }
 
@@ -90,7 +90,7 @@ impl AllowedPorts {
     }
 
     /// Intersection of two grants, without names.
-    pub(crate) fn both(&self, other: &Self, tries: &mut Tries) -> Self {
+    pub(crate) fn intersection(&self, other: &Self, tries: &mut Tries) -> Self {
         let rest = self.minus(other, tries);
         self.minus(&rest, tries)
     }
@@ -171,7 +171,7 @@ mod tests {
         for (first, last) in [(0, 99), (200, u16::MAX), (100, 199), (5, 4)] {
             split.add(Protocol::Udp, first, last, &mut tries);
         }
-        assert_eq!(split.of(Protocol::Udp), ALL);
+        assert_eq!(split.for_protocol(Protocol::Udp), ALL);
         let mut odd = AllowedPorts::default();
         odd.add(Protocol::Tcp, 80, 82, &mut tries);
         odd.add(Protocol::Tcp, 83, 90, &mut tries);

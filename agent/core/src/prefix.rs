@@ -74,7 +74,7 @@ impl Prefix {
     }
 
     /// Whether another prefix is equal to this one or contained in it.
-    pub(crate) fn holds(self, other: Self) -> bool {
+    pub(crate) fn contains(self, other: Self) -> bool {
         self.family == other.family && self.len <= other.len && other.truncate(self.len) == self
     }
 

@@ -23,7 +23,7 @@ pub enum Party {
 
 /// An IP protocol by number: written `TCP`, `UDP`, `SCTP`, `ICMP`, `ICMPv6` or as the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Spelled", into = "String")]
+#[serde(try_from = "SpelledProtocol", into = "String")]
 pub struct IpProtocol(pub u8);
 
 /// May `from` open a flow of this kind to `to`?
@@ -187,17 +187,17 @@ impl From<IpProtocol> for String {
 /// A protocol in a file: `"TCP"` or `6`.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Spelled {
+enum SpelledProtocol {
     Number(u8),
     Name(String),
 }
 
-impl TryFrom<Spelled> for IpProtocol {
+impl TryFrom<SpelledProtocol> for IpProtocol {
     type Error = ProbeError;
-    fn try_from(spelled: Spelled) -> Result<Self, ProbeError> {
+    fn try_from(spelled: SpelledProtocol) -> Result<Self, ProbeError> {
         match spelled {
-            Spelled::Number(number) => Ok(Self(number)),
-            Spelled::Name(name) => name.parse(),
+            SpelledProtocol::Number(number) => Ok(Self(number)),
+            SpelledProtocol::Name(name) => name.parse(),
         }
     }
 }

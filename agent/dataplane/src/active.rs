@@ -14,7 +14,7 @@ use super::probing::{ProbeRun, Probed};
 use super::settings::ActiveSettings;
 use super::shared_maps::SharedMaps;
 use super::tables::TableError;
-use crate::conntrack::{Pass, Sighting, Sweeper, TrackedFlow};
+use crate::conntrack::{PassResult, Sighting, Sweeper, TrackedFlow};
 use crate::import_conntrack::{ImportRequest, Imported, KernelFlow, kernel_flows};
 
 /// The generation in force, if there is one.
@@ -107,7 +107,7 @@ impl ActiveGeneration {
         &mut self,
         endpoints: Option<&BTreeSet<u32>>,
         visit: impl FnMut(&Sighting<'_>),
-    ) -> Result<Option<Pass>, GenerationError> {
+    ) -> Result<Option<PassResult>, GenerationError> {
         if let Some(generation) = &mut self.generation {
             self.settings.follow_timeouts(generation)?;
         }
@@ -123,7 +123,7 @@ impl ActiveGeneration {
         &self,
         endpoints: Option<&BTreeSet<u32>>,
         visit: impl FnMut(&Sighting<'_>),
-    ) -> Result<Option<Pass>, GenerationError> {
+    ) -> Result<Option<PassResult>, GenerationError> {
         let tables = self.settings.observed_flows(self.generation())?;
         Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, visit)))
     }
@@ -209,7 +209,7 @@ impl ActiveGeneration {
     /// Number of probes among a counter's drops since this agent started.
     #[must_use]
     pub fn probed(&self, counter: u32) -> u64 {
-        self.probed.of(counter)
+        self.probed.drops_of(counter)
     }
 
     /// Maps for the load of traced programs; `None` before the first generation.

@@ -106,8 +106,8 @@ impl Attacher {
     ///
     /// # Errors
     /// As [`Attacher::detach`].
-    pub fn leave(&mut self, hook: Hook) -> Result<(), AttachError> {
-        self.take(hook);
+    pub fn release_hook(&mut self, hook: Hook) -> Result<(), AttachError> {
+        self.claim_hook(hook);
         let is_closed = match &self.backend {
             AttachBackend::Tcx { links, .. } => open(&links.join(hook.file_name()))
                 .ok()
@@ -139,8 +139,8 @@ impl Attacher {
     }
 
     /// Takes a hook from the guard, with the link if the guard has closed it.
-    fn take(&mut self, hook: Hook) {
-        let unpinned = self.closing.claims.take(hook);
+    fn claim_hook(&mut self, hook: Hook) {
+        let unpinned = self.closing.claims.claim_for_engine(hook);
         if let (Some(link), AttachBackend::Tcx { held, .. }) = (unpinned, &mut self.backend) {
             held.entry(hook).or_insert(link);
         }
@@ -157,7 +157,7 @@ impl Attacher {
         leads_away: impl Fn() -> bool,
     ) -> Result<bool, AttachError> {
         // From here on, no guard closes the hook.
-        self.take(hook);
+        self.claim_hook(hook);
         let opened = if leads_away() { Ok(false) } else { self.detach(hook).map(|()| true) };
         self.closing.release(hook);
         // The peer may have moved to another namespace since, while no guard could close the hook.
@@ -183,7 +183,7 @@ impl Attacher {
     /// # Errors
     /// The kernel refuses; the former program stays. [`AttachError::is_gone`]: no such interface.
     pub fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
-        self.take(hook);
+        self.claim_hook(hook);
         let attached = match &mut self.backend {
             AttachBackend::Tcx { links, held } => attach_tcx(links, held, program, hook),
             AttachBackend::Clsact(clsact) => clsact.attach(program, hook),
@@ -209,7 +209,7 @@ impl Attacher {
     /// # Errors
     /// The kernel refuses; [`AttachError::is_gone`]: no such interface.
     pub fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
-        self.take(hook);
+        self.claim_hook(hook);
         match &mut self.backend {
             AttachBackend::Tcx { links, held } => put_first_tcx(links, held, program, hook),
             AttachBackend::Clsact(clsact) => clsact.put_first(program, hook),
@@ -222,7 +222,11 @@ impl Attacher {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn watch(&self, program: BorrowedFd<'_>, hook: Hook) -> Result<bool, AttachError> {
+    pub fn attach_in_front(
+        &self,
+        program: BorrowedFd<'_>,
+        hook: Hook,
+    ) -> Result<bool, AttachError> {
         let Some(watcher) = self.watcher(hook) else { return Ok(false) };
         sys::tcx_link_create(program, hook.ifindex, hook.tcx_type())
             .and_then(|link| sys::obj_pin(link.as_fd(), &watcher))
@@ -230,7 +234,7 @@ impl Attacher {
             .map_err(at("watching", hook))
     }
 
-    /// Replaces the attached program by the one that [`Attacher::watch`] put in front of it. (A hook takes a program
+    /// Replaces the attached program by the one that [`Attacher::attach_in_front`] put in front of it. (A hook takes a program
     /// only once, so the other link cannot be updated to it.)
     ///
     /// The pin moves first: at each moment the hook's pin is that of a link in force. If the process ends in between,
@@ -239,7 +243,7 @@ impl Attacher {
     /// # Errors
     /// The kernel refuses; both stay attached.
     pub fn promote(&mut self, hook: Hook) -> Result<(), AttachError> {
-        self.take(hook);
+        self.claim_hook(hook);
         let watcher = self.watcher(hook);
         let (AttachBackend::Tcx { links, held }, Some(watcher)) = (&mut self.backend, watcher)
         else {
@@ -259,7 +263,7 @@ impl Attacher {
         Some(links.join(format!("{}{WATCHING}{:016x}", hook.file_name(), self.process)))
     }
 
-    /// Ends the watching that [`Attacher::watch`] began, in this process or in an earlier one.
+    /// Ends the watching that [`Attacher::attach_in_front`] began, in this process or in an earlier one.
     ///
     /// # Errors
     /// The pins cannot be listed or removed.
@@ -273,7 +277,7 @@ impl Attacher {
     /// # Errors
     /// The kernel refuses.
     pub fn detach(&mut self, hook: Hook) -> Result<(), AttachError> {
-        self.take(hook);
+        self.claim_hook(hook);
         self.remove(hook)?;
         self.closing.barriers.lower(hook);
         Ok(())

@@ -29,7 +29,7 @@ pub struct UnexpectedEntries {
     block: Option<Ipv6Net>,
 }
 
-fn note(repaired: &mut Repaired, table: &'static str, wrong: u64) {
+fn count_repaired(repaired: &mut Repaired, table: &'static str, wrong: u64) {
     if wrong > 0 {
         *repaired.entry(table).or_default() += wrong;
     }
@@ -42,7 +42,7 @@ fn table(desired: &DesiredElement<'_>) -> &'static str {
         DesiredElement::Bitmap(..) => "port bitmaps",
         DesiredElement::Endpoint(..) => "endpoints",
         DesiredElement::Host6(..) => "IPv6 addresses",
-        DesiredElement::Cidr6(..) => "IPv6 prefixes",
+        DesiredElement::Block6(..) => "IPv6 prefixes",
         DesiredElement::Name(..) => "domain names",
     }
 }
@@ -62,19 +62,19 @@ impl BpfTables {
     ) -> Result<(Cursor, Repaired), TableError> {
         let mut repaired = Repaired::new();
         if cursor.is_start() {
-            note(&mut repaired, "settings", self.check_settings(&settings)?);
+            count_repaired(&mut repaired, "settings", self.check_settings(&settings)?);
         }
         let tables = compiler.desired();
         let budget = tables.count() / slices.max(1) + 1;
         let mut failed = Ok(());
         let next = tables.visit(cursor, budget, &mut |desired| match self.check(&desired) {
-            Ok(wrong) => note(&mut repaired, table(&desired), wrong),
+            Ok(wrong) => count_repaired(&mut repaired, table(&desired), wrong),
             Err(error) => failed = Err(error),
         });
         failed?;
         let removed = self.remove_unexpected(compiler, unexpected, slices)?;
-        note(&mut repaired, "IPv6 addresses", removed.0);
-        note(&mut repaired, "IPv6 prefixes", removed.1);
+        count_repaired(&mut repaired, "IPv6 addresses", removed.0);
+        count_repaired(&mut repaired, "IPv6 prefixes", removed.1);
         if !repaired.is_empty() {
             self.next_revision()?;
         }
@@ -121,9 +121,9 @@ impl BpfTables {
                 let wrong = self.check_v6(found, *class, Op::Host6(*address, *class))?;
                 Ok(wrong + u64::from(self.ipv6_hosts.reveal(&settings, *address)?))
             }
-            DesiredElement::Cidr6(net, class) => {
+            DesiredElement::Block6(net, class) => {
                 let found = self.ipv6_blocks.get(*net);
-                self.check_v6(found, *class, Op::Cidr6(*net, *class))
+                self.check_v6(found, *class, Op::Block6(*net, *class))
             }
             DesiredElement::Name(list, name, groups) => self.check_name(*list, name, *groups),
         }
@@ -167,7 +167,7 @@ impl BpfTables {
             revision,
             endpoint_probes,
             any_endpoint,
-            watch: 0,
+            handover: 0,
             ..*wanted
         };
         if found == wanted {
@@ -207,8 +207,8 @@ impl BpfTables {
             unexpected.block = self.ipv6_blocks.next(unexpected.block);
             let Some(net) = unexpected.block else { break };
             let overflow = net.prefix_len() == 128 && self.overflow.contains(&net.addr());
-            if !overflow && !tables.has_cidr6(net) {
-                self.write(&Op::Cidr6Gone(net))?;
+            if !overflow && !tables.has_block6(net) {
+                self.write(&Op::Block6Gone(net))?;
                 blocks += 1;
             }
         }

@@ -121,14 +121,14 @@ impl PinRoot {
     /// # Errors
     /// See [`BpffsError`]; pins stay as they are in any case.
     pub fn open(root: &Path) -> Result<Self, BpffsError> {
-        Self::take(root, TakesFrom::GivesWay)
+        Self::take_over(root, TakesFrom::GivesWay)
     }
 
     /// Opens a pin root as [`PinRoot::open`] does, also one that its agent hands over.
     ///
     /// # Errors
     /// See [`BpffsError`].
-    pub fn take(root: &Path, from: TakesFrom) -> Result<Self, BpffsError> {
+    pub fn take_over(root: &Path, from: TakesFrom) -> Result<Self, BpffsError> {
         ensure_bpffs(root)?;
         let asks = || from.directories().iter().any(|name| fs::remove_dir(root.join(name)).is_ok());
         let lock = match lock(root) {
@@ -332,9 +332,9 @@ fn is_same(open: &File, path: &Path) -> bool {
 
 /// Offer of a pin root to the next agent that wants it.
 #[derive(Clone, Debug)]
-pub struct Offer(PathBuf);
+pub struct PinRootOffer(PathBuf);
 
-impl Offer {
+impl PinRootOffer {
     /// Offers a pin root to another agent.
     ///
     /// # Errors

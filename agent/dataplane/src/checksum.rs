@@ -39,7 +39,7 @@ impl ChecksumFields {
 
     /// Fields of this kernel. All zero if the kernel has no types (BTF) or does not let programs read its memory; then
     /// programs cannot check checksums.
-    pub(super) fn of(types: Option<&[u8]>) -> Self {
+    pub(super) fn from_btf(types: Option<&[u8]>) -> Self {
         let fields = types.and_then(find);
         let cast = fields.filter(|fields| fields.functions != [0; 2] && fields.is_loadable());
         let copied = || {
@@ -152,7 +152,7 @@ mod tests {
     fn this_kernel_shows_its_packets() {
         netpold_testbed::require_root!();
         let types = kernel_types::read().expect("a kernel with types");
-        let fields = ChecksumFields::of(Some(&types));
+        let fields = ChecksumFields::from_btf(Some(&types));
         println!("{fields:?}");
         assert_ne!(fields, ChecksumFields::default());
         if let Ok(object) = crate::object::object() {

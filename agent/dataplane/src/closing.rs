@@ -32,13 +32,13 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// The program that drops every packet. One program per pin root: a TCX hook refuses a program that it already has, so
 /// only one of two guards closes a hook.
 #[derive(Debug)]
-pub struct Closed {
+pub struct DropProgram {
     program: OwnedFd,
     /// Identifier of the program.
     pub id: u32,
 }
 
-impl Closed {
+impl DropProgram {
     /// Opens the pinned program from the folder of links, or loads and pins it. Without a pin (a read-only bpffs), only
     /// this process uses the program.
     ///
@@ -64,7 +64,7 @@ impl Closed {
     }
 }
 
-impl AsFd for Closed {
+impl AsFd for DropProgram {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.program.as_fd()
     }
@@ -102,7 +102,7 @@ enum EngineClaim {
 impl HookClaims {
     /// Claims a hook for the engine: waits until no guard is closing it, and keeps guards away from then on. Returns a
     /// guard's link that could not be pinned.
-    pub(super) fn take(&self, hook: Hook) -> Option<OwnedFd> {
+    pub(super) fn claim_for_engine(&self, hook: Hook) -> Option<OwnedFd> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_closing = |state: &mut ClaimState| state.closing.contains(&hook);
         let waited = self.changed.wait_while(state, is_closing);
@@ -173,7 +173,7 @@ pub struct HookCloser {
     /// Mode of attachment.
     mode: AttachMode,
     /// The program, once it is loaded.
-    program: Arc<OnceLock<Closed>>,
+    program: Arc<OnceLock<DropProgram>>,
     /// Claims, shared with the engine's attacher.
     pub(super) claims: Arc<HookClaims>,
     /// Barriers, which are removed once a program is attached.
@@ -192,9 +192,9 @@ impl HookCloser {
     ///
     /// # Errors
     /// The kernel rejects the program.
-    pub fn program(&self) -> io::Result<&Closed> {
+    pub fn program(&self) -> io::Result<&DropProgram> {
         if self.program.get().is_none() {
-            let loaded = Closed::open(&self.links)?;
+            let loaded = DropProgram::open(&self.links)?;
             let _ = self.program.set(loaded);
         }
         self.program.get().ok_or_else(|| io::ErrorKind::NotFound.into())

@@ -42,7 +42,7 @@ impl Clsact {
     /// Adds or replaces netpold's filter. Without `NLM_F_EXCL`, the kernel replaces a filter with the same handle in
     /// place, while packets under way finish in the old filter; it puts a new filter before the others of the priority.
     pub(super) fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
-        self.put(program, hook, HANDLE).map(drop)
+        self.put_filter(program, hook, HANDLE).map(drop)
     }
 
     /// Adds or replaces the temporary filter; returns whether a qdisc was created.
@@ -51,19 +51,19 @@ impl Clsact {
         program: BorrowedFd<'_>,
         hook: Hook,
     ) -> io::Result<bool> {
-        self.put(program, hook, TEMPORARY)
+        self.put_filter(program, hook, TEMPORARY)
     }
 
     /// Moves netpold's filter in front of filters that were added to its priority later. A filter of netpold is
     /// attached throughout.
     pub(super) fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
-        self.put(program, hook, TEMPORARY)?;
+        self.put_filter(program, hook, TEMPORARY)?;
         self.remove(hook, HANDLE)?;
-        self.put(program, hook, HANDLE)?;
+        self.put_filter(program, hook, HANDLE)?;
         self.remove(hook, TEMPORARY).map(drop)
     }
 
-    fn put(&mut self, program: BorrowedFd<'_>, hook: Hook, handle: u32) -> io::Result<bool> {
+    fn put_filter(&mut self, program: BorrowedFd<'_>, hook: Hook, handle: u32) -> io::Result<bool> {
         let added = self.request(
             RouteNetlinkMessage::NewQueueDiscipline(qdisc(hook.ifindex)?),
             NLM_F_CREATE | NLM_F_EXCL,

@@ -21,7 +21,7 @@ pub use self::import::TrackedFlow;
 pub use self::key::FlowKey;
 pub use self::sighting::{EndpointFlow, Sighting};
 pub use self::size::Buckets;
-pub use self::sweeper::{FlowCounts, Occupancy, Pass, Sweeper};
+pub use self::sweeper::{FlowCounts, Occupancy, PassResult, Sweeper};
 
 #[cfg(test)]
 mod tests;

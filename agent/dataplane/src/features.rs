@@ -49,10 +49,10 @@ impl Features {
         let compiled = swap.as_ref().ok().and_then(|it| sys::is_compiled(it.as_fd()).ok());
         let sysfs = Path::new("/sys/kernel");
         Self {
-            atomics: known(&swap),
+            atomics: is_accepted(&swap),
             atomics_compiled: compiled,
-            mappable_arrays: known(&sys::array(8, 1, sys::BPF_F_MMAPABLE)),
-            types: match known(&sys::btf_load()) {
+            mappable_arrays: is_accepted(&sys::array(8, 1, sys::BPF_F_MMAPABLE)),
+            types: match is_accepted(&sys::btf_load()) {
                 Some(false) => Some(false),
                 _ => sysfs.is_dir().then(|| sysfs.join("btf/vmlinux").exists()),
             },
@@ -63,10 +63,10 @@ impl Features {
 
 /// Probes [`Features::xdp_fragments`].
 pub(super) fn xdp_fragments() -> Option<bool> {
-    known(&sys::prog_load(BPF_PROG_TYPE_XDP, BPF_F_XDP_HAS_FRAGS, &PASS))
+    is_accepted(&sys::prog_load(BPF_PROG_TYPE_XDP, BPF_F_XDP_HAS_FRAGS, &PASS))
 }
 
-fn known<T>(made: &io::Result<T>) -> Option<bool> {
+fn is_accepted<T>(made: &io::Result<T>) -> Option<bool> {
     match made {
         Ok(_) => Some(true),
         Err(error) => match error.raw_os_error() {
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_refuses_is_not_there() {
-        let error = |errno| known::<()>(&Err(io::Error::from_raw_os_error(errno)));
+        let error = |errno| is_accepted::<()>(&Err(io::Error::from_raw_os_error(errno)));
         assert_eq!((error(libc::EINVAL), error(ENOTSUPP)), (Some(false), Some(false)));
         assert_eq!(
             (error(libc::EPERM), error(libc::ENOSYS), error(libc::ENOMEM)),
@@ -107,8 +107,11 @@ mod tests {
         if nix::unistd::geteuid().is_root() {
             // An instruction that exists in no kernel.
             let unknown = [instruction(0xdb, 10, 1, -8, 0x7f), instruction(0x95, 0, 0, 0, 0)];
-            assert_eq!(known(&sys::classifier(&unknown)), Some(false));
-            assert_eq!(known(&sys::prog_load(BPF_PROG_TYPE_XDP, 1 << 30, &PASS)), Some(false));
+            assert_eq!(is_accepted(&sys::classifier(&unknown)), Some(false));
+            assert_eq!(
+                is_accepted(&sys::prog_load(BPF_PROG_TYPE_XDP, 1 << 30, &PASS)),
+                Some(false)
+            );
         }
     }
 }

@@ -83,9 +83,9 @@ impl FlowMigration {
         self.is_pending() && self.shares_names
     }
 
-    /// [`Settings::watch`](netpold_ebpf::layout::Settings) of programs that run in front of the former ones. If the agent
+    /// [`Settings::handover`](netpold_ebpf::layout::Settings) of programs that run in front of the former ones. If the agent
     /// ends before the migration does, the next one puts its programs in front of these.
-    pub(super) fn watch_flags(&self) -> u32 {
+    pub(super) fn handover_flags(&self) -> u32 {
         let flags = WATCH_ONLY | MAY_BE_BEHIND;
         if self.shares_names() { flags | SHARES_NAMES } else { flags }
     }
@@ -107,11 +107,11 @@ impl FlowMigration {
             return;
         }
         self.layouts.iter().for_each(OtherLayout::expect_others);
-        let watched = watch(wanted, hooks.attacher(), generation);
+        let watched = attach_all_in_front(wanted, hooks.attacher(), generation);
         // Packets that passed before the watchers were attached have their flows in the other tables by now.
         grace_period();
         self.carry_over(settings, generation);
-        if let Err(error) = generation.watch(MAY_BE_BEHIND) {
+        if let Err(error) = generation.set_handover(MAY_BE_BEHIND) {
             tracing::error!(%error, "cannot switch the new programs to judging");
             return;
         }
@@ -190,7 +190,7 @@ impl FlowMigration {
 }
 
 /// Runs the new programs in front of the ones that judge pods; returns whether they run everywhere.
-fn watch(wanted: &Roles, attacher: &Attacher, generation: &Generation) -> bool {
+fn attach_all_in_front(wanted: &Roles, attacher: &Attacher, generation: &Generation) -> bool {
     let mut everywhere = true;
     let pods = wanted.iter().filter(|(_, role)| matches!(role, Role::Pod(_)));
     for &ifindex in pods.map(|(ifindex, _)| ifindex) {
@@ -199,7 +199,7 @@ fn watch(wanted: &Roles, attacher: &Attacher, generation: &Generation) -> bool {
                 everywhere = false;
                 continue;
             };
-            match attacher.watch(program, Hook { ifindex, direction }) {
+            match attacher.attach_in_front(program, Hook { ifindex, direction }) {
                 Ok(watched) => everywhere &= watched,
                 Err(error) if error.is_gone() => {}
                 Err(error) => {

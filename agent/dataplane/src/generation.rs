@@ -21,7 +21,7 @@ use netpold_ebpf::reason::COUNTERS;
 
 use super::bpffs::{MapPins, PinRoot, remove_if_there};
 use super::checksum::ChecksumFields;
-use super::global_sections::{self, Offered, Section};
+use super::global_sections::{self, Section, TemporaryPins};
 use super::ipv6_blocks::nodes_for;
 use super::ipv6_hosts::{buckets_for, filter_for, overflow_for};
 use super::maps::{TableError, array, at, descriptor};
@@ -97,7 +97,7 @@ fn globals() -> &'static Globals {
         let [connection_offset, tuples_offset] =
             connection.map_or([0; 2], |it| [it.connection, it.tuples]);
         let asks_for_namespace = namespace::cookie().is_some().into();
-        let checksum = ChecksumFields::of(types.as_deref());
+        let checksum = ChecksumFields::from_btf(types.as_deref());
         Globals { asks_for_namespace, connection_offset, tuples_offset, checksum }
     })
 }
@@ -163,8 +163,8 @@ impl Generation {
         for name in SHARED {
             loader.map_pin_path(name, pins.map(name));
         }
-        globals().give(&mut loader);
-        let offered = Offered::to(&mut loader, pins, own)
+        globals().set_constants(&mut loader);
+        let offered = TemporaryPins::to(&mut loader, pins, own)
             .map_err(|(name, cause)| GenerationError::Offer { name, cause })?;
         let mut bpf =
             loader.load(&object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
@@ -284,18 +284,18 @@ impl Generation {
         self.tables.write_settings(settings)
     }
 
-    /// Sets [`Settings::watch`].
+    /// Sets [`Settings::handover`].
     ///
     /// # Errors
     /// The map is smaller than one element.
-    pub fn watch(&self, flags: u32) -> Result<(), TableError> {
-        self.tables.watch(flags)
+    pub fn set_handover(&self, flags: u32) -> Result<(), TableError> {
+        self.tables.set_handover(flags)
     }
 
     /// Whether the programs expect others in front of them ([`MAY_BE_BEHIND`]).
     pub(super) fn may_be_behind(&self) -> bool {
         let settings = self.tables.current_settings();
-        settings.is_ok_and(|settings| settings.watch & MAY_BE_BEHIND != 0)
+        settings.is_ok_and(|settings| settings.handover & MAY_BE_BEHIND != 0)
     }
 
     /// Numbers of the endpoints for which the programs of this generation read DNS messages.
@@ -565,7 +565,7 @@ fn sizes(capacity: &Capacity) -> [(&'static str, u32); 8] {
         ("TRIE_BLOCKS", capacity.trie_blocks),
         ("HOSTS6", hosts),
         ("HOSTS6_FILTER", filter_for(hosts)),
-        ("BLOCKS6", nodes_for(capacity.cidrs6 + overflow_for(capacity.hosts6))),
+        ("BLOCKS6", nodes_for(capacity.blocks6 + overflow_for(capacity.hosts6))),
         ("NAMES", capacity.names),
     ]
 }

@@ -39,11 +39,11 @@ pub const TRIE_ROOT: Section =
 
 /// Pins for a single load, removed on drop.
 #[derive(Debug)]
-pub struct Offered {
+pub struct TemporaryPins {
     pins: Vec<PathBuf>,
 }
 
-impl Offered {
+impl TemporaryPins {
     /// Creates the maps and passes their pins to the loader, with paths for `own`: maps that the loader is to create
     /// although maps of the same name are pinned.
     ///
@@ -80,7 +80,7 @@ impl Offered {
     }
 }
 
-impl Drop for Offered {
+impl Drop for TemporaryPins {
     fn drop(&mut self) {
         for path in &self.pins {
             let _ = fs::remove_file(path);

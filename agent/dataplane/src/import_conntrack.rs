@@ -35,7 +35,7 @@ struct ConntrackTuple {
     protocol: u8,
     /// Source port; ICMP echo: the identifier.
     source_port: u16,
-    /// Destination port; ICMP echo: [`icmp::kind`].
+    /// Destination port; ICMP echo: [`icmp::exchange_type`].
     destination_port: u16,
 }
 
@@ -55,7 +55,8 @@ impl PartialTuple {
     fn whole(self, protocol: u8) -> Option<ConntrackTuple> {
         let Self { source_port, destination_port, message, .. } = self;
         let (source, destination) = (self.source?, self.destination?);
-        let destination_port = message.map_or(destination_port, |it| icmp::kind(protocol, it));
+        let destination_port =
+            message.map_or(destination_port, |it| icmp::exchange_type(protocol, it));
         Some(ConntrackTuple { source, destination, protocol, source_port, destination_port })
     }
 }

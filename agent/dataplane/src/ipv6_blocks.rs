@@ -19,7 +19,7 @@ use super::maps::{TableError, array, at};
 use super::quiescence::wait_for_programs;
 use crate::bpf::mmap::MappedArray;
 use nodes::{NAME, TreeNodes, Word};
-use tree::{NEEDED, Paint, paint};
+use tree::{NEEDED, RangeUpdate, update_range};
 
 /// Number of nodes for this many prefixes, in any arrangement. Each prefix begins at most two intervals, and one
 /// longer than /64 needs a tree of its own. A node has at least three entries, one of which may equal its neighbour's.
@@ -58,7 +58,7 @@ impl Prefixes {
     }
 
     /// Word of the longest prefix that contains another one.
-    fn around(&self, (bits, len): PrefixKey) -> Word {
+    fn word_around(&self, (bits, len): PrefixKey) -> Word {
         let lengths = (0..len).rev().filter(|len| self.lengths[usize::from(*len)] > 0);
         let mut words = lengths.filter_map(|len| {
             let mask = u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
@@ -83,11 +83,11 @@ impl Ipv6Blocks {
     /// # Errors
     /// The map is missing or cannot be mapped.
     pub fn open(bpf: &Ebpf) -> Result<Self, TableError> {
-        Self::of(array(bpf, NAME)?, wait_for_programs)
+        Self::empty_in(array(bpf, NAME)?, wait_for_programs)
     }
 
     /// An empty tree in a map; `wait` returns once all earlier readers have ended.
-    fn of(map: &MapData, wait: fn()) -> Result<Self, TableError> {
+    fn empty_in(map: &MapData, wait: fn()) -> Result<Self, TableError> {
         let map = MappedArray::new(map).map_err(at(NAME))?;
         let prefixes = Prefixes { classes: BTreeMap::new(), lengths: Box::new([0; 129]) };
         Ok(Self { nodes: TreeNodes::new(map, wait), root: Word::default(), prefixes })
@@ -119,7 +119,7 @@ impl Ipv6Blocks {
     /// No node is free; then the tree does not change.
     pub fn set(&mut self, net: Ipv6Net, class: ClassId) -> Result<(), TableError> {
         let (bits, len) = key(net);
-        self.paint(Paint { bits, len, word: Word { value: class, len } })?;
+        self.update_range(RangeUpdate { bits, len, word: Word { value: class, len } })?;
         self.prefixes.insert((bits, len), class);
         Ok(())
     }
@@ -133,14 +133,14 @@ impl Ipv6Blocks {
         if self.get(net).is_none() {
             return Ok(false);
         }
-        self.paint(Paint { bits, len, word: self.prefixes.around((bits, len)) })?;
+        self.update_range(RangeUpdate { bits, len, word: self.prefixes.word_around((bits, len)) })?;
         self.prefixes.remove((bits, len));
         Ok(true)
     }
 
-    fn paint(&mut self, what: Paint) -> Result<(), TableError> {
+    fn update_range(&mut self, what: RangeUpdate) -> Result<(), TableError> {
         self.nodes.begin(NEEDED)?;
-        self.root = paint(&mut self.nodes, self.root, &what)?;
+        self.root = update_range(&mut self.nodes, self.root, &what)?;
         Ok(())
     }
 

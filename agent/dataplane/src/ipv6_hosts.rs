@@ -9,7 +9,7 @@ use std::net::Ipv6Addr;
 use aya::Ebpf;
 use aya::maps::MapData;
 use netpold_ebpf::layout::{
-    ClassId, HOST6_GROUP, HOST6_WAYS, HOSTS6_FILTER_BITS, HOSTS6_FILTERED, HOSTS6_MANY,
+    ClassId, HOSTS6_FILTER_BITS, HOSTS6_FILTERED, HOSTS6_GROUP, HOSTS6_MANY, HOSTS6_WAYS,
     Hosts6Bucket, Hosts6Entry, Settings,
 };
 use netpold_ebpf::packet::family::V6;
@@ -93,14 +93,14 @@ impl Ipv6Hosts {
     /// # Errors
     /// A map is missing or cannot be mapped.
     pub fn open(bpf: &Ebpf) -> Result<Self, TableError> {
-        Self::of(array(bpf, NAME)?, array(bpf, FILTER)?)
+        Self::open_maps(array(bpf, NAME)?, array(bpf, FILTER)?)
     }
 
     /// The table in two maps: buckets and filter.
     ///
     /// # Errors
     /// A map has another layout, or cannot be mapped.
-    pub fn of(buckets: &MapData, filter: &MapData) -> Result<Self, TableError> {
+    pub fn open_maps(buckets: &MapData, filter: &MapData) -> Result<Self, TableError> {
         let map = MappedArray::new(buckets).map_err(at(NAME))?;
         MappedArray::new(filter).map(|filter| Self { map, filter }).map_err(at(FILTER))
     }
@@ -254,7 +254,7 @@ impl Ipv6Hosts {
         let ways = self.map.read(bucket).map_err(at(NAME))?.ways;
         let addresses = ways.iter().flat_map(|entry| {
             let first = u128::from_be_bytes(entry.address);
-            let valid = (0..HOST6_GROUP).filter(|member| hosts6::has(entry.state, *member));
+            let valid = (0..HOSTS6_GROUP).filter(|member| hosts6::has(entry.state, *member));
             valid.map(move |member| Ipv6Addr::from_bits(first | member as u128))
         });
         Ok(Some(addresses.collect()))
@@ -268,7 +268,7 @@ impl Ipv6Hosts {
     ) -> Result<Option<(EntryPosition, u64)>, MmapError> {
         let wanted = hosts6::group(words(address));
         for bucket in places.buckets {
-            for way in 0..HOST6_WAYS {
+            for way in 0..HOSTS6_WAYS {
                 let place = EntryPosition::new(bucket, way);
                 let state = self.map.load_u64(bucket, place.state())?;
                 let half = |half| self.map.load_u64(bucket, place.address(half));
@@ -327,7 +327,7 @@ impl Ipv6Hosts {
         let mut best: Option<(usize, EntryPosition, u64)> = None;
         for bucket in buckets {
             let mut free = Vec::new();
-            for way in 0..HOST6_WAYS {
+            for way in 0..HOSTS6_WAYS {
                 let place = EntryPosition::new(bucket, way);
                 let state = self.map.load_u64(bucket, place.state())?;
                 if hosts6::is_free(state) {

@@ -146,10 +146,10 @@ pub(super) mod tests {
     use super::*;
 
     /// A struct's name, size and members; a member has a name, an offset in bits and the number of its type.
-    pub(crate) type Described<'a> = (&'a str, u32, &'a [(&'a str, u32, u32)]);
+    pub(crate) type StructDescription<'a> = (&'a str, u32, &'a [(&'a str, u32, u32)]);
 
     /// BTF of an integer, type 1; then structs; then functions.
-    pub(crate) fn types(structs: &[Described<'_>], functions: &[&str]) -> Vec<u8> {
+    pub(crate) fn types(structs: &[StructDescription<'_>], functions: &[&str]) -> Vec<u8> {
         let (mut types, mut names) = (Vec::new(), vec![0]);
         let mut name = |text: &str| {
             let at = if text.is_empty() { 0 } else { names.len() as u32 };

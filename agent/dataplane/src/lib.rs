@@ -269,7 +269,7 @@ impl Dataplane {
         };
         self.active.settings.write(settings, fresh)?;
         if self.migration.is_pending() && self.hooks.mode() == AttachMode::Tcx {
-            fresh.watch(self.migration.watch_flags())?;
+            fresh.set_handover(self.migration.handover_flags())?;
         }
         Ok(())
     }
@@ -300,8 +300,8 @@ impl Dataplane {
 
     /// Sets the bridges with pods. The demands on a bridge with a port without program are relaxed at once; those on
     /// the others are raised after the next [`Dataplane::attach`].
-    pub fn bridges_are(&mut self, bridges: BTreeMap<u32, Bridge>) {
-        self.hooks.bridges_are(bridges);
+    pub fn set_bridges(&mut self, bridges: BTreeMap<u32, Bridge>) {
+        self.hooks.set_bridges(bridges);
         if let Some((generation, settings)) = self.active.parts() {
             settings.demand_no_more(self.hooks.bridges(), generation);
         }
@@ -310,7 +310,7 @@ impl Dataplane {
 
     /// Sets the interfaces that may forward packets without the proof; all others may not, once all programs are
     /// attached.
-    pub fn devices_are(&mut self, devices: BTreeSet<u32>) {
+    pub fn set_devices(&mut self, devices: BTreeSet<u32>) {
         let ActiveGeneration { settings, generation, .. } = &mut self.active;
         settings.devices_are(devices, generation.as_mut());
         self.follow_fragment_sources();
@@ -363,12 +363,12 @@ impl Dataplane {
         }
         migration.end(problems.is_empty(), hooks.attacher(), settings, generation);
         hooks.open(wanted);
-        if let Err(error) = hooks.leave(wanted, &self.pins) {
+        if let Err(error) = hooks.detach_unwanted(wanted, &self.pins) {
             problems.insert(0, error.to_string());
         }
         if generation.may_be_behind() && !migration.may_be_behind(&self.pins) {
             // A failed write only omits a check, and is repeated.
-            let _ = generation.watch(0);
+            let _ = generation.set_handover(0);
         }
         settings.demand_proof(generation);
         settings.close_unknown(generation);

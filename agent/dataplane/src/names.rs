@@ -46,14 +46,18 @@ impl NameMaps {
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on these tables")]
     pub(super) fn apply(&mut self, op: &Op, settings: &Settings) -> Result<(), TableError> {
         let (name, result) = match op {
-            Op::Name(list, name, groups) => {
+            Op::Name { list, name, groups } => {
                 (NAMES, self.names.insert(key(settings, *list, name), *groups, 0))
             }
-            Op::NameGone(list, name) => (NAMES, gone(&mut self.names, key(settings, *list, name))),
+            Op::NameGone(list, name) => {
+                (NAMES, remove_if_present(&mut self.names, key(settings, *list, name)))
+            }
             Op::Resolver(address, over_tcp) => {
                 (RESOLVERS, self.resolvers.insert(mapped(*address), resolves(*over_tcp), 0))
             }
-            Op::ResolverGone(address) => (RESOLVERS, gone(&mut self.resolvers, mapped(*address))),
+            Op::ResolverGone(address) => {
+                (RESOLVERS, remove_if_present(&mut self.resolvers, mapped(*address)))
+            }
             _ => return Ok(()),
         };
         result.map_err(|cause| TableError::Map { name, cause })
@@ -74,7 +78,7 @@ fn open<K: Pod>(
 }
 
 /// Removes an entry if it exists.
-fn gone<K: Pod>(map: &mut HashMap<MapData, K, u32>, key: K) -> Result<(), MapError> {
+fn remove_if_present<K: Pod>(map: &mut HashMap<MapData, K, u32>, key: K) -> Result<(), MapError> {
     if map.get(&key, 0).is_err() { Ok(()) } else { map.remove(&key) }
 }
 

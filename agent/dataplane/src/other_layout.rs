@@ -165,7 +165,7 @@ impl OtherLayout {
     /// Makes the programs of these tables expect that programs in front of them read DNS messages, too
     /// ([`SHARES_NAMES`]). Only for tables of this layout version.
     pub(super) fn share_names(&self) {
-        const AT: usize = offset_of!(Settings, watch);
+        const AT: usize = offset_of!(Settings, handover);
         if let Some(word) = self.settings.as_ref().and_then(|words| words.all().get(AT / 8)) {
             word.fetch_or(u64::from(SHARES_NAMES) << (AT % 8 * 8), Ordering::AcqRel);
         }

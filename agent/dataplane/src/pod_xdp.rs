@@ -82,7 +82,7 @@ impl PodXdp {
             }
         }
         if leave {
-            self.leave(pods);
+            self.detach_unwanted(pods);
         }
         for problem in self.problems().iter().filter(|problem| !known.contains(problem)) {
             tracing::warn!("{problem}");
@@ -128,7 +128,7 @@ impl PodXdp {
     }
 
     /// Detaches the program from interfaces that belong to no pod.
-    fn leave(&mut self, pods: &BTreeMap<u32, u32>) {
+    fn detach_unwanted(&mut self, pods: &BTreeMap<u32, u32>) {
         let attached = self.attached.len();
         self.attached.retain(|index, _| pods.contains_key(index));
         self.failed.retain(|index, _| pods.contains_key(index));

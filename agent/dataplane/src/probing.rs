@@ -36,7 +36,7 @@ pub(super) struct Probed(BTreeMap<u32, u64>);
 
 impl Probed {
     /// Number of a counter's drops.
-    pub(super) fn of(&self, counter: u32) -> u64 {
+    pub(super) fn drops_of(&self, counter: u32) -> u64 {
         self.0.get(&counter).copied().unwrap_or(0)
     }
 
@@ -52,7 +52,7 @@ impl Probed {
         if place == Some(BucketState::Full) {
             return Err("no room in the flow table for the flow of a probe".to_owned());
         }
-        let passes = !DENIED.contains(&answer(shown, generation)?);
+        let passes = !DENIED.contains(&judge_probe(shown, generation)?);
         if let Some((key, tables)) = flow.filter(|_| place == Some(BucketState::Free)) {
             tables.remove(key);
         }
@@ -64,7 +64,7 @@ impl Probed {
     }
 }
 
-fn answer(shown: &ProbeRun<'_>, generation: &Generation) -> Result<u32, String> {
+fn judge_probe(shown: &ProbeRun<'_>, generation: &Generation) -> Result<u32, String> {
     let program = generation.fd(Program::from(shown.direction)).map_err(|e| e.to_string())?;
     let ProbeRun { ifindex, came_by: ingress_ifindex, frame: packet, .. } = *shown;
     let once = Run { packet, ifindex, ingress_ifindex, mark: 0, cb: [0; 2], repeat: 1 };

@@ -32,7 +32,7 @@ pub(super) struct Globals {
 
 impl Globals {
     /// Sets the constants of a loader.
-    pub(super) fn give<'g>(&'g self, loader: &mut EbpfLoader<'g>) {
+    pub(super) fn set_constants<'g>(&'g self, loader: &mut EbpfLoader<'g>) {
         loader.override_global("ASKS_FOR_NAMESPACE", &self.asks_for_namespace, true);
         loader.override_global("CONNECTION_OFFSET", &self.connection_offset, true);
         loader.override_global("TUPLES_OFFSET", &self.tuples_offset, true);

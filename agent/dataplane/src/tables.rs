@@ -140,9 +140,9 @@ impl BpfTables {
         self.unproven.read(endpoint_slot(ifindex, 0)).unwrap_or_default()
     }
 
-    /// Sets [`Settings::watch`].
-    pub(super) fn watch(&self, flags: u32) -> Result<(), TableError> {
-        self.settings.store_u32(0, offset_of!(Settings, watch), flags).map_err(at("SETTINGS"))
+    /// Sets [`Settings::handover`].
+    pub(super) fn set_handover(&self, flags: u32) -> Result<(), TableError> {
+        self.settings.store_u32(0, offset_of!(Settings, handover), flags).map_err(at("SETTINGS"))
     }
 
     /// Sets the bridge (0: none) at a place of [`netpold_ebpf::layout::Settings::bridges`].
@@ -192,40 +192,40 @@ impl TableWriter for BpfTables {
             Op::RowBlock(i, block) => {
                 self.row_blocks.write_element(*i, block).map_err(at("ROW_BLOCKS"))
             }
-            Op::RowBlockWord(i, column, word) => self
+            Op::RowBlockWord { block: i, column, ports: word } => self
                 .row_blocks
                 .store_u64(*i, usize::from(*column) * size_of::<PortWord>(), *word)
                 .map_err(at("ROW_BLOCKS")),
             Op::Row(i, row) => self.rows.write_element(*i, row).map_err(at("ROWS")),
-            Op::RowFirst(i, class, word) => self
+            Op::RowFirst { row: i, class, ports: word } => self
                 .rows
                 .store_u64(*i, usize::from(*class) * size_of::<PortWord>(), *word)
                 .map_err(at("ROWS")),
-            Op::RowWord(i, index, word) => self
+            Op::RowWord { row: i, index, block: word } => self
                 .rows
                 .store_u32(*i, offset_of!(Row, blocks) + usize::from(*index) * 4, *word)
                 .map_err(at("ROWS")),
             Op::TrieBlock(i, block) => {
                 self.trie_blocks.write_element(*i, block).map_err(at("TRIE_BLOCKS"))
             }
-            Op::TrieWord(i, index, word) => self
+            Op::TrieWord { block: i, index, word } => self
                 .trie_blocks
                 .store_u32(*i, usize::from(*index) * 4, *word)
                 .map_err(at("TRIE_BLOCKS")),
-            Op::TrieRootWord(index, word) => {
+            Op::TrieRootWord { index, word } => {
                 self.trie_root.store_u32(0, usize::from(*index) * 4, *word).map_err(at("TRIE_ROOT"))
             }
-            Op::Host6(..) | Op::Host6Gone(_) | Op::Cidr6(..) | Op::Cidr6Gone(_) => {
+            Op::Host6(..) | Op::Host6Gone(_) | Op::Block6(..) | Op::Block6Gone(_) => {
                 self.apply_v6(op)
             }
             Op::Endpoint(..)
-            | Op::EndpointRows(..)
+            | Op::EndpointRows { .. }
             | Op::EndpointAddrs(..)
             | Op::EndpointGone(_) => {
                 self.apply_endpoint(op).map_err(at("ENDPOINTS"))?;
                 self.local_endpoints.apply(op)
             }
-            Op::Name(..) | Op::NameGone(..) | Op::Resolver(..) | Op::ResolverGone(_) => {
+            Op::Name { .. } | Op::NameGone(..) | Op::Resolver(..) | Op::ResolverGone(_) => {
                 if matches!(op, Op::Resolver(_, true)) && !self.over_tcp {
                     self.over_tcp = true;
                     self.write_any().map_err(at("SETTINGS"))?;
@@ -251,8 +251,8 @@ impl BpfTables {
                 Ok(())
             }
             Op::Host6Gone(address) => self.ipv6_hosts.remove(&self.hashing, *address).map(drop),
-            Op::Cidr6(net, class) => self.set_block(*net, Some(*class)),
-            Op::Cidr6Gone(net) => self.set_block(*net, None),
+            Op::Block6(net, class) => self.set_block(*net, Some(*class)),
+            Op::Block6Gone(net) => self.set_block(*net, None),
             _ => Ok(()),
         }
     }
@@ -298,7 +298,7 @@ impl BpfTables {
         if self.names.groups(&self.hashing, list, name) == Some(groups) {
             return Ok(0);
         }
-        self.write(&Op::Name(list, Box::new(name.clone()), groups)).map(|()| 1)
+        self.write(&Op::Name { list, name: Box::new(name.clone()), groups }).map(|()| 1)
     }
 
     /// The settings as programs read them.
@@ -329,7 +329,7 @@ impl BpfTables {
                 Op::Endpoint(slot, endpoint) | Op::EndpointAddrs(slot, endpoint) => {
                     (*slot, **endpoint)
                 }
-                Op::EndpointRows(slot, rows) => {
+                Op::EndpointRows { slot, rows } => {
                     let now = self.endpoints.read(*slot).unwrap_or_default();
                     (*slot, Endpoint { rows: *rows, ..now })
                 }
@@ -438,7 +438,7 @@ impl BpfTables {
                 self.record_rows(*slot, endpoint.rows)?;
                 self.record_flags(*slot, endpoint.flags)
             }
-            Op::EndpointRows(slot, rows) => {
+            Op::EndpointRows { slot, rows } => {
                 self.announce_endpoint(*slot, *rows, EP_CHECK_SOURCE)?;
                 self.endpoints.store_u64(*slot, offset_of!(Endpoint, rows), *rows)?;
                 self.record_rows(*slot, *rows)

@@ -82,7 +82,7 @@ impl TcHooks {
     }
 
     /// Sets the bridges with pods.
-    pub(super) fn bridges_are(&mut self, bridges: BTreeMap<u32, Bridge>) {
+    pub(super) fn set_bridges(&mut self, bridges: BTreeMap<u32, Bridge>) {
         self.bridges.are(bridges);
     }
 
@@ -166,7 +166,11 @@ impl TcHooks {
 
     /// Detaches from unwanted interfaces: after a new generation from all hooks of an earlier agent too, else only
     /// from those of this one.
-    pub(super) fn leave(&mut self, wanted: &Roles, pins: &PinRoot) -> Result<(), AttachError> {
+    pub(super) fn detach_unwanted(
+        &mut self,
+        wanted: &Roles,
+        pins: &PinRoot,
+    ) -> Result<(), AttachError> {
         if !self.swept {
             // Hooks closed by a guard are not among the wanted ones yet.
             let closing = self.attacher.closing().clone();
@@ -182,7 +186,7 @@ impl TcHooks {
             self.attached.keys().filter(|i| !wanted.contains_key(i)).copied().collect();
         for ifindex in unwanted {
             for direction in Direction::BOTH {
-                self.attacher.leave(Hook { ifindex, direction })?;
+                self.attacher.release_hook(Hook { ifindex, direction })?;
             }
             self.forget(ifindex);
         }

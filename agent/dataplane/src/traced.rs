@@ -57,7 +57,7 @@ pub struct TracedPrograms {
 }
 
 impl TracedPrograms {
-    /// Loads the programs with these maps, without attaching one. No packet is reported before [`TracedPrograms::ask`].
+    /// Loads the programs with these maps, without attaching one. No packet is reported before [`TracedPrograms::set_filter`].
     ///
     /// # Errors
     /// See [`GenerationError`].
@@ -72,7 +72,7 @@ impl TracedPrograms {
             loader.map_max_entries(name, 1);
         }
         loader.map_max_entries("AYA_LOGS", LINES);
-        shared.globals.give(&mut loader);
+        shared.globals.set_constants(&mut loader);
         let load = |e| GenerationError::Load { cause: Box::new(e) };
         let object = shared.globals.checksum.prepare(TRACED_OBJECT);
         let mut bpf = loader.load(&object).map_err(load)?;
@@ -93,7 +93,7 @@ impl TracedPrograms {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn ask(&mut self, filter: &TraceFilter) -> Result<(), GenerationError> {
+    pub fn set_filter(&mut self, filter: &TraceFilter) -> Result<(), GenerationError> {
         write(&mut self.bpf, filter).map_err(traced)
     }
 

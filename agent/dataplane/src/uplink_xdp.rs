@@ -69,7 +69,7 @@ impl UplinkXdp {
     /// devices that had lost the program.
     pub(super) fn reconcile(&mut self, generation: &mut Generation) -> u64 {
         let Some(scope) = self.scope() else {
-            self.leave();
+            self.detach_unwanted();
             return 0;
         };
         let known = self.problems.clone();
@@ -147,12 +147,12 @@ impl UplinkXdp {
                 uplink.name
             )
         }));
-        self.leave();
+        self.detach_unwanted();
         restored
     }
 
     /// Detaches the program from devices that are not in `attached`.
-    fn leave(&mut self) {
+    fn detach_unwanted(&mut self) {
         self.stale = false;
         let attached = &self.attached;
         let failed = self.links.retain(|index| attached.get(&index).map(|uplink| uplink.mode));

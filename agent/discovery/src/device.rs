@@ -89,12 +89,12 @@ impl<T: Clone + PartialEq> LinkTable<T> {
     pub(super) fn is(&mut self, index: u32, what: Option<T>) {
         match what {
             Some(what) => _ = self.known.insert(index, what),
-            None => self.gone(index),
+            None => self.remove_link(index),
         }
     }
 
     /// Removes a link.
-    pub(super) fn gone(&mut self, index: u32) {
+    pub(super) fn remove_link(&mut self, index: u32) {
         self.known.remove(&index);
     }
 
@@ -177,7 +177,7 @@ mod tests {
         devices.difference();
         devices.is(3, device("vxlan", 1));
         assert_eq!(devices.difference(), None);
-        devices.gone(3);
+        devices.remove_link(3);
         assert_eq!(devices.difference(), Some(BTreeMap::new()));
     }
 }

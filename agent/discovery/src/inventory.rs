@@ -18,26 +18,26 @@ pub(super) struct Inventory {
 
 impl Inventory {
     /// Applies a link message: the link, and its bridge if it is a port.
-    pub(super) fn link_is(&mut self, (link, bridge): (LinkEvent, Option<u32>)) {
+    pub(super) fn set_link(&mut self, (link, bridge): (LinkEvent, Option<u32>)) {
         match link {
             LinkEvent::Now(veth) => {
                 self.ports.is(veth.index, bridge);
-                self.veths.link_is(veth);
+                self.veths.set_link(veth);
             }
             LinkEvent::Other(index, device) => {
                 self.ports.is(index, bridge);
                 self.devices.is(index, Some(device));
             }
             LinkEvent::Gone(index) => {
-                self.veths.link_gone(index);
-                self.devices.gone(index);
-                self.ports.gone(index);
+                self.veths.remove_link(index);
+                self.devices.remove_link(index);
+                self.ports.remove_link(index);
             }
         }
     }
 
-    /// Replaces all links by a complete list. `lost`: events before it are missing, see [`VethTable::links_are`].
-    pub(super) fn links_are(&mut self, links: Vec<(LinkEvent, Option<u32>)>, lost: bool) {
+    /// Replaces all links by a complete list. `lost`: events before it are missing, see [`VethTable::set_links`].
+    pub(super) fn set_links(&mut self, links: Vec<(LinkEvent, Option<u32>)>, lost: bool) {
         let (mut veths, mut devices, mut ports) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for (link, bridge) in links {
             let index = match link {
@@ -53,7 +53,7 @@ impl Inventory {
             };
             ports.extend(index.zip(bridge));
         }
-        self.veths.links_are(veths, lost);
+        self.veths.set_links(veths, lost);
         self.devices.are(devices);
         self.ports.are(ports);
     }
@@ -110,14 +110,14 @@ mod tests {
     fn a_listing_says_what_events_say_link_by_link() {
         let links = || vec![(veth(7), Some(5)), (veth(8), None), (uplink(3), Some(5))];
         let (mut listed, mut followed) = (Inventory::default(), Inventory::default());
-        listed.links_are(links(), false);
-        links().into_iter().for_each(|link| followed.link_is(link));
+        listed.set_links(links(), false);
+        links().into_iter().for_each(|link| followed.set_link(link));
         let all = told(&mut listed);
         assert_eq!(all, [Some(vec![7, 8]), Some(vec![3]), Some(vec![3, 7])]);
         assert_eq!(told(&mut followed), all);
-        followed.link_is((LinkEvent::Gone(3), None));
+        followed.set_link((LinkEvent::Gone(3), None));
         assert_eq!(told(&mut followed), [None, Some(vec![]), Some(vec![7])]);
-        listed.links_are(vec![(veth(7), Some(5)), (veth(8), None)], false);
+        listed.set_links(vec![(veth(7), Some(5)), (veth(8), None)], false);
         assert_eq!(told(&mut listed), [None, Some(vec![]), Some(vec![7])]);
     }
 }

@@ -44,12 +44,12 @@ type ClosingJob<T> = (Hook, bool, T);
 
 /// Threads that close veths. Each closing comes with a value that is dropped after it.
 #[derive(Debug)]
-pub struct Closers<T> {
+pub struct ClosingThreads<T> {
     closing: HookCloser,
     hooks: Sender<ClosingJob<T>>,
 }
 
-impl<T: Clone + Send + 'static> Closers<T> {
+impl<T: Clone + Send + 'static> ClosingThreads<T> {
     /// Starts the threads in the network namespace of the caller. They end when the returned value is dropped.
     ///
     /// # Errors
@@ -202,9 +202,9 @@ impl ReportedVeths {
             OutsideVeth::There(index) if self.existing.remove(&index) => {
                 vec![VethChange::Existing(index)]
             }
-            OutsideVeth::Left { index, peer } => vec![self.gone(index), self.appeared(peer)],
-            OutsideVeth::Gone(index) => vec![self.gone(index)],
-            OutsideVeth::Home(peer) if self.known.contains(&peer) => vec![self.gone(peer)],
+            OutsideVeth::Left { index, peer } => vec![self.remove_link(index), self.appeared(peer)],
+            OutsideVeth::Gone(index) => vec![self.remove_link(index)],
+            OutsideVeth::Home(peer) if self.known.contains(&peer) => vec![self.remove_link(peer)],
             OutsideVeth::There(index) => vec![VethChange::Changed(index)],
             OutsideVeth::Home(_) => Vec::new(),
         }
@@ -241,7 +241,7 @@ impl ReportedVeths {
         VethChange::New(index)
     }
 
-    fn gone(&mut self, index: u32) -> VethChange {
+    fn remove_link(&mut self, index: u32) -> VethChange {
         self.existing.remove(&index);
         self.known.remove(&index);
         self.since.insert(index, false);
@@ -285,7 +285,7 @@ impl NewcomerGuard {
             tracing::warn!(%error, "cannot close new interfaces; will retry at each new interface");
         }
         let (stop, stopped) = UnixStream::pair()?;
-        let closers = Closers::start(closing.clone())?;
+        let closers = ClosingThreads::start(closing.clone())?;
         let barred: BTreeSet<u32> =
             closing.barred_hooks().iter().map(|hook| hook.ifindex).collect();
         barred.difference(veths.existing()).for_each(|ifindex| closing.forget(*ifindex));

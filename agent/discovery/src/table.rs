@@ -72,20 +72,20 @@ struct KnownVeth {
     due: Option<Instant>,
     /// Number of consecutive queries without an address.
     fruitless: usize,
-    storm: Storm,
+    storm: QueryLimiter,
 }
 
 /// Rate limit of queries: a pod can change its addresses any number of times per second. The first changes are queried
 /// at once, later ones after a pause that grows while the changes continue.
 #[derive(Debug, Default)]
-struct Storm {
+struct QueryLimiter {
     last: Option<Instant>,
     /// Number of queries in close succession.
     questions: u32,
     pause: Duration,
 }
 
-impl Storm {
+impl QueryLimiter {
     /// Returns the time of the query for a change at `now`.
     fn ask_at(&self, now: Instant) -> Instant {
         self.last.map_or(now, |last| (last + self.pause).max(now))
@@ -124,7 +124,7 @@ pub(super) struct VethTable {
 
 impl VethTable {
     /// Applies a link event, or the response to a query of one link.
-    pub(super) fn link_is(&mut self, veth: VethLink) {
+    pub(super) fn set_link(&mut self, veth: VethLink) {
         let index = veth.index;
         match self.links.get_mut(&index) {
             Some(known) => {
@@ -153,7 +153,7 @@ impl VethTable {
             station: None,
             due: None,
             fruitless: 0,
-            storm: Storm::default(),
+            storm: QueryLimiter::default(),
         };
         self.links.insert(index, known);
         self.changed.insert(index);
@@ -161,7 +161,7 @@ impl VethTable {
 
     /// Removes a link that left the agent's namespace. If it was the peer of a remaining veth, it moved to another
     /// namespace; no event reports this for the remaining veth.
-    pub(super) fn link_gone(&mut self, index: u32) {
+    pub(super) fn remove_link(&mut self, index: u32) {
         self.inner.remove(&index);
         if let Some(known) = self.links.remove(&index) {
             self.gone.push_back((index, known.incarnation));
@@ -178,7 +178,7 @@ impl VethTable {
 
     /// Applies a complete list of veths. If events before it were `lost`, a link with a different [`VethLink::identity`]
     /// counts as another interface: the removal of the old one and the creation of the new one were missed.
-    pub(super) fn links_are(&mut self, veths: Vec<VethLink>, lost: bool) {
+    pub(super) fn set_links(&mut self, veths: Vec<VethLink>, lost: bool) {
         let found: BTreeMap<u32, VethLink> =
             veths.into_iter().map(|veth| (veth.index, veth)).collect();
         let missing: Vec<u32> = self
@@ -191,12 +191,12 @@ impl VethTable {
             .map(|known| known.veth.index)
             .collect();
         for index in missing {
-            self.link_gone(index);
+            self.remove_link(index);
         }
         let inner = found.values().filter(|veth| !veth.leads_away);
         self.inner = inner.map(|veth| veth.index).collect();
         for veth in found.into_values() {
-            self.link_is(veth);
+            self.set_link(veth);
         }
     }
 
@@ -223,7 +223,7 @@ impl VethTable {
     }
 
     /// Adds or removes a route of the node to a single address.
-    pub(super) fn route_is(&mut self, route: HostRoute) {
+    pub(super) fn set_route(&mut self, route: HostRoute) {
         if route.there {
             self.routes.insert(route.to, route.by);
         } else if self.routes.get(&route.to) == Some(&route.by) {
@@ -232,7 +232,7 @@ impl VethTable {
     }
 
     /// Replaces all routes; of several routes to one address the first counts.
-    pub(super) fn routes_are(&mut self, routes: Vec<HostRoute>) {
+    pub(super) fn set_routes(&mut self, routes: Vec<HostRoute>) {
         self.routes.clear();
         for route in routes {
             self.routes.entry(route.to).or_insert(route.by);
@@ -240,7 +240,7 @@ impl VethTable {
     }
 
     /// Sets the addresses behind an interface.
-    pub(super) fn addresses_are(&mut self, index: u32, mut addresses: Vec<IpAddr>, now: Instant) {
+    pub(super) fn set_addresses(&mut self, index: u32, mut addresses: Vec<IpAddr>, now: Instant) {
         addresses.sort_unstable();
         addresses.dedup();
         addresses.truncate(bindings::Veth::MAX_INSIDE);
@@ -255,7 +255,7 @@ impl VethTable {
     }
 
     /// Sets the hardware address behind an interface.
-    pub(super) fn station_is(&mut self, index: u32, station: [u8; 6]) {
+    pub(super) fn set_station(&mut self, index: u32, station: [u8; 6]) {
         if let Some(known) = self.links.get_mut(&index) {
             known.station = Some(station);
         }
@@ -285,7 +285,7 @@ impl VethTable {
     }
 
     /// Takes the links that are due for a query of addresses.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<u32> {
+    pub(super) fn take_due(&mut self, now: Instant) -> Vec<u32> {
         let mut due = std::mem::take(&mut self.changed);
         for (&index, known) in &mut self.links {
             if known.due.is_some_and(|at| at <= now) {
@@ -318,7 +318,7 @@ impl VethTable {
         let now = self.links.values().filter_map(|known| {
             let namespace = known.veth.namespace?;
             let routed = routed.remove(&known.veth.index).unwrap_or_default();
-            Some((known.veth.index, known.told(namespace, routed)))
+            Some((known.veth.index, known.reported_veth(namespace, routed)))
         });
         let now: BTreeMap<u32, bindings::Veth> = now.collect();
         let gone = self.told.keys().filter(|index| !now.contains_key(index));
@@ -344,7 +344,7 @@ impl KnownVeth {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 
-    fn told(&self, namespace: i32, routed: Vec<IpAddr>) -> bindings::Veth {
+    fn reported_veth(&self, namespace: i32, routed: Vec<IpAddr>) -> bindings::Veth {
         bindings::Veth {
             index: self.veth.index,
             incarnation: self.incarnation,
@@ -391,16 +391,16 @@ mod tests {
     fn a_pair_is_the_nodes_own_once_it_is_listed_as_one() {
         let mut table = VethTable::default();
         let inner = |table: &VethTable| table.inner().map(|(index, _)| index).collect::<Vec<_>>();
-        table.link_is(veth(7, 8, None));
-        table.link_is(veth(8, 7, None));
+        table.set_link(veth(7, 8, None));
+        table.set_link(veth(8, 7, None));
         assert!(inner(&table).is_empty(), "one side may be about to move");
-        table.links_are(vec![veth(7, 8, None), veth(8, 7, None), veth(9, 2, Some(0))], false);
+        table.set_links(vec![veth(7, 8, None), veth(8, 7, None), veth(9, 2, Some(0))], false);
         assert_eq!(inner(&table), [7, 8]);
-        table.link_gone(8);
-        table.link_is(veth(7, 8, Some(1)));
+        table.remove_link(8);
+        table.set_link(veth(7, 8, Some(1)));
         assert!(inner(&table).is_empty());
         let unnumbered = VethLink { leads_away: true, ..veth(11, 2, None) };
-        table.links_are(vec![unnumbered], false);
+        table.set_links(vec![unnumbered], false);
         assert!(inner(&table).is_empty(), "in a namespace that has no identifier here");
     }
 
@@ -414,16 +414,16 @@ mod tests {
     #[test]
     fn only_differences_are_told() {
         let (mut table, now) = (VethTable::default(), Instant::now());
-        table.link_is(veth(7, 2, Some(0)));
+        table.set_link(veth(7, 2, Some(0)));
         assert!(told(&mut table).inside.is_empty());
         let addresses = ["10.0.0.2", "10.0.0.1", "10.0.0.2"].map(|a| a.parse().unwrap());
-        table.addresses_are(7, addresses.to_vec(), now);
+        table.set_addresses(7, addresses.to_vec(), now);
         assert_eq!(told(&mut table).inside, [addresses[1], addresses[0]], "sorted, once each");
-        table.link_is(veth(7, 2, Some(0)));
-        table.addresses_are(7, addresses.to_vec(), now);
+        table.set_link(veth(7, 2, Some(0)));
+        table.set_addresses(7, addresses.to_vec(), now);
         table.addresses_unknown(7, now);
         assert_eq!(table.differences(), []);
-        table.links_are(vec![], false);
+        table.set_links(vec![], false);
         assert_eq!(table.differences(), [DiscoveryEvent::VethGone(7)]);
         assert_eq!(table.differences(), []);
     }
@@ -431,59 +431,59 @@ mod tests {
     #[test]
     fn a_reused_index_is_another_incarnation() {
         let mut table = VethTable::default();
-        table.link_is(veth(7, 2, Some(0)));
+        table.set_link(veth(7, 2, Some(0)));
         let first = told(&mut table).incarnation;
-        table.link_gone(7);
-        table.link_is(veth(7, 2, Some(0)));
+        table.remove_link(7);
+        table.set_link(veth(7, 2, Some(0)));
         assert_ne!(told(&mut table).incarnation, first, "though nothing else differs");
         // Removed and created again between two listings with lost events: the hardware address differs.
         let mut other = veth(7, 2, Some(0));
         other.hardware[5] = 9;
         let before = table.told[&7].incarnation;
-        table.links_are(vec![other.clone()], true);
+        table.set_links(vec![other.clone()], true);
         assert_ne!(told(&mut table).incarnation, before);
         // Without lost events it is the same interface; its hardware address was just set.
         other.hardware[5] = 8;
-        table.links_are(vec![other], false);
+        table.set_links(vec![other], false);
         assert_eq!(table.differences(), []);
     }
 
     #[test]
     fn an_incarnation_survives_restart_and_the_hardware_address() {
         let (mut table, mut restarted) = (VethTable::default(), VethTable::default());
-        table.link_is(veth(7, 2, Some(0)));
-        restarted.links_are(vec![veth(7, 2, Some(0))], false);
+        table.set_link(veth(7, 2, Some(0)));
+        restarted.set_links(vec![veth(7, 2, Some(0))], false);
         let first = told(&mut table);
         assert_eq!(first, told(&mut restarted));
         let mut changed = veth(7, 2, Some(0));
         changed.hardware[5] = 9;
         changed.name = "renamed".into();
-        table.link_is(changed);
+        table.set_link(changed);
         assert_eq!(told(&mut table), bindings::Veth { name: "renamed".into(), ..first });
     }
 
     #[test]
     fn a_peer_that_leaves_our_namespace_makes_its_other_side_uncertain() {
         let mut table = VethTable::default();
-        table.link_is(veth(7, 8, None));
-        table.link_is(veth(8, 7, None));
+        table.set_link(veth(7, 8, None));
+        table.set_link(veth(8, 7, None));
         assert_eq!(table.differences(), [], "a pair within one namespace is nobody's");
-        table.link_gone(8);
+        table.remove_link(8);
         assert_eq!((table.uncertain(), table.uncertain()), (vec![7], vec![]));
-        table.link_is(veth(7, 8, Some(3)));
+        table.set_link(veth(7, 8, Some(3)));
         assert_eq!(told(&mut table).index, 7);
-        table.link_is(veth(7, 8, None));
+        table.set_link(veth(7, 8, None));
         assert_eq!(table.differences(), [DiscoveryEvent::VethGone(7)]);
     }
 
     #[test]
     fn a_pod_can_neither_make_another_interface_of_its_own_nor_lose_it() {
         let mut table = VethTable::default();
-        table.link_is(veth(7, 2, Some(0)));
+        table.set_link(veth(7, 2, Some(0)));
         let first = told(&mut table).incarnation;
-        table.link_is(veth(7, 9, Some(1)));
+        table.set_link(veth(7, 9, Some(1)));
         assert_eq!(told(&mut table).incarnation, first, "moved to a namespace inside");
-        table.links_are(vec![veth(7, 2, Some(2))], true);
+        table.set_links(vec![veth(7, 2, Some(2))], true);
         assert_eq!(told(&mut table).incarnation, first, "while events were lost");
     }
 
@@ -498,32 +498,32 @@ mod tests {
             veths.collect::<Vec<_>>()
         };
         let mut table = VethTable::default();
-        table.link_is(veth(7, 2, Some(0)));
-        table.link_is(veth(8, 2, Some(1)));
-        table.routes_are(vec![route("10.0.0.1", 7, true), route("10.0.0.1", 8, true)]);
+        table.set_link(veth(7, 2, Some(0)));
+        table.set_link(veth(8, 2, Some(1)));
+        table.set_routes(vec![route("10.0.0.1", 7, true), route("10.0.0.1", 8, true)]);
         assert_eq!(routed(table.differences()), [(7, 1), (8, 0)], "the better one");
-        table.route_is(route("10.0.0.1", 8, true));
+        table.set_route(route("10.0.0.1", 8, true));
         assert_eq!(routed(table.differences()), [(7, 0), (8, 1)], "replaced");
-        table.route_is(route("10.0.0.1", 7, false));
+        table.set_route(route("10.0.0.1", 7, false));
         assert_eq!(table.differences(), []);
-        table.route_is(route("10.0.0.1", 8, false));
+        table.set_route(route("10.0.0.1", 8, false));
         assert_eq!(routed(table.differences()), [(8, 0)]);
     }
 
     #[test]
     fn a_storm_of_addresses_is_looked_at_now_and_then() {
         let (mut table, start) = (VethTable::default(), Instant::now());
-        table.link_is(veth(7, 2, Some(0)));
-        table.link_is(veth(8, 2, Some(1)));
+        table.set_link(veth(7, 2, Some(0)));
+        table.set_link(veth(8, 2, Some(1)));
         let address: IpAddr = "10.0.0.1".parse().unwrap();
         let mut asked = Vec::new();
         // 10,000 changes per second for a minute.
         for tenth in 0..600_000u64 {
             let now = start + Duration::from_micros(tenth * 100);
             table.peer_changed(0, 2, now);
-            for index in table.due(now) {
+            for index in table.take_due(now) {
                 asked.push((index, now));
-                table.addresses_are(index, vec![address], now);
+                table.set_addresses(index, vec![address], now);
             }
         }
         let stormy = asked.iter().filter(|(index, _)| *index == 7).count();
@@ -532,10 +532,10 @@ mod tests {
         assert!(table.next_due().is_some_and(|due| due < start + Duration::from_secs(66)));
         // After the storm, queries are immediate again.
         let mut later = start + Duration::from_secs(66);
-        assert_eq!(table.due(later), [7], "the last change is not lost");
+        assert_eq!(table.take_due(later), [7], "the last change is not lost");
         later += Duration::from_secs(20);
         table.peer_changed(0, 2, later);
-        assert_eq!(table.due(later), [7]);
+        assert_eq!(table.take_due(later), [7]);
         table.peer_changed(0, 2, later);
         assert_eq!(table.next_due(), Some(later));
     }
@@ -543,24 +543,24 @@ mod tests {
     #[test]
     fn an_interface_without_address_is_asked_again_until_it_has_one() {
         let (mut table, start) = (VethTable::default(), Instant::now());
-        table.link_is(veth(7, 2, Some(0)));
-        assert_eq!((table.due(start), table.due(start)), (vec![7], vec![]));
+        table.set_link(veth(7, 2, Some(0)));
+        assert_eq!((table.take_due(start), table.take_due(start)), (vec![7], vec![]));
         let (mut now, mut asked) = (start, 0);
-        table.addresses_are(7, vec![], now);
+        table.set_addresses(7, vec![], now);
         while let Some(due) = table.next_due() {
             now = due;
-            assert_eq!(table.due(now), [7]);
-            table.addresses_are(7, vec![], now);
+            assert_eq!(table.take_due(now), [7]);
+            table.set_addresses(7, vec![], now);
             asked += 1;
         }
         assert_eq!(asked, ASK_AGAIN.len());
         assert!(now - start > Duration::from_secs(2));
         now += Duration::from_secs(20);
         table.peer_changed(1, 2, now);
-        assert!(table.due(now).is_empty(), "another namespace");
+        assert!(table.take_due(now).is_empty(), "another namespace");
         table.peer_changed(0, 2, now);
-        assert_eq!(table.due(now), [7]);
-        table.addresses_are(7, vec!["fd00::1".parse().unwrap()], now);
+        assert_eq!(table.take_due(now), [7]);
+        table.set_addresses(7, vec!["fd00::1".parse().unwrap()], now);
         assert_eq!(table.next_due(), None);
     }
 }

@@ -43,7 +43,7 @@ pub struct DiscoveryCounters {
     pub questions: AtomicU64,
 }
 /// Reason to end the thread: the receiver is gone, or discovery was stopped.
-struct Stop;
+struct StopReason;
 
 /// Result of a full listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl Worker {
         let _ = self.work();
     }
 
-    fn work(&mut self) -> Result<(), Stop> {
+    fn work(&mut self) -> Result<(), StopReason> {
         let mut next_scan = Instant::now();
         let (mut synced, mut waiting, mut lost) = (false, false, false);
         loop {
@@ -109,7 +109,7 @@ impl Worker {
                 lost &= scan == ListingResult::Failed;
                 // Sent before InSync, so that the first update includes them.
                 let own_known = self.list_own_addresses()?;
-                self.tell()?;
+                self.send_differences()?;
                 // Receivers of InSync treat an interface without a known address as one without a pod.
                 if !synced && own_known && scan == ListingResult::Complete {
                     synced = true;
@@ -124,14 +124,14 @@ impl Worker {
                 next_scan = Instant::now() + pause;
             }
             self.ask_for_addresses();
-            self.tell()?;
+            self.send_differences()?;
             if std::mem::take(&mut self.own_changed) {
                 self.list_own_addresses()?;
             }
             let due = self.inventory.veths.next_due();
             let until = due.map_or(next_scan, |due| due.min(next_scan));
             if !self.listening.wait(until) || self.events.is_closed() {
-                return Err(Stop);
+                return Err(StopReason);
             }
         }
     }
@@ -163,9 +163,9 @@ impl Worker {
         listening.links(|message| {
             counters.events.fetch_add(1, Ordering::Relaxed);
             if let Some(route) = host_route(message) {
-                inventory.veths.route_is(route);
+                inventory.veths.set_route(route);
             } else if let Some(link) = link(message) {
-                inventory.link_is(link);
+                inventory.set_link(link);
             }
         })
     }
@@ -184,7 +184,7 @@ impl Worker {
     }
 
     /// Sends the node's own addresses if they have changed. Returns whether they are known.
-    fn list_own_addresses(&mut self) -> Result<bool, Stop> {
+    fn list_own_addresses(&mut self) -> Result<bool, StopReason> {
         let services = if_nametoindex(SERVICE_DEVICE).ok();
         let found = self.requests.dump(&own_addresses_request(), |message| {
             let address = global_address(message)?;
@@ -212,7 +212,7 @@ impl Worker {
     fn scan(&mut self, lost: bool) -> ListingResult {
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
         let found = self.requests.dump(&links_request(None), link);
-        let known = found.map(|links| self.inventory.links_are(links, lost));
+        let known = found.map(|links| self.inventory.set_links(links, lost));
         let known = known.and_then(|()| self.list_routes());
         match known.and_then(|()| self.list_addresses()) {
             Ok(scan) => scan,
@@ -234,14 +234,14 @@ impl Worker {
                 Err(error) => return Err(error),
             }
         }
-        self.inventory.veths.routes_are(routes);
+        self.inventory.veths.set_routes(routes);
         Ok(())
     }
 
     fn list_addresses(&mut self) -> io::Result<ListingResult> {
         let mut unanswered = Vec::new();
         for index in self.inventory.veths.outside() {
-            if !self.ask(index)? {
+            if !self.query_addresses(index)? {
                 unanswered.push(index);
             }
         }
@@ -258,19 +258,19 @@ impl Worker {
     /// Whether a link without a response still exists, and its peer's namespace too: the kernel reports the identifier
     /// -1 for a namespace that is being removed together with its links.
     fn is_there(&mut self, index: u32) -> bool {
-        self.look_at(index);
+        self.query_link(index);
         self.inventory.veths.veth(index).is_some_and(|veth| veth.namespace.is_some_and(|n| n >= 0))
     }
 
     /// Queries one link and applies the response.
-    fn look_at(&mut self, index: u32) {
+    fn query_link(&mut self, index: u32) {
         let mut answer = None;
         let asked = self.requests.request(links_request(Some(index)), 0, |message| {
             answer = link_event(message).or(answer.take());
         });
         match (answer, asked.map_err(|error| error.raw_os_error())) {
-            (Some(LinkEvent::Now(veth)), _) => self.inventory.veths.link_is(veth),
-            (_, Err(Some(libc::ENODEV))) => self.inventory.veths.link_gone(index),
+            (Some(LinkEvent::Now(veth)), _) => self.inventory.veths.set_link(veth),
+            (_, Err(Some(libc::ENODEV))) => self.inventory.veths.remove_link(index),
             _ => {}
         }
     }
@@ -278,17 +278,17 @@ impl Worker {
     /// Queries the due links: those that may have moved, and those with possibly changed addresses.
     fn ask_for_addresses(&mut self) {
         for index in self.inventory.veths.uncertain() {
-            self.look_at(index);
+            self.query_link(index);
         }
-        for index in self.inventory.veths.due(Instant::now()) {
-            if let Err(error) = self.ask(index) {
+        for index in self.inventory.veths.take_due(Instant::now()) {
+            if let Err(error) = self.query_addresses(index) {
                 warn!(index, %error, "cannot list the addresses of an interface's peer");
             }
         }
     }
 
     /// Queries the addresses behind one interface. Returns whether they are known.
-    fn ask(&mut self, index: u32) -> io::Result<bool> {
+    fn query_addresses(&mut self, index: u32) -> io::Result<bool> {
         let Some(&VethLink { peer, namespace: Some(namespace), .. }) =
             self.inventory.veths.veth(index)
         else {
@@ -300,13 +300,13 @@ impl Worker {
         // An error here repeats in the query for addresses, which handles it.
         let asked = self.requests.request(request, 0, |message| found = station(message).or(found));
         if let (Ok(()), Some(station)) = (asked, found) {
-            self.inventory.veths.station_is(index, station);
+            self.inventory.veths.set_station(index, station);
         }
         let request = addresses_request(namespace, peer);
         let found = self.requests.dump(&request, |message| peer_address(message, peer));
         match found {
             Ok(addresses) => {
-                self.inventory.veths.addresses_are(index, addresses, Instant::now());
+                self.inventory.veths.set_addresses(index, addresses, Instant::now());
                 Ok(true)
             }
             // The namespace or the peer is being removed: an event of the link follows.
@@ -321,12 +321,12 @@ impl Worker {
         }
     }
 
-    fn tell(&mut self) -> Result<(), Stop> {
+    fn send_differences(&mut self) -> Result<(), StopReason> {
         self.inventory.differences().into_iter().try_for_each(|event| self.send(event))
     }
 
-    fn send(&self, event: DiscoveryEvent) -> Result<(), Stop> {
-        self.events.blocking_send(event).map_err(|_| Stop)
+    fn send(&self, event: DiscoveryEvent) -> Result<(), StopReason> {
+        self.events.blocking_send(event).map_err(|_| StopReason)
     }
 }
 

@@ -36,7 +36,7 @@ pub struct EventKind {
 pub type Totals = BTreeMap<EventKind, u64>;
 
 impl EventKind {
-    fn of(event: &ObservedEvent) -> Self {
+    fn from_event(event: &ObservedEvent) -> Self {
         match event.verdict {
             TrafficVerdict::Deny => Self {
                 outcome: TrafficVerdict::Deny,
@@ -74,7 +74,7 @@ pub fn totals(dropped: &[(Direction, Reason, u64)], flows: UnreportedFlows) -> T
 
 /// Numbers of one kind.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
+struct KindCounts {
     /// Total at the start.
     base: u64,
     /// Total when it was last read.
@@ -91,7 +91,7 @@ struct Tally {
 #[derive(Debug)]
 pub struct DeniedCounters {
     series: Series,
-    tallies: BTreeMap<EventKind, Tally>,
+    tallies: BTreeMap<EventKind, KindCounts>,
 }
 
 impl DeniedCounters {
@@ -103,19 +103,19 @@ impl DeniedCounters {
 
     /// Begins to count, before the first event is read.
     pub fn begin(&mut self, totals: Totals) {
-        let tally = |total| Tally { base: total, total, ..Tally::default() };
+        let tally = |total| KindCounts { base: total, total, ..KindCounts::default() };
         self.tallies = totals.into_iter().map(|(kind, total)| (kind, tally(total))).collect();
     }
 
     /// Counts events.
     pub fn count(&mut self, events: &[ObservedEvent], now: Instant) {
         for event in events {
-            let tally = self.tallies.entry(EventKind::of(event)).or_default();
+            let tally = self.tallies.entry(EventKind::from_event(event)).or_default();
             tally.reported += 1;
             if event.verdict == TrafficVerdict::Allow {
                 continue;
             }
-            let Some(labels) = SeriesLabels::of(event) else {
+            let Some(labels) = SeriesLabels::from_event(event) else {
                 tally.unnamed += 1;
                 continue;
             };
@@ -136,7 +136,7 @@ impl DeniedCounters {
 
     /// Takes new totals. Returns, by kind, how many packets and flows of the previous totals were not reported: events
     /// of the others have arrived since. Call once all events that existed at the previous call are counted.
-    pub fn settle(&mut self, totals: Totals) -> Vec<(EventKind, u64)> {
+    pub fn account_totals(&mut self, totals: Totals) -> Vec<(EventKind, u64)> {
         let mut news = Vec::new();
         for (kind, total) in totals {
             let tally = self.tallies.entry(kind.clone()).or_default();
@@ -200,10 +200,10 @@ mod tests {
             last = sum;
         };
         // Of 50 packets, 20 are reported, some only after the totals were read.
-        assert_eq!(denied.settle(packets(150)), []);
+        assert_eq!(denied.account_totals(packets(150)), []);
         denied.count(&vec![event_of("web"); 20], now);
         reach(&denied, 20);
-        let news = denied.settle(packets(150));
+        let news = denied.account_totals(packets(150));
         let kinds: Vec<_> = news.iter().map(|(kind, n)| (kind.reason.as_str(), *n)).collect();
         assert_eq!(kinds, [("policy", 30), ("audit", 5)]);
         reach(&denied, 50);
@@ -211,8 +211,8 @@ mod tests {
         denied.count(&["a", "b", "c"].map(event_of), now);
         denied.count(&[ObservedEvent { pod: None, ..event_of("web") }], now);
         reach(&denied, 54);
-        denied.settle(packets(154));
-        assert_eq!(denied.settle(packets(154)), []);
+        denied.account_totals(packets(154));
+        assert_eq!(denied.account_totals(packets(154)), []);
         assert_eq!((sum(&denied, TrafficVerdict::Deny), denied.named().count()), (54, 2));
         assert_eq!(sum(&denied, TrafficVerdict::Audit), 5);
     }

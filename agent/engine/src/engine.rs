@@ -38,12 +38,12 @@ use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
 use netpold_dataplane::Dataplane;
 use netpold_dataplane::attach::Hook;
-use netpold_dataplane::conntrack::Pass;
+use netpold_dataplane::conntrack::PassResult;
 use netpold_discovery::{DiscoveryEvent, newcomers};
 use nix::net::if_::if_indextoname;
 
 use crate::events::{DropLogLine, Dropped};
-use crate::rule_use::round::Round;
+use crate::rule_use::round::SweepRound;
 use crate::rule_use::{NewFlows, RuleUse};
 use counters::unrecorded;
 use health::Health;
@@ -82,8 +82,8 @@ impl Engine {
     /// Ingests a change; nothing is written before [`Engine::step`].
     pub fn ingest(&mut self, change: Change) {
         let cluster = self.reconciler.compiler.cluster();
-        self.bindings.note(&change, cluster);
-        self.rule_use.note(&change, cluster);
+        self.bindings.mark_stale(&change, cluster);
+        self.rule_use.record_change(&change, cluster);
         self.reconciler.admit(change);
     }
 
@@ -102,31 +102,31 @@ impl Engine {
     }
 
     /// Sets the interfaces that existed before the guard, on a node without programs of netpold: any other veth is new.
-    pub fn begin_with(&mut self, existing: BTreeSet<u32>) {
+    pub fn set_existing_interfaces(&mut self, existing: BTreeSet<u32>) {
         self.interfaces.inherit(existing);
     }
 
     /// Ingests an event of discovery; the next [`Engine::step`] binds interfaces to pods.
-    pub fn discovered(&mut self, event: DiscoveryEvent) {
+    pub fn ingest_discovery(&mut self, event: DiscoveryEvent) {
         match event {
             DiscoveryEvent::Veth(veth) => {
-                self.interfaces.veth_is(&veth, Instant::now());
-                self.bindings.veth_is(veth);
+                self.interfaces.set_veth(&veth, Instant::now());
+                self.bindings.set_veth(veth);
             }
             DiscoveryEvent::VethGone(index) => {
-                self.interfaces.veth_gone(index);
-                self.bindings.veth_gone(index);
+                self.interfaces.remove_veth(index);
+                self.bindings.remove_veth(index);
             }
             DiscoveryEvent::OwnAddresses(addresses) => self.ingest(Change::OwnAddresses(addresses)),
             DiscoveryEvent::Devices(devices) => {
-                self.interfaces.devices_are(devices);
+                self.interfaces.set_devices(devices);
                 // The programs refuse packets of a new device until the dataplane lists it.
-                self.tell_devices();
+                self.pass_devices();
             }
             DiscoveryEvent::Ports(ports) => {
-                self.interfaces.ports_are(ports);
+                self.interfaces.set_ports(ports);
                 // An update does not wait for a new port: its packets lack the proof until its program is attached.
-                self.tell_bridges();
+                self.pass_bridges();
             }
             DiscoveryEvent::InSync => self.interfaces.in_sync(),
         }
@@ -143,11 +143,11 @@ impl Engine {
     }
 
     /// Replaces the CNI results by all current ones.
-    pub fn cni_results_are(&mut self, results: Vec<CniResult>) {
+    pub fn set_cni_results(&mut self, results: Vec<CniResult>) {
         if !results.is_empty() {
             self.interfaces.has_results();
         }
-        self.bindings.cni_results_are(results);
+        self.bindings.set_cni_results(results);
     }
 
     /// Expects CNI results, because their directory exists: new veths stay closed until their result arrives, unless
@@ -158,8 +158,8 @@ impl Engine {
 
     /// Sets the state of the source: `held` is the reason why [`Engine::step`] is not called, if it is not; `restored`:
     /// whether the last good state is enforced instead of the source's state.
-    pub fn believe(&mut self, held: Option<String>, restored: bool) {
-        self.health.hold(held);
+    pub fn set_source_state(&mut self, held: Option<String>, restored: bool) {
+        self.health.set_hold_reason(held);
         self.reconciler.restored = restored;
     }
 
@@ -201,15 +201,15 @@ impl Engine {
         if let Some(endpoints) = &endpoints {
             self.reconciler.sweep_resolved(endpoints);
         }
-        self.rule_use.names_are(self.reconciler.resolved_or_none());
+        self.rule_use.set_resolved_names(self.reconciler.resolved_or_none());
         let Reconciler { compiler, dataplane, revision, restored, .. } = &mut self.reconciler;
         // A policy that is not in force explains no flow.
         let mut round =
             endpoints.is_some().then(|| self.rule_use.begin(compiler, revision.desired, *restored));
         let swept = dataplane.active_mut().sweep(endpoints.as_ref(), |flow| {
-            round.iter_mut().for_each(|round| round.meet(flow));
+            round.iter_mut().for_each(|round| round.visit_flow(flow));
         });
-        if let Some(met) = round.map(Round::done) {
+        if let Some(met) = round.map(SweepRound::finish) {
             self.rule_use.end(compiler, met);
         }
         match swept {
@@ -218,15 +218,16 @@ impl Engine {
         }
         let unrecorded = unrecorded(dataplane);
         let mut round = self.rule_use.sweep_observed(unrecorded);
-        let is_empty = self.health.observed.as_ref().is_some_and(Pass::is_empty);
+        let is_empty = self.health.observed.as_ref().is_some_and(PassResult::is_empty);
         if is_empty && !compiler.endpoints().any(|endpoint| endpoint.observed) {
-            return self.rule_use.take_news();
+            return self.rule_use.take_new_flows();
         }
-        match dataplane.active().sweep_observed(endpoints.as_ref(), |flow| round.meet(flow)) {
+        match dataplane.active().sweep_observed(endpoints.as_ref(), |flow| round.visit_record(flow))
+        {
             Ok(pass) => self.health.observed = pass,
             Err(error) => tracing::warn!(%error, "cannot sweep the records of observed flows"),
         }
-        self.rule_use.take_news()
+        self.rule_use.take_new_flows()
     }
 
     /// Records flows that policy denied, by endpoint number.
@@ -263,7 +264,7 @@ impl Engine {
     pub fn repair(&mut self) -> Option<Instant> {
         self.report_lost();
         let dataplane = &mut self.reconciler.dataplane;
-        self.health.repaired("programs", dataplane.reconcile_xdp());
+        self.health.count_repairs("programs", dataplane.reconcile_xdp());
         dataplane.reconcile_devices();
         if dataplane.reconcile_fragments() {
             self.health.repaired("nftables", 1);
@@ -282,7 +283,7 @@ impl Engine {
         match self.reconciler.dataplane.reconcile_order() {
             Ok(moved) => {
                 for Hook { ifindex, direction } in moved {
-                    self.health.repaired("order", 1);
+                    self.health.count_repairs("order", 1);
                     let interface = self.interfaces.veth(ifindex);
                     tracing::warn!(
                         ifindex, interface, %direction,
@@ -292,7 +293,7 @@ impl Engine {
             }
             Err(error) => tracing::warn!(error, "cannot check the order of programs"),
         }
-        self.interference.look(&self.reconciler, &self.interfaces);
+        self.interference.read_counters(&self.reconciler, &self.interfaces);
         self.retry_at()
     }
 
@@ -302,7 +303,7 @@ impl Engine {
     fn report_lost(&mut self) {
         for ifindex in std::mem::take(&mut self.lost) {
             if self.interfaces.is_known(ifindex) && if_indextoname(ifindex).is_ok() {
-                self.health.repaired("programs", 1);
+                self.health.count_repairs("programs", 1);
                 tracing::warn!(ifindex, "restored program: missing from interface");
             }
         }
@@ -332,14 +333,14 @@ impl Engine {
                 entries,
                 "repaired table: contents differed from the desired state"
             );
-            self.health.repaired("entries", entries);
+            self.health.count_repairs("entries", entries);
         }
         self.retry_at()
     }
 
     /// Checks the fill of the flow tables, which fill without any change of the cluster. Returns the time of the next
     /// [`Engine::step`] if there is work: that step begins larger tables.
-    pub fn watch_room(&mut self) -> Option<Instant> {
+    pub fn check_room(&mut self) -> Option<Instant> {
         if self.reconciler.installed {
             self.reconciler.dataplane.active_mut().watch_room();
         }
@@ -356,11 +357,11 @@ impl Engine {
             return self.retry_at();
         }
         // Binds interfaces to pods.
-        let bound = self.bindings.settle(self.reconciler.compiler.cluster());
+        let bound = self.bindings.bind_veths(self.reconciler.compiler.cluster());
         self.reconciler.ingest(bound);
         match self.reconciler.write_within_credit() {
             Ok(operations) => {
-                self.rule_use.endpoints_are(&self.reconciler.compiler);
+                self.rule_use.set_endpoints(&self.reconciler.compiler);
                 self.attach();
                 let (recovered, took) = self.health.succeeded();
                 self.reconciler.enforced(operations, recovered, took);
@@ -380,7 +381,7 @@ impl Engine {
             .retry_at()
             .into_iter()
             .chain(self.reconciler.successor_due(Instant::now()))
-            .chain(self.interfaces.due())
+            .chain(self.interfaces.next_change())
             .min()
     }
 
@@ -388,7 +389,7 @@ impl Engine {
     fn attach(&mut self) {
         let now = Instant::now();
         if self.interfaces.have_changed(&self.reconciler.compiler, now) {
-            self.tell_bridges();
+            self.pass_bridges();
             let Reconciler { compiler, restored, .. } = &self.reconciler;
             self.interfaces.assign_roles(compiler, *restored, now);
         }
@@ -399,15 +400,15 @@ impl Engine {
 
     /// Passes to the dataplane the interfaces from which packets arrive without having passed a program. Does nothing
     /// before the devices are listed.
-    fn tell_devices(&mut self) {
-        if let Some(own) = self.interfaces.own() {
-            self.reconciler.dataplane.devices_are(own);
+    fn pass_devices(&mut self) {
+        if let Some(own) = self.interfaces.trusted_interfaces() {
+            self.reconciler.dataplane.set_devices(own);
         }
     }
 
     /// Passes the bridges to the dataplane; must precede any attachment.
-    fn tell_bridges(&mut self) {
+    fn pass_bridges(&mut self) {
         let bridges = self.interfaces.bridges(&self.reconciler.compiler);
-        self.reconciler.dataplane.bridges_are(bridges);
+        self.reconciler.dataplane.set_bridges(bridges);
     }
 }

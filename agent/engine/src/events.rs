@@ -45,14 +45,14 @@ pub async fn read(
             // `journal` owns the sender, so the channel stays open.
             Ok(()) = requests.changed() => {
                 let request = *requests.borrow_and_update();
-                let lines = take(ring.get_mut(), &log);
+                let lines = record_events(ring.get_mut(), &log);
                 journal.was_read(request);
-                lines.iter().for_each(|line| say(line, &pod));
+                lines.iter().for_each(|line| log_line(line, &pod));
             }
             guard = ring.readable_mut() => {
                 let mut guard = guard?;
-                for line in take(guard.get_inner_mut(), &log) {
-                    say(&line, &pod);
+                for line in record_events(guard.get_inner_mut(), &log) {
+                    log_line(&line, &pod);
                 }
                 guard.clear_ready();
             }
@@ -62,7 +62,7 @@ pub async fn read(
                     (log.flush(Instant::now()), log.take_unnamed())
                 };
                 for line in lines {
-                    say(&line, &pod);
+                    log_line(&line, &pod);
                 }
                 if unnamed > 0 {
                     info!(times = unnamed, "packets dropped: too many different ones to log each");
@@ -73,7 +73,7 @@ pub async fn read(
 }
 
 /// Records the events that are in the ring; returns the lines to log.
-pub fn take(ring: &mut RingBuf<MapData>, log: &Mutex<DropLog>) -> Vec<DropLogLine> {
+pub fn record_events(ring: &mut RingBuf<MapData>, log: &Mutex<DropLog>) -> Vec<DropLogLine> {
     let (mut log, now) = (lock(log), Instant::now());
     let mut lines = Vec::new();
     while let Some(item) = ring.next() {
@@ -90,7 +90,7 @@ fn decode(record: &[u8]) -> Option<DropEvent> {
 }
 
 /// Logs a drop, or a flow that audited policies would drop.
-pub fn say(line: &DropLogLine, pod: impl Fn(&Dropped) -> Option<String>) {
+pub fn log_line(line: &DropLogLine, pod: impl Fn(&Dropped) -> Option<String>) {
     let DropLogLine { dropped, times } = line;
     if dropped.is_audit() {
         info!(
@@ -160,7 +160,7 @@ mod tests {
         for seen in 1..=3 {
             test_run::run(writer.as_fd(), &test_run::Run::once(&[0; 14])).unwrap();
             let end = Instant::now() + Duration::from_secs(5);
-            while lock(&log).seen() < seen {
+            while lock(&log).events_read() < seen {
                 assert!(Instant::now() < end, "record {seen} was not read");
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

@@ -14,8 +14,8 @@ use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED};
 
 use netpold_api::flows::{
-    CachedVerdicts, FlowFilter, FlowPage, FlowState, FlowsRequest, ListedFlow, PAGE, PodFlows,
-    SentOn, TranslatedFlow,
+    CachedVerdicts, DnatFlow, FlowFilter, FlowPage, FlowState, FlowsRequest, ListedFlow, PAGE,
+    PodFlows, TranslatedFlow,
 };
 
 /// Maximum number of flows in the page of the kernel's conntrack.
@@ -83,7 +83,7 @@ impl FlowReader {
                 next = Some(at.way);
                 return ControlFlow::Break(());
             }
-            taken.take(tuple.endpoint, || ListedFlow {
+            taken.add_flow(tuple.endpoint, || ListedFlow {
                 idle_ms: Some(u64::try_from(at.idle().as_millis()).unwrap_or(u64::MAX)),
                 cached: self.cached(at),
                 ..flow(pod, &tuple, at.control)
@@ -111,7 +111,7 @@ impl FlowReader {
                 let Some(pod) = self.pods.get(&tuple.endpoint) else { continue };
                 if filter.selects(&pod.key) {
                     let control = Control::new(*now, 0, side.flags);
-                    taken.take(tuple.endpoint, || ListedFlow {
+                    taken.add_flow(tuple.endpoint, || ListedFlow {
                         kernel: true,
                         ..flow(pod, &tuple, control)
                     });
@@ -147,10 +147,10 @@ impl FlowReader {
 }
 
 /// Returns the translation of a flow with a translated destination.
-fn sent_on(flow: &KernelFlow) -> Option<SentOn> {
+fn sent_on(flow: &KernelFlow) -> Option<DnatFlow> {
     let (protocol, [[from, to], on]) = flow.sent_on()?;
     let on = TranslatedFlow { from: on[0], to: on[1] };
-    Some(SentOn { protocol: IpProtocol(protocol), from, to, on })
+    Some(DnatFlow { protocol: IpProtocol(protocol), from, to, on })
 }
 
 /// Content of a page.
@@ -159,7 +159,7 @@ struct PageContent {
     limit: usize,
     flows: Vec<ListedFlow>,
     others: BTreeMap<u32, u64>,
-    translated: Vec<SentOn>,
+    translated: Vec<DnatFlow>,
 }
 
 impl PageContent {
@@ -167,7 +167,7 @@ impl PageContent {
         self.flows.len() >= self.limit
     }
 
-    fn take(&mut self, endpoint: u32, flow: impl FnOnce() -> ListedFlow) {
+    fn add_flow(&mut self, endpoint: u32, flow: impl FnOnce() -> ListedFlow) {
         if self.is_full() {
             *self.others.entry(endpoint).or_default() += 1;
         } else {

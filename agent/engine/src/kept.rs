@@ -117,7 +117,7 @@ impl RecordKeeper {
         let (path, node, records) = (self.path.clone(), self.node.clone(), self.records);
         self.not_before = Instant::now() + PAUSE;
         self.writing =
-            Some(tokio::task::spawn_blocking(move || keep(&path, records, &node, &saved)));
+            Some(tokio::task::spawn_blocking(move || save(&path, records, &node, &saved)));
     }
 
     /// Writes records at the agent's end, after any write in progress.
@@ -125,11 +125,11 @@ impl RecordKeeper {
         if let Some(writing) = self.writing {
             let _ = writing.await;
         }
-        keep(&self.path, self.records, &self.node, &saved);
+        save(&self.path, self.records, &self.node, &saved);
     }
 }
 
-fn keep<T: Serialize>(path: &Path, records: RecordKind, node: &str, saved: &T) {
+fn save<T: Serialize>(path: &Path, records: RecordKind, node: &str, saved: &T) {
     if let Err(error) = write(path, node, saved) {
         let (path, subject) = (path.display(), records.subject);
         tracing::warn!(%error, "cannot write {path}; {subject} of the next agent start empty");
@@ -145,14 +145,14 @@ mod tests {
     #[test]
     fn records_are_read_back_and_damaged_files_are_not() {
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-        struct Saved {
+        struct SavedRecords {
             as_of: u64,
         }
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
-        let read = |node: &str| read::<Saved>(&state, RECORDS, node);
+        let read = |node: &str| read::<SavedRecords>(&state, RECORDS, node);
         assert_eq!(read("n"), None);
-        let saved = Saved { as_of: 7 };
+        let saved = SavedRecords { as_of: 7 };
         let path = path(&state, RECORDS);
         write(&path, "n", &saved).unwrap();
         assert_eq!(read("n"), Some(saved));

@@ -15,7 +15,7 @@ pub const FILE: kept::RecordKind = kept::RecordKind { suffix: ".flows", subject:
 
 /// Content of the file of records: one field per kind, since the file itself names its node.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Kept {
+pub struct KeptRecords {
     /// All records.
     pub recorded: LearnAnswer,
     /// Workloads by the addresses of recorded flows.

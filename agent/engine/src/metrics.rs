@@ -138,7 +138,7 @@ impl ScrapedParts {
     fn write_events(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
         let (seen, suppressed) = {
             let drops = lock(&self.drops);
-            (drops.seen(), drops.suppressed())
+            (drops.events_read(), drops.suppressed())
         };
         writer.counter(
             "drop_events",

@@ -7,7 +7,7 @@ mod filter;
 mod server;
 
 pub use attribution::{Attributions, EventAttribution};
-pub use feed::{DroppedPackets, Feed, Sink};
+pub use feed::{DroppedPackets, EventSink, Feed};
 pub use filter::{EventNames, admits, admits_names, destination_port};
 pub use server::ObserveServer;
 

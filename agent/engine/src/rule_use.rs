@@ -36,8 +36,8 @@ use flows::{RuleCache, denied_flow};
 use opened::OpenedFlows;
 use pods::SweptPods;
 use records::{PolicyRecord, RuleRecords};
-use trials::Trials;
-pub use unisolated_flows::ObservedRound;
+use trials::TrialFlows;
+pub use unisolated_flows::ObservedSweep;
 use unisolated_flows::SweepRecords;
 
 /// File of the saved use of rules.
@@ -68,7 +68,7 @@ pub struct RuleUse {
     cache: RuleCache,
     /// Addresses that pods had resolved at the last sweep.
     resolved: ResolvedNames,
-    trials: Trials,
+    trials: TrialFlows,
     opened: OpenedFlows,
     observed: SweepRecords,
     /// Recorder of flows, one record for each kind.
@@ -86,7 +86,7 @@ impl Default for RuleUse {
             missed: 0,
             cache: RuleCache::default(),
             resolved: ResolvedNames::default(),
-            trials: Trials::default(),
+            trials: TrialFlows::default(),
             opened: OpenedFlows::default(),
             observed: SweepRecords::default(),
             recorder: Recorder::new(unix_millis()),
@@ -104,7 +104,7 @@ impl RuleUse {
 
     /// Records the time of a policy change, or the addresses of a pod that is removed. Call before the cluster ingests
     /// the change.
-    pub fn note(&mut self, change: &Change, cluster: &Cluster) {
+    pub fn record_change(&mut self, change: &Change, cluster: &Cluster) {
         match change {
             Change::Policy(policy) => {
                 let known = cluster.policies().get(&policy.key);
@@ -119,10 +119,12 @@ impl RuleUse {
                 }
             }
             Change::Pod(pod) => {
-                self.pods.note(&pod.key, Some(pod), cluster, unix_millis());
+                self.pods.record_lost_addresses(&pod.key, Some(pod), cluster, unix_millis());
                 self.recorder.named(pod, cluster, unix_millis());
             }
-            Change::PodGone(key) => self.pods.note(key, None, cluster, unix_millis()),
+            Change::PodGone(key) => {
+                self.pods.record_lost_addresses(key, None, cluster, unix_millis())
+            }
             Change::Namespace(_)
             | Change::NamespaceGone(_)
             | Change::Node(_)
@@ -140,12 +142,12 @@ impl RuleUse {
     }
 
     /// Follows the binding of endpoints to pods, after an update.
-    pub fn endpoints_are(&mut self, compiler: &Compiler) {
+    pub fn set_endpoints(&mut self, compiler: &Compiler) {
         self.pods.follow(compiler);
     }
 
     /// Sets the addresses that pods resolved, by which rules with domain names match flows.
-    pub fn names_are(&mut self, resolved: ResolvedNames) {
+    pub fn set_resolved_names(&mut self, resolved: ResolvedNames) {
         // An evaluation without a name does not hold once a pod has resolved it.
         if !resolved.is_alike(&self.resolved) {
             self.trials.forget();
@@ -180,19 +182,19 @@ impl RuleUse {
     /// Returns the owner of an address at a time, in milliseconds since the epoch. Removed pods are remembered for some
     /// minutes.
     #[must_use]
-    pub fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> AddressOwner {
-        self.pods.whose(cluster, address, at)
+    pub fn owner_of_address(&self, cluster: &Cluster, address: IpAddr, at: u64) -> AddressOwner {
+        self.pods.owner_of_address(cluster, address, at)
     }
 
     /// Begins a sweep of the records of observed flows. `unrecorded`: number of flows without a record, so far.
-    pub fn sweep_observed(&mut self, unrecorded: u64) -> ObservedRound<'_> {
+    pub fn sweep_observed(&mut self, unrecorded: u64) -> ObservedSweep<'_> {
         self.observed.begin(&mut self.opened, self.counted_until, unrecorded)
     }
 
     /// Takes the new flows of the last sweep.
-    pub fn take_news(&mut self) -> NewFlows {
-        let (audited, more_audited) = self.trials.take();
-        let (opened, more_opened) = self.opened.take();
+    pub fn take_new_flows(&mut self) -> NewFlows {
+        let (audited, more_audited) = self.trials.take_drops();
+        let (opened, more_opened) = self.opened.take_flows();
         let missed = std::mem::take(&mut self.last.missed);
         let missed = missed + self.observed.take_missed();
         let untold = UnreportedFlows { audited: more_audited, opened: more_opened + missed };
@@ -213,7 +215,7 @@ impl RuleUse {
     }
 
     /// Resumes an earlier agent's records of flows.
-    pub fn resume_flows(&mut self, saved: learn::Kept) {
+    pub fn resume_flows(&mut self, saved: learn::KeptRecords) {
         self.recorder.resume(saved.recorded);
         self.recorder.resume_addresses(saved.peer_addresses);
     }
@@ -234,8 +236,11 @@ impl RuleUse {
 
     /// Returns the recorded flows in the form saved for the next agent.
     #[must_use]
-    pub fn kept_flows(&self, node: &str) -> learn::Kept {
-        learn::Kept { recorded: self.flows(node), peer_addresses: self.recorder.peer_addresses() }
+    pub fn kept_flows(&self, node: &str) -> learn::KeptRecords {
+        learn::KeptRecords {
+            recorded: self.flows(node),
+            peer_addresses: self.recorder.peer_addresses(),
+        }
     }
 
     /// Returns the recorded flows.

@@ -157,7 +157,7 @@ impl Exporter {
     /// Sends all records that wait. `pause`: the pause after the next failure.
     async fn send_waiting(&self, (client, pause): &mut (CollectorClient, Duration)) {
         loop {
-            let (records, lost) = self.queue.take(BATCH);
+            let (records, lost) = self.queue.take_oldest(BATCH);
             if records.is_empty() && lost == 0 {
                 break;
             }

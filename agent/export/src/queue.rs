@@ -16,9 +16,9 @@ const OVERHEAD: usize = 64;
 struct QueuedRecord {
     records: VecDeque<Bytes>,
     bytes: usize,
-    /// Result of the last [`ExportQueue::take`], until it is [done](ExportQueue::done).
+    /// Result of the last [`ExportQueue::take_oldest`], until it is [done](ExportQueue::done).
     in_hand: (Vec<Bytes>, u64),
-    /// Records lost since the last [`ExportQueue::take`].
+    /// Records lost since the last [`ExportQueue::take_oldest`].
     lost: u64,
 }
 
@@ -55,7 +55,7 @@ impl ExportQueue {
 
     /// Takes the oldest records, at most `records` of them, and the number of records lost since the last call. They
     /// wait until [`ExportQueue::done`].
-    pub(crate) fn take(&self, records: usize) -> (Vec<Bytes>, u64) {
+    pub(crate) fn take_oldest(&self, records: usize) -> (Vec<Bytes>, u64) {
         let mut waiting = lock(&self.waiting);
         let number = records.min(waiting.records.len());
         let taken: Vec<Bytes> = waiting.records.drain(..number).collect();
@@ -69,7 +69,7 @@ impl ExportQueue {
         (taken, lost)
     }
 
-    /// Puts back the records of the last [`ExportQueue::take`] if they were not sent, because the sender has ended.
+    /// Puts back the records of the last [`ExportQueue::take_oldest`] if they were not sent, because the sender has ended.
     pub(crate) fn put_back(&self) {
         let mut waiting = lock(&self.waiting);
         let (records, lost) = std::mem::take(&mut waiting.in_hand);
@@ -108,15 +108,15 @@ mod tests {
         let lost = queue.push((0..RECORDS).map(|_| vec![0; 1000]));
         let kept = BYTES_MAX / (1000 + OVERHEAD);
         assert_eq!((lost, queue.len()), (RECORDS - kept as u64, kept));
-        let (taken, told) = queue.take(500);
+        let (taken, told) = queue.take_oldest(500);
         assert_eq!((taken.len(), told, queue.len()), (500, lost, kept));
         queue.put_back();
-        let (again, told) = queue.take(500);
+        let (again, told) = queue.take_oldest(500);
         assert_eq!((again, told, queue.len()), (taken, lost, kept), "its sender has ended");
         queue.done();
         assert_eq!(queue.len(), kept - 500);
         assert_eq!(queue.push([vec![0; 1000]]), 0, "there is room again");
-        let (taken, told) = queue.take(usize::MAX);
+        let (taken, told) = queue.take_oldest(usize::MAX);
         assert_eq!((taken.len(), told), (kept - 499, 0));
         let waiting = lock(&queue.waiting);
         assert_eq!((waiting.bytes, waiting.records.capacity()), (0, 0));

@@ -41,7 +41,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use netpold_api::source::KindStatus;
-use netpold_core::cluster::SecondNetworks;
+use netpold_core::cluster::SecondaryNetworks;
 use tokio::sync::{mpsc, watch as watch_channel};
 
 use self::all_pods::StartPods;
@@ -50,10 +50,10 @@ use self::connection::Connection;
 pub use self::connection::{Access, ConnectError, client, default_namespace, is_configured};
 pub use self::denials::{DenialReport, Denials, DropKey};
 pub use self::event_recorder::{EventRecorder, Unsupported};
-use self::follower::{Follower, Narrow};
+use self::follower::{FieldSelector, Follower};
 use self::hub::{Hub, KindUpdate, KindVersion, NodeScope};
 use self::kind::{ClusterNetworkPolicy, WatchedKind};
-pub use self::list::{Listed, Lister, PAGE};
+pub use self::list::{KindListing, Lister, PAGE};
 use self::node_use::NodeUse;
 use self::outage::{Following, Outage};
 use self::peers::{AskServer, PeerChannels, PeerKinds, Peers};
@@ -94,7 +94,7 @@ pub struct WatchSettings {
     /// Nodes to follow.
     pub nodes: FollowedNodes,
     /// Blocks in which pods' claims to addresses on secondary networks count.
-    pub second_networks: SecondNetworks,
+    pub secondary_networks: SecondaryNetworks,
     /// Origin of the pods of other nodes.
     pub peers: FollowedPeers,
     /// Whether to follow ClusterNetworkPolicies, if the server serves them.
@@ -175,18 +175,18 @@ struct Starter {
 
 impl Starter {
     /// Returns how the scope of the next kind, the nodes, is decided, and its selector until then.
-    fn node_scope(&self, settings: &WatchSettings) -> (Option<NodeScope>, Option<Narrow>) {
+    fn node_scope(&self, settings: &WatchSettings) -> (Option<NodeScope>, Option<FieldSelector>) {
         let (nodes, own) = (settings.nodes, settings.node.as_str());
         if nodes == FollowedNodes::All {
             return (None, None);
         }
         let (widen, widened) = watch_channel::channel(false);
         let fields = format!("metadata.name={own}");
-        let node_use = NodeUse::of_node(own.to_owned(), settings.second_networks.clone());
+        let node_use = NodeUse::of_node(own.to_owned(), settings.secondary_networks.clone());
         let scope = NodeScope { kind: self.kinds.len(), node_use, widen, due: None };
         (
             (nodes == FollowedNodes::Needed).then_some(scope),
-            Some(Narrow { fields, is_indexed: false, widened }),
+            Some(FieldSelector { fields, is_indexed: false, widened }),
         )
     }
 
@@ -212,7 +212,10 @@ impl Starter {
         });
         let (connection, outage) = (Arc::clone(&self.connection), Arc::clone(&self.outage));
         let ask: AskServer = Box::new(move || {
-            tokio::spawn(slice_follower::ask(Arc::clone(&connection), Arc::clone(&outage)))
+            tokio::spawn(slice_follower::request_heartbeat(
+                Arc::clone(&connection),
+                Arc::clone(&outage),
+            ))
         });
         let channels = PeerChannels { updates, out, slices };
         let outage = Arc::clone(&self.outage);
@@ -220,7 +223,7 @@ impl Starter {
         merged
     }
 
-    fn start<K: WatchedKind>(&mut self, narrow: Option<Narrow>) {
+    fn start<K: WatchedKind>(&mut self, narrow: Option<FieldSelector>) {
         let (connection, updates) = (Arc::clone(&self.connection), self.updates.clone());
         let member = self.outage.member();
         let follower = Follower::<K>::new(connection, member, updates, self.kinds.len(), narrow);
@@ -230,12 +233,12 @@ impl Starter {
 }
 
 /// Returns the selector of a node's pods.
-fn pods_of(node: &str) -> Narrow {
+fn pods_of(node: &str) -> FieldSelector {
     let finished = Pod::FIELDS.unwrap_or_default();
     let fields = format!("spec.nodeName={node},{finished}");
     // This selector is never widened.
     let (_, widened) = watch_channel::channel(false);
-    Narrow { fields, is_indexed: true, widened }
+    FieldSelector { fields, is_indexed: true, widened }
 }
 
 #[cfg(test)]

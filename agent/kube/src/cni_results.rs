@@ -14,7 +14,7 @@ pub mod static_pods;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use netpold_core::model::{Change, Key, Pod, SecondInterface};
+use netpold_core::model::{Change, Key, Pod, SecondaryInterface};
 
 use cache::CniResult;
 
@@ -31,14 +31,14 @@ pub struct CniAddresses {
     /// Addresses from results, for pods that lack them in the status.
     given: BTreeMap<Key, Vec<IpAddr>>,
     /// Further interfaces with proven addresses, in place of the annotation's.
-    proven: BTreeMap<Key, Vec<SecondInterface>>,
+    proven: BTreeMap<Key, Vec<SecondaryInterface>>,
 }
 
 /// Values that replace the ones of the objects.
 #[derive(Debug)]
 struct ReplacedValues {
     addresses: BTreeMap<Key, Vec<IpAddr>>,
-    second: BTreeMap<Key, Vec<SecondInterface>>,
+    secondary: BTreeMap<Key, Vec<SecondaryInterface>>,
 }
 
 impl CniAddresses {
@@ -85,7 +85,7 @@ impl CniAddresses {
                 self.pods.remove(key);
             }
         }
-        let before = self.give();
+        let before = self.recompute();
         for change in changes.iter_mut() {
             if let Change::Pod(pod) = change
                 && let Some(addresses) = self.given.get(&pod.key)
@@ -95,7 +95,7 @@ impl CniAddresses {
             if let Change::Pod(pod) = change
                 && let Some(second) = self.proven.get(&pod.key)
             {
-                pod.second.clone_from(second);
+                pod.secondary.clone_from(second);
             }
         }
         changes
@@ -103,32 +103,32 @@ impl CniAddresses {
     }
 
     /// Replaces all results; returns the pods that change as a result.
-    pub fn results_are(&mut self, results: Vec<CniResult>) -> Vec<Change> {
+    pub fn set_results(&mut self, results: Vec<CniResult>) -> Vec<Change> {
         self.results = results;
-        let before = self.give();
+        let before = self.recompute();
         self.changed(&before).map(Change::Pod).collect()
     }
 
     /// Recomputes all replacements; returns the previous ones.
-    fn give(&mut self) -> ReplacedValues {
+    fn recompute(&mut self) -> ReplacedValues {
         let second = self.prove();
-        ReplacedValues { addresses: self.give_addresses(), second }
+        ReplacedValues { addresses: self.give_addresses(), secondary: second }
     }
 
     /// Recomputes the proven addresses on further networks; returns the previous ones.
-    fn prove(&mut self) -> BTreeMap<Key, Vec<SecondInterface>> {
-        let claiming = self.pods.values().filter(|pod| !pod.second.is_empty());
+    fn prove(&mut self) -> BTreeMap<Key, Vec<SecondaryInterface>> {
+        let claiming = self.pods.values().filter(|pod| !pod.secondary.is_empty());
         let proven = claiming.filter_map(|pod| {
             let mut results = self.results.iter().filter(|result| result.is_of(pod)).peekable();
             results.peek()?;
             let further = results.filter(|result| result.further);
             let answered: BTreeSet<IpAddr> =
                 further.flat_map(|result| result.addresses.iter().copied()).collect();
-            let mut second = pod.second.clone();
+            let mut second = pod.secondary.clone();
             for interface in &mut second {
                 interface.addresses.retain(|address| answered.contains(address));
             }
-            (second != pod.second).then(|| (pod.key.clone(), second))
+            (second != pod.secondary).then(|| (pod.key.clone(), second))
         });
         let proven = proven.collect();
         std::mem::replace(&mut self.proven, proven)
@@ -169,12 +169,12 @@ impl CniAddresses {
     fn changed<'a>(&'a self, before: &'a ReplacedValues) -> impl Iterator<Item = Pod> + 'a {
         let differs = |pod: &&Pod| {
             before.addresses.get(&pod.key) != self.given.get(&pod.key)
-                || before.second.get(&pod.key) != self.proven.get(&pod.key)
+                || before.secondary.get(&pod.key) != self.proven.get(&pod.key)
         };
         self.pods.values().filter(differs).map(|pod| {
             let addresses = self.given.get(&pod.key).unwrap_or(&pod.addresses).clone();
-            let second = self.proven.get(&pod.key).unwrap_or(&pod.second).clone();
-            Pod { addresses, second, ..pod.clone() }
+            let second = self.proven.get(&pod.key).unwrap_or(&pod.secondary).clone();
+            Pod { addresses, secondary: second, ..pod.clone() }
         })
     }
 }

@@ -20,7 +20,7 @@ pub fn decode<'n, T: de::Deserialize<'n>>(node: &'n DocumentNode) -> Result<T, R
 /// # Errors
 /// The first value of the wrong type, by its path.
 pub(super) fn typed<'n, T: de::Deserialize<'n>>(node: &'n DocumentNode) -> Result<T, Mismatch> {
-    T::deserialize(Typed { node, is_struct: false })
+    T::deserialize(TypedNode { node, is_struct: false })
 }
 
 /// A decoding error that collects its path on the way out.
@@ -86,12 +86,12 @@ impl de::Error for Mismatch {
 
 /// A node being decoded. A null field of a struct counts as absent, and a null value of a map (such as labels) or an item of
 /// a list as the type's zero value: the API server decodes both in this way.
-struct Typed<'n> {
+struct TypedNode<'n> {
     node: &'n DocumentNode,
     is_struct: bool,
 }
 
-impl<'de> Deserializer<'de> for Typed<'de> {
+impl<'de> Deserializer<'de> for TypedNode<'de> {
     type Error = Mismatch;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mismatch> {
@@ -181,7 +181,7 @@ impl<'n> de::SeqAccess<'n> for Items<'n> {
         let Some(node) = self.items.next() else { return Ok(None) };
         let step = format_args!("[{}]", self.index).to_string();
         self.index += 1;
-        seed.deserialize(Typed { node, is_struct: false })
+        seed.deserialize(TypedNode { node, is_struct: false })
             .map(Some)
             .map_err(|e| e.within(&step, node.line))
     }
@@ -212,7 +212,7 @@ impl<'n> de::MapAccess<'n> for Entries<'n> {
             .value
             .take()
             .ok_or_else(|| <Mismatch as de::Error>::custom("a value without a key"))?;
-        seed.deserialize(Typed { node: &entry.node, is_struct: false })
+        seed.deserialize(TypedNode { node: &entry.node, is_struct: false })
             .map_err(|e| e.within(&entry.key, entry.node.line))
     }
 }

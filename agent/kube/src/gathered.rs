@@ -7,9 +7,9 @@ use netpold_core::model::Change;
 
 /// Changes, at most one per object: the last.
 #[derive(Debug, Default)]
-pub(crate) struct Gathered(pub(crate) BTreeMap<ObjectKey, Change>);
+pub(crate) struct GatheredChanges(pub(crate) BTreeMap<ObjectKey, Change>);
 
-impl Gathered {
+impl GatheredChanges {
     pub(crate) fn add(&mut self, changes: impl IntoIterator<Item = Change>) {
         self.0.extend(changes.into_iter().map(|change| (ObjectKey::of(&change), change)));
     }
@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn of_several_changes_of_an_object_the_last_counts() {
-        let mut gathered = Gathered::default();
+        let mut gathered = GatheredChanges::default();
         let gone = |name: &str| Change::PodGone(Key::new("x", name));
         let pod = Change::NamespaceGone("x".into());
         gathered.add(vec![gone("b"), gone("a"), pod.clone()]);

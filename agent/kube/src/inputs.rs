@@ -9,7 +9,7 @@ use netpold_core::model::Change;
 use tokio::sync::watch;
 
 use crate::cni_results::CniAddresses;
-use crate::restored::Restored;
+use crate::restored::RestoredObjects;
 use crate::state;
 use crate::{Batch, ObjectStream};
 
@@ -24,7 +24,7 @@ pub struct Inputs {
     results: watch::Receiver<Vec<CniResult>>,
     pods: CniAddresses,
     /// Objects of the last good state that the source has not mentioned yet.
-    restored: Restored,
+    restored: RestoredObjects,
     /// Whether an earlier agent's state is in force.
     inherited: bool,
     /// Whether the source has reported no object so far.
@@ -59,7 +59,7 @@ impl Inputs {
             source,
             results,
             pods: CniAddresses::new(node),
-            restored: Restored::default(),
+            restored: RestoredObjects::default(),
             inherited,
             nothing_given: true,
             all_said: false,
@@ -72,8 +72,8 @@ impl Inputs {
     pub fn first(&mut self, state: &Path, node: &str) -> Input {
         let mut changes = Vec::new();
         if !self.inherited {
-            changes = kept(state, node, "starting without it");
-            self.restored = Restored::new(&changes, !self.source.partial);
+            changes = last_good_objects(state, node, "starting without it");
+            self.restored = RestoredObjects::new(&changes, !self.source.partial);
             if self.restored.is_in_force() {
                 tracing::info!(
                     objects = changes.len(),
@@ -92,7 +92,7 @@ impl Inputs {
     /// Waits for the next input; `None` once the source has ended. Cancel safe: no input is lost.
     pub async fn next(&mut self) -> Option<Input> {
         tokio::select! {
-            batch = self.source.batches.recv() => batch.map(|batch| self.take(batch)),
+            batch = self.source.batches.recv() => batch.map(|batch| self.apply_batch(batch)),
             Ok(()) = self.results.changed() => Some(self.take_results()),
         }
     }
@@ -103,10 +103,10 @@ impl Inputs {
             return Some(self.take_results());
         }
         let batch = self.source.batches.try_recv().ok()?;
-        Some(self.take(batch))
+        Some(self.apply_batch(batch))
     }
 
-    fn take(&mut self, mut batch: Batch) -> Input {
+    fn apply_batch(&mut self, mut batch: Batch) -> Input {
         self.restored.complete(&mut batch);
         self.pods.complete(&mut batch.changes);
         // A file that was never readable keeps the source from being in sync. If an earlier agent's state is enforced,
@@ -122,7 +122,7 @@ impl Inputs {
 
     fn take_results(&mut self) -> Input {
         let results = self.results.borrow_and_update().clone();
-        let changes = self.pods.results_are(results.clone());
+        let changes = self.pods.set_results(results.clone());
         Input { changes, results: Some(results), at: Instant::now() }
     }
 
@@ -153,7 +153,7 @@ impl Inputs {
 
 /// Reads the objects of the last good state; if that fails, logs the error with the `outcome` and returns none.
 #[must_use]
-pub fn kept(state: &Path, node: &str, outcome: &str) -> Vec<Change> {
+pub fn last_good_objects(state: &Path, node: &str, outcome: &str) -> Vec<Change> {
     let objects = state::read(state, node).unwrap_or_else(|error| {
         tracing::warn!("{error}; {outcome}");
         None

@@ -119,7 +119,7 @@ pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourcePro
     if let Some(error) = content.unread.first() {
         return Err(error.clone());
     }
-    content.settle(name, None, false);
+    content.replace_undecoded(name, None, false);
     let problems = content.problems(name).collect();
     let objects = content.objects.into_values().filter_map(|object| object.change.unpacked());
     Ok((objects.collect(), problems))
@@ -129,7 +129,7 @@ pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourcePro
 #[must_use]
 pub fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Review {
     let mut content = content::read(name, bytes, namespace);
-    content.settle(name, None, false);
+    content.replace_undecoded(name, None, false);
     let problems = content.problems(name).collect();
     let unread = content.unread_documents(name).collect();
     let objects = content.objects.into_values().chain(content.templates.into_values());
@@ -236,7 +236,7 @@ impl DirectoryFollower {
             let at = self.wait(wait);
             self.watched.renew();
             let began = Instant::now();
-            let Some(unsettled) = self.look(at) else { return };
+            let Some(unsettled) = self.scan_and_send(at) else { return };
             let quiet = (began.elapsed() * RESCAN_SHARE).clamp(RESCAN, RESCAN_MAX);
             wait = if unsettled { SOON } else { quiet };
         }
@@ -253,8 +253,8 @@ impl DirectoryFollower {
             };
             let now = Instant::now();
             let calls = event.map_or(true, |event| {
-                self.watched.note(&event);
-                self.state.scanner.note(&event, now)
+                self.watched.handle_event(&event);
+                self.state.scanner.record_event(&event, now)
             });
             if calls && first.is_none() {
                 first = Some(now);
@@ -264,7 +264,7 @@ impl DirectoryFollower {
     }
 
     /// Scans, and sends the changes. Returns whether a file is unsettled; `None` if the receiver is closed.
-    fn look(&mut self, at: Instant) -> Option<bool> {
+    fn scan_and_send(&mut self, at: Instant) -> Option<bool> {
         let outcome = match self.state.scan() {
             Ok(outcome) => outcome,
             Err(error) => {

@@ -6,29 +6,29 @@ use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
 use crate::Batch;
-use crate::gathered::Gathered;
+use crate::gathered::GatheredChanges;
 
 /// Longest time for which the source's changes wait: a kind that the server refuses must not stop all others.
 const HOLD: Duration = Duration::from_mins(2);
 
 /// Objects of the last good state that the source has not mentioned yet.
 #[derive(Debug, Default)]
-pub struct Restored {
+pub struct RestoredObjects {
     gone: Vec<Change>,
     /// Whether the source's changes wait until it is in sync: its policies and labels must not be mixed with former ones.
     holds: bool,
-    held: Gathered,
+    held: GatheredChanges,
     /// Time of the first change that waits.
     since: Option<Instant>,
     /// Whether the source has reported an object.
     something_given: bool,
 }
 
-impl Restored {
+impl RestoredObjects {
     /// Starts with all objects unmentioned. `holds`: the source will be in sync, so its changes wait until it is.
     #[must_use]
     pub fn new(objects: &[Change], holds: bool) -> Self {
-        Self { gone: objects.iter().map(Change::gone).collect(), holds, ..Self::default() }
+        Self { gone: objects.iter().map(Change::removal).collect(), holds, ..Self::default() }
     }
 
     /// Returns whether the state still is in force, at least in part.
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_state_is_replaced_as_a_whole() {
         let objects = objects();
-        let mut restored = Restored::new(&objects[1..], true);
+        let mut restored = RestoredObjects::new(&objects[1..], true);
         for part in &objects[..2] {
             let mut part = batch(std::slice::from_ref(part), false);
             restored.complete(&mut part);
@@ -90,7 +90,7 @@ mod tests {
         }
         let mut rest = batch(&[], true);
         restored.complete(&mut rest);
-        assert_eq!(rest.changes, [objects[0].clone(), objects[1].clone(), objects[2].gone()]);
+        assert_eq!(rest.changes, [objects[0].clone(), objects[1].clone(), objects[2].removal()]);
         assert!(!restored.is_in_force());
         let mut later = batch(&objects[2..], true);
         restored.complete(&mut later);
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_kind_that_is_never_listed_does_not_stop_the_others() {
         let objects = objects();
-        let mut restored = Restored::new(&objects, true);
+        let mut restored = RestoredObjects::new(&objects, true);
         let mut first = batch(&objects[..1], false);
         let at = first.at;
         restored.complete(&mut first);
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn what_a_source_does_not_name_goes_once_it_is_in_sync() {
         let objects = objects();
-        let mut restored = Restored::new(&objects, false);
+        let mut restored = RestoredObjects::new(&objects, false);
         let mut nothing = batch(&[], true);
         restored.complete(&mut nothing);
         assert!(
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(part.changes, objects[..1], "it is not in sync yet");
         let mut rest = batch(&objects[1..2], true);
         restored.complete(&mut rest);
-        assert_eq!(rest.changes, [objects[1].clone(), objects[2].gone()]);
+        assert_eq!(rest.changes, [objects[1].clone(), objects[2].removal()]);
         assert!(!restored.is_in_force());
     }
 }

@@ -75,7 +75,7 @@ struct StateFile<T> {
 
 /// Fields of every format.
 #[derive(Deserialize)]
-struct Head {
+struct StateHeader {
     format: u32,
     node: String,
 }
@@ -105,7 +105,7 @@ pub fn decode(file: impl BufRead, path: &Path, node: &str) -> Result<Vec<Change>
     // Read to the end, where the checksum is.
     unpacked.read_to_end(&mut bytes).map_err(failed)?;
     let damaged = |cause| StateError::Damaged { path: path.to_owned(), cause };
-    let head: Head = serde_json::from_slice(&bytes).map_err(damaged)?;
+    let head: StateHeader = serde_json::from_slice(&bytes).map_err(damaged)?;
     if head.format != FORMAT {
         return Err(StateError::Format { path: path.to_owned(), found: head.format });
     }
@@ -182,7 +182,7 @@ impl SnapshotWriter {
     }
 
     /// Collects the result of a finished write. Returns the current problem.
-    pub async fn settle(&mut self) -> Option<String> {
+    pub async fn collect_result(&mut self) -> Option<String> {
         if self.writing.as_ref().is_some_and(JoinHandle::is_finished)
             && let Some(writing) = self.writing.take()
             && let Ok((took, result)) = writing.await

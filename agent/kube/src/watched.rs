@@ -69,7 +69,7 @@ impl WatchedDirectory {
 
     /// Ends the watch if an event removes or moves the directory, even if another one takes its path (and inode
     /// number).
-    pub(crate) fn note(&mut self, event: &notify::Event) {
+    pub(crate) fn handle_event(&mut self, event: &notify::Event) {
         use notify::event::{EventKind, ModifyKind};
         let away =
             matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));

@@ -21,7 +21,7 @@ use netpold_core::model::Key;
 use netpold_core::probe::{Party, Probe};
 
 pub use self::args::{TestArgs, TestOutput};
-use self::assertion::{Assertion, Selected};
+use self::assertion::{Assertion, SideSelection};
 use self::context::{AssertionContext, of_family};
 use self::outcome::{AssertionOutcome, TOLD, Verified};
 use self::sides::{pairs, sides, template};
@@ -51,8 +51,11 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         offline::refuse_kustomization("test", "--manifests", directory, args.depth)?;
     }
     let files = read::read(&args.file, &own)?;
-    let is_of_cluster = manifests.is_none() && cluster_args.is_meant();
-    if manifests.is_none() && args.cluster.is_meant() && !is_of_cluster && !files.objects.is_empty()
+    let is_of_cluster = manifests.is_none() && cluster_args.is_requested();
+    if manifests.is_none()
+        && args.cluster.is_requested()
+        && !is_of_cluster
+        && !files.objects.is_empty()
     {
         anstream::eprintln!("netpold: no cluster is configured: judged by the objects of -f alone");
     }
@@ -71,7 +74,7 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     }
     let foreign = unenforced::names(&details);
     let of_all = Judge::new(objects, details, &args.pod_cidrs, !is_of_cluster);
-    let of_all = of_all.without(undecoded, unread);
+    let of_all = of_all.with_unread(undecoded, unread);
     let (cluster, explainer, ranges) = (of_all.cluster(), of_all.explainer(), of_all.ranges());
     let world = AssertionContext { cluster, explainer, judge: &of_all, ranges, own, is_of_cluster };
     let mut outcomes: Vec<AssertionOutcome> =
@@ -80,8 +83,8 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         live::block_on(probe::probe(&args.cluster, &world, &mut outcomes))?;
     }
     let names: Vec<String> = args.file.iter().map(|file| file.display().to_string()).collect();
-    let note = unenforced::note(&foreign);
-    let notes = render::Notes { not_enforced: note, unread: files.unread_assertions };
+    let note = unenforced::list_unenforced(&foreign);
+    let notes = render::AnswerNotes { not_enforced: note, unread: files.unread_assertions };
     print(&render::render(&outcomes, &notes, args.output, &names.join(","))?)?;
     let any = |result| outcomes.iter().any(|outcome| outcome.result() == result);
     let is_unknown = !notes.unread.is_empty() || any(Verified::Unknown) || any(Verified::Depends);
@@ -94,7 +97,7 @@ pub fn run(args: &TestArgs) -> Result<u8> {
 
 fn judge(world: &AssertionContext<'_>, assertion: Assertion) -> AssertionOutcome {
     let mut outcome = AssertionOutcome::new(assertion);
-    if let Err(error) = answer(world, &mut outcome) {
+    if let Err(error) = judge_connections(world, &mut outcome) {
         outcome.unknown = Some(error.to_string());
     }
     outcome
@@ -104,12 +107,12 @@ fn judge(world: &AssertionContext<'_>, assertion: Assertion) -> AssertionOutcome
 ///
 /// # Errors
 /// The assertion is about no connection.
-fn answer(world: &AssertionContext<'_>, outcome: &mut AssertionOutcome) -> Result<()> {
+fn judge_connections(world: &AssertionContext<'_>, outcome: &mut AssertionOutcome) -> Result<()> {
     let assertion = outcome.assertion.clone();
     outcome.leave_out(ON_HOST, world.on_hosts(&assertion.from));
     outcome.leave_out(ON_HOST, world.on_hosts(&assertion.to));
-    if let Selected::Name { name, at } = &assertion.to {
-        return by_name::answer(world, outcome, name, &by_name::within(at));
+    if let SideSelection::Name { name, at } = &assertion.to {
+        return by_name::judge_by_name(world, outcome, name, &by_name::within(at));
     }
     if let Some(address) = loopback(&assertion) {
         return Err(anyhow!(
@@ -170,7 +173,7 @@ fn service_hint(probe: &Probe) -> &'static str {
 /// Returns the first loopback address among the sides of an assertion.
 fn loopback(assertion: &Assertion) -> Option<IpAddr> {
     [&assertion.from, &assertion.to].into_iter().find_map(|side| match side {
-        Selected::One(Party::Address(address)) if address.is_loopback() => Some(*address),
-        Selected::One(_) | Selected::Pods { .. } | Selected::Name { .. } => None,
+        SideSelection::One(Party::Address(address)) if address.is_loopback() => Some(*address),
+        SideSelection::One(_) | SideSelection::Pods { .. } | SideSelection::Name { .. } => None,
     })
 }

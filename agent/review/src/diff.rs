@@ -27,7 +27,7 @@ mod render;
 mod render_live;
 mod rules;
 mod runs;
-mod second;
+mod secondary;
 mod services;
 mod sources;
 mod unmatched;
@@ -86,10 +86,10 @@ pub fn run(args: &DiffArgs) -> Result<u8> {
 }
 
 /// Finds the open connections that the change cuts, on this node or in the cluster.
-fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts> {
+fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::ConnectionEffects> {
     let filter = FlowFilter::default();
-    if !args.cluster.is_meant() {
-        let flows = flows::ask(&args.socket, &filter, None)?;
+    if !args.cluster.is_requested() {
+        let flows = flows::request_flows(&args.socket, &filter, None)?;
         return Ok(live::cuts(before, after, &[flows]));
     }
     let all = flows::ask_cluster(&args.cluster, &filter, None)?;

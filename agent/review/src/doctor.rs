@@ -108,7 +108,7 @@ pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> DoctorReport) ->
             let report = examine(offline::stand_in(objects), &details);
             reading::add(report, directory, reviewed)
         }
-        None if args.cluster.is_meant() => {
+        None if args.cluster.is_requested() => {
             examine_cluster(&args.cluster, args.namespace.as_deref())?
         }
         None => node(args),

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use netpold_api::probe::SourceVerdict;
 use netpold_client::live;
 use netpold_client::offline::{self, Reviewed};
-use netpold_client::output::{Output, is_read};
+use netpold_client::output::{Output, is_reader_open};
 use netpold_core::explain::Verdict;
 use netpold_core::printable::printable;
 use netpold_core::probe::{Party, Probe};
@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 pub use self::args::ExplainArgs;
 use self::args::probe;
 use self::nodes::NodeAnswers;
-use self::print::{ALLOWED, CANNOT_TELL, DENIED, print};
+use self::print::{ALLOWED, CANNOT_TELL, DENIED, print_verdict};
 use crate::doctor;
 use crate::judge::{Judge, service_named};
 use crate::unenforced;
@@ -106,12 +106,12 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         offline::add_replicas(&mut objects, [&probe.from, &probe.to]);
     }
     let judge = Judge::new(objects, details, &args.pod_cidrs, manifests.is_some());
-    let judge = judge.without(undecoded, unread);
+    let judge = judge.with_unread(undecoded, unread);
     let asked = ExplainContext { judge, own };
     let (cluster, details) = (asked.judge.cluster(), asked.judge.details());
     let Some(probe) = one else {
         let foreign = remarks::foreign(details, |_| true);
-        let foreign = unenforced::note(&foreign);
+        let foreign = unenforced::list_unenforced(&foreign);
         foreign.iter().for_each(|text| anstream::eprintln!("netpold: {}", printable(text)));
         return args.probes.as_deref().map_or(Ok(CANNOT_TELL), |file| answer_all(&asked, file));
     };
@@ -123,7 +123,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     }
     let foreign = remarks::add(&mut answer, cluster, details);
     let nodes = match args.nodes {
-        true => Some(nodes::ask(&args.cluster, cluster, &probe, &answer)?),
+        true => Some(nodes::request_answers(&args.cluster, cluster, &probe, &answer)?),
         false => None,
     };
     let differs = nodes.as_ref().is_some_and(NodeAnswers::differ);
@@ -138,8 +138,8 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     match args.output {
         Output::Text => {
             nodes.iter().for_each(NodeAnswers::print_differences);
-            print(answer.verdict, &lines);
-            if let Some(text) = unenforced::note(&foreign) {
+            print_verdict(answer.verdict, &lines);
+            if let Some(text) = unenforced::list_unenforced(&foreign) {
                 anstream::println!("{}", printable(&text));
             }
             nodes.iter().for_each(NodeAnswers::print_others);
@@ -153,7 +153,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
                     fields.insert("not_enforced".into(), foreign.into());
                 }
             }
-            is_read(writeln!(io::stdout(), "{json:#}"))?;
+            is_reader_open(writeln!(io::stdout(), "{json:#}"))?;
         }
     }
     if let Some(reason) = &answer.reason {
@@ -175,7 +175,7 @@ pub fn document(judge: &Judge, probe: &Probe) -> Result<Value> {
     let mut answer = judge.explain(probe);
     let foreign = remarks::add(&mut answer, judge.cluster(), judge.details());
     let mut lines = answer.lines();
-    lines.extend(unenforced::note(&foreign));
+    lines.extend(unenforced::list_unenforced(&foreign));
     let mut json = serde_json::to_value(&answer)?;
     if let Some(fields) = json.as_object_mut() {
         give_verdict(fields, answer.verdict, answer.reason.as_deref());
@@ -217,14 +217,14 @@ fn answer_all(asked: &ExplainContext, file: &Path) -> Result<u8> {
         let batch = read_batch(&mut lines)
             .with_context(|| format!("cannot read --probes {}", file.display()))?;
         if batch.is_empty() {
-            is_read(output.flush())?;
+            is_reader_open(output.flush())?;
             return Ok(status);
         }
         for (answer, told) in answer_batch(asked, &batch) {
             if !told {
                 status = CANNOT_TELL;
             }
-            if !is_read(writeln!(output, "{answer}"))? {
+            if !is_reader_open(writeln!(output, "{answer}"))? {
                 return Ok(status);
             }
         }

@@ -125,11 +125,15 @@ impl Judge {
         let copied = if are_needed { objects.clone() } else { Vec::new() };
         let cluster = cluster(objects, &details);
         let ranges = offline::ranges(pod_cidrs, &[&cluster]);
-        Self { is_partial, refused, ..Self::of(cluster, copied, (details, services), ranges) }
+        Self {
+            is_partial,
+            refused,
+            ..Self::from_parts(cluster, copied, (details, services), ranges)
+        }
     }
 
     /// Takes a cluster with its objects, of which no policy is refused.
-    fn of(
+    fn from_parts(
         cluster: Cluster,
         objects: Vec<Change>,
         (details, services): (Details, ServiceBackends),
@@ -156,7 +160,7 @@ impl Judge {
             let objects = all_read_as(self.objects.clone(), self.is_partial, reading);
             let cluster = cluster(objects.clone(), &self.details);
             let known = (self.details.clone(), self.services.clone());
-            Self::of(cluster, objects, known, self.ranges.clone())
+            Self::from_parts(cluster, objects, known, self.ranges.clone())
         };
         let both = || Box::new([RefusedReading::Closed, RefusedReading::Open].map(read_as));
         (!self.refused.is_empty()).then(|| &**self.readings.get_or_init(both))
@@ -165,7 +169,7 @@ impl Judge {
     /// Takes the objects that cannot be decoded, and the documents that cannot be read, too: an answer that may depend on
     /// one of them is "cannot tell".
     #[must_use]
-    pub fn without(self, undecoded: Vec<Undecoded>, unread: Vec<SourceProblem>) -> Self {
+    pub fn with_unread(self, undecoded: Vec<Undecoded>, unread: Vec<SourceProblem>) -> Self {
         Self { undecoded, unread, ..self }
     }
 
@@ -242,7 +246,7 @@ impl Judge {
             }
             None => (answer, depends),
         };
-        match unread::depends(&self.cluster, &self.unread, &answer) {
+        match unread::reason_unknown(&self.cluster, &self.unread, &answer) {
             Some(reason) => {
                 let reason = Some(reason);
                 (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true)
@@ -290,22 +294,22 @@ impl Judge {
         let mut readings = self.readings()?.iter();
         let is_equal = |judge: &Self| judge.judge_readable(&answer.probe).0.verdict == verdict;
         let is_known = verdict == Verdict::Unknown || readings.all(is_equal);
-        (!is_known).then(|| refused::depends(&self.cluster, policy))
+        (!is_known).then(|| refused::reason_unknown(&self.cluster, policy))
     }
 
     /// Describes the first policy that API servers refuse or change, and that may select a pod.
     pub(crate) fn refused_by(&self, pod: &Key) -> Option<String> {
         let pod = self.cluster.pods().get(pod)?;
         let policy = refused::selecting(&self.cluster, &self.refused, pod)?;
-        Some(refused::depends(&self.cluster, policy))
+        Some(refused::reason_unknown(&self.cluster, policy))
     }
 
     /// Answers a probe by the documents that can be read, like [`Self::judge`].
     fn judge_readable(&self, probe: &Probe) -> (Explanation, bool) {
-        if let Some(answer) = loopback::answer(probe) {
+        if let Some(answer) = loopback::explain_loopback(probe) {
             return (answer, false);
         }
-        if let Some(reason) = undecoded::depends(&self.cluster, &self.undecoded, probe) {
+        if let Some(reason) = undecoded::reason_unknown(&self.cluster, &self.undecoded, probe) {
             return (Explanation::unknown(probe, reason), true);
         }
         let (answer, depends) = self.judge_within(&self.cluster, probe);
@@ -346,14 +350,14 @@ impl Judge {
         let by_backends = self.services.explain(cluster, explainer, &self.details, probe);
         let answer = by_backends.unwrap_or_else(|| explainer.explain(probe));
         let answer = local_backends::restricted(cluster, explainer, &self.details, answer);
-        let answer = unanswered::judged(cluster, explainer, &self.details, answer);
+        let answer = unanswered::judge_possible_backends(cluster, explainer, &self.details, answer);
         if answer.unanswered && answer.verdict == Verdict::Unknown {
             return (answer, true);
         }
-        let reason = services::depends(cluster, &answer)
-            .or_else(|| masquerade::depends(cluster, explainer, &self.details, &answer))
-            .or_else(|| host_port::depends(cluster, explainer, &self.details, &answer))
-            .or_else(|| own_node::depends(cluster, &answer));
+        let reason = services::reason_unknown(cluster, &answer)
+            .or_else(|| masquerade::reason_unknown(cluster, explainer, &self.details, &answer))
+            .or_else(|| host_port::reason_unknown(cluster, explainer, &self.details, &answer))
+            .or_else(|| own_node::reason_unknown(cluster, &answer));
         match reason {
             Some(reason) => {
                 let reason = Some(reason);

@@ -17,7 +17,7 @@ pub(crate) fn names(details: &Details) -> BTreeSet<String> {
 }
 
 /// Returns a note on these policies; `None` without any.
-pub(crate) fn note<'p>(
+pub(crate) fn list_unenforced<'p>(
     policies: impl IntoIterator<IntoIter: ExactSizeIterator<Item = &'p String>>,
 ) -> Option<String> {
     let named = first_names(policies.into_iter(), NAMED);

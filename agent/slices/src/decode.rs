@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use netpold_api::peer_slice::PeerSliceSpec;
-use netpold_core::model::{Key, Pod, SecondInterface};
+use netpold_core::model::{Key, Pod, SecondaryInterface};
 
 use crate::encode::{ADDRESSES_SHIFT, HAS_NODE, HOST_NETWORK, TERMINATING};
 use crate::packing::MAX_PODS;
@@ -65,7 +65,7 @@ pub fn decode(spec: &PeerSliceSpec) -> Result<Vec<Pod>, SliceError> {
         if last.replace(claims.pod).is_some_and(|last| last >= claims.pod) {
             return Err(SliceError::Unsorted(number));
         }
-        pod.second.clone_from(&claims.interfaces);
+        pod.secondary.clone_from(&claims.interfaces);
         check_claims(pod, number)?;
     }
     Ok(pods)
@@ -90,7 +90,7 @@ fn check_sizes(spec: &PeerSliceSpec) -> Result<(), SliceError> {
     let ports = spec.ports.iter().flatten().map(|port| port.name.len() + 4);
     let names = spec.namespaces.iter().chain(&spec.nodes).map(String::len);
     let claims = spec.claims.iter().flat_map(|claims| &claims.interfaces);
-    let claims = claims.map(|SecondInterface { name, network, addresses, device }| {
+    let claims = claims.map(|SecondaryInterface { name, network, addresses, device }| {
         name.len() + network.len() + device.len() + 16 * addresses.len()
     });
     let all: usize = labels.chain(ports).chain(names).chain(claims).sum();
@@ -98,7 +98,7 @@ fn check_sizes(spec: &PeerSliceSpec) -> Result<(), SliceError> {
 }
 
 fn check_claims(pod: &Pod, number: usize) -> Result<(), SliceError> {
-    match pod.second_addresses().all(is_possible) {
+    match pod.secondary_addresses().all(is_possible) {
         true => Ok(()),
         false => Err(SliceError::Address(number)),
     }
@@ -146,7 +146,7 @@ impl Reader<'_> {
             created: self.created,
             ports,
             foreign_sources: false,
-            second: Vec::new(),
+            secondary: Vec::new(),
             workload: None,
         })
     }

@@ -32,14 +32,14 @@ pub(crate) const ADDRESSES_SHIFT: u32 = 3;
 /// | number, number, bytes | length of the beginning that the name shares with the name before; length of the rest; the rest |
 /// | 4 bytes each, then 16 bytes each | addresses in ascending order |
 pub fn encode<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> PeerSliceSpec {
-    let (mut namespaces, mut labels) = (Distinct::default(), Distinct::default());
-    let (mut ports, mut nodes) = (Distinct::default(), Distinct::default());
+    let (mut namespaces, mut labels) = (DistinctValues::default(), DistinctValues::default());
+    let (mut ports, mut nodes) = (DistinctValues::default(), DistinctValues::default());
     let (mut bytes, mut claims) = (Vec::new(), Vec::new());
     let (mut name, mut created) = ("", 0_i64);
     for (number, pod) in (0_u32..).zip(pods) {
         let v6 = pod.addresses.iter().filter(|address| address.is_ipv6()).count();
         let v4 = (pod.addresses.len() - v6) as u64;
-        let has_node = pod.host_network || !pod.second.is_empty();
+        let has_node = pod.host_network || !pod.secondary.is_empty();
         let mut flags = v4 << ADDRESSES_SHIFT;
         let bits = [
             (pod.host_network, HOST_NETWORK),
@@ -67,8 +67,8 @@ pub fn encode<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> PeerSliceSpec {
                 IpAddr::V6(address) => bytes.extend_from_slice(&address.octets()),
             }
         }
-        if !pod.second.is_empty() {
-            claims.push(PeerClaims { pod: number, interfaces: pod.second.clone() });
+        if !pod.secondary.is_empty() {
+            claims.push(PeerClaims { pod: number, interfaces: pod.secondary.clone() });
         }
         (name, created) = (&pod.key.name, pod.created);
     }
@@ -91,18 +91,18 @@ fn shared_length(a: &str, b: &str) -> usize {
 }
 
 /// Distinct values in the order of their first occurrence.
-struct Distinct<T> {
+struct DistinctValues<T> {
     all: Vec<T>,
     index: BTreeMap<T, u64>,
 }
 
-impl<T> Default for Distinct<T> {
+impl<T> Default for DistinctValues<T> {
     fn default() -> Self {
         Self { all: Vec::new(), index: BTreeMap::new() }
     }
 }
 
-impl<T: Clone + Ord> Distinct<T> {
+impl<T: Clone + Ord> DistinctValues<T> {
     fn index(&mut self, value: &T) -> u64 {
         if let Some(index) = self.index.get(value) {
             return *index;

@@ -87,7 +87,7 @@ impl HeldPolicies {
         clippy::wildcard_enum_match_arm,
         reason = "of the many changes, the ones this is about"
     )]
-    pub fn take(&mut self, change: Change, now: Duration) -> Vec<Change> {
+    pub fn apply_change(&mut self, change: Change, now: Duration) -> Vec<Change> {
         match change {
             Change::Policy(policy) => self.set(policy, now).into_iter().collect(),
             Change::PolicyGone(key) => {
@@ -132,7 +132,7 @@ impl HeldPolicies {
     /// removed names for longer than [`REDUCED_AFTER`].
     pub fn set_names(&mut self, names: KnownNames, now: Duration) -> Vec<Change> {
         if names == self.names {
-            return self.look(now);
+            return self.release_due(now);
         }
         self.names = names;
         self.enforce(now, REDUCED_AFTER)
@@ -147,7 +147,7 @@ impl HeldPolicies {
 
     /// Returns the changes that come into force because time has passed. Without a change, only policies with an
     /// earlier state in force are looked at.
-    pub fn look(&mut self, now: Duration) -> Vec<Change> {
+    pub fn release_due(&mut self, now: Duration) -> Vec<Change> {
         let mut comes = Vec::new();
         let (policies, names) = (&mut self.policies, &self.names);
         self.expiring.retain(|key| {
@@ -381,42 +381,43 @@ mod tests {
     #[test]
     fn a_new_policy_isolates_and_a_changed_one_stays_until_the_slices_have_its_names() {
         let mut held = HeldPolicies::default();
-        assert_eq!(held.take(policy("a", "l"), ZERO), [], "nothing is known");
+        assert_eq!(held.apply_change(policy("a", "l"), ZERO), [], "nothing is known");
         assert_eq!(held.set_names(names(&["l"]), ZERO), [policy("a", "l")]);
         assert!(held.problems().next().is_none());
-        assert_eq!(grants(&held.take(policy("new", "m"), ZERO)), Some(0));
-        assert_eq!(held.take(policy("a", "m"), ZERO), []);
+        assert_eq!(grants(&held.apply_change(policy("new", "m"), ZERO)), Some(0));
+        assert_eq!(held.apply_change(policy("a", "m"), ZERO), []);
         assert_eq!(held.problems().count(), 2);
-        assert_eq!(held.take(policy("a", "l"), ZERO), [policy("a", "l")], "back again");
-        assert_eq!(held.take(policy("a", "m"), ZERO), []);
+        assert_eq!(held.apply_change(policy("a", "l"), ZERO), [policy("a", "l")], "back again");
+        assert_eq!(held.apply_change(policy("a", "m"), ZERO), []);
         let all = held.set_names(names(&["l", "m"]), ZERO);
         assert_eq!(all, [policy("a", "m"), policy("new", "m")]);
         let gone = Change::PolicyGone(Key::new("x", "a"));
-        assert_eq!(held.take(gone.clone(), ZERO), [gone]);
+        assert_eq!(held.apply_change(gone.clone(), ZERO), [gone]);
     }
 
     #[test]
     fn an_earlier_version_ends_after_a_time_however_often_the_policy_changes() {
         let mut held = HeldPolicies::default();
         held.set_names(names(&["l"]), ZERO);
-        held.take(policy("a", "l"), ZERO);
+        held.apply_change(policy("a", "l"), ZERO);
         let half = REDUCED_AFTER / 2;
-        assert_eq!(held.take(policy("a", "m"), ZERO), []);
-        assert_eq!(held.take(policy("a", "n"), half), []);
-        assert_eq!(held.look(half), []);
-        assert_eq!(grants(&held.look(REDUCED_AFTER)), Some(0));
-        assert_eq!(held.look(REDUCED_AFTER), [], "once");
+        assert_eq!(held.apply_change(policy("a", "m"), ZERO), []);
+        assert_eq!(held.apply_change(policy("a", "n"), half), []);
+        assert_eq!(held.release_due(half), []);
+        assert_eq!(grants(&held.release_due(REDUCED_AFTER)), Some(0));
+        assert_eq!(held.release_due(REDUCED_AFTER), [], "once");
     }
 
     #[test]
     fn an_incomplete_policy_is_built_again_only_after_a_change() {
         let mut held = HeldPolicies::default();
         held.set_names(names(&["l"]), ZERO);
-        (0..50).for_each(|number| drop(held.take(policy(&format!("p{number}"), "m"), ZERO)));
+        (0..50)
+            .for_each(|number| drop(held.apply_change(policy(&format!("p{number}"), "m"), ZERO)));
         assert_eq!(REDUCTIONS.get(), 50);
-        assert_eq!(held.look(ZERO), []);
+        assert_eq!(held.release_due(ZERO), []);
         assert_eq!(held.set_names(names(&["l"]), ZERO), [], "the same names");
-        assert_eq!(held.look(REDUCED_AFTER), []);
+        assert_eq!(held.release_due(REDUCED_AFTER), []);
         assert_eq!(REDUCTIONS.get(), 50);
         held.set_names(names(&["l", "n"]), REDUCED_AFTER);
         assert_eq!(REDUCTIONS.get(), 100);
@@ -426,9 +427,9 @@ mod tests {
     fn a_policy_is_reduced_when_the_vocabulary_shrinks_below_it() {
         let mut held = HeldPolicies::default();
         held.set_names(names(&["l"]), ZERO);
-        held.take(policy("a", "l"), ZERO);
+        held.apply_change(policy("a", "l"), ZERO);
         assert_eq!(held.set_names(names(&[]), ZERO), [], "slices keep it for longer");
-        assert_eq!(grants(&held.look(REDUCED_AFTER)), Some(0));
+        assert_eq!(grants(&held.release_due(REDUCED_AFTER)), Some(0));
         assert_eq!(grants(&held.set_names(names(&["l"]), REDUCED_AFTER)), Some(1));
         let after_a_list = held.set_other_names(names(&[]), REDUCED_AFTER);
         assert_eq!(grants(&after_a_list), Some(0), "slices may lack it already");
@@ -441,14 +442,14 @@ mod tests {
         let mut held = HeldPolicies::default();
         let known = vocabulary(&["l"]);
         held.set_names(KnownNames::Of(known.clone()), ZERO);
-        held.take(policy("a", "m"), ZERO);
+        held.apply_change(policy("a", "m"), ZERO);
         assert!(held.are_covered_by(&known, ZERO, |_| true), "its name is on its way");
         assert!(!held.are_covered_by(&known, YOUNG, |_| true));
         assert!(held.are_covered_by(&known, YOUNG, |namespace| namespace != "x"));
-        held.take(policy("a", "n"), YOUNG);
+        held.apply_change(policy("a", "n"), YOUNG);
         assert!(held.are_covered_by(&known, YOUNG, |_| true), "a policy that changes often");
         for number in 0..NAMESPACE_NAMES {
-            held.take(policy(&format!("p{number}"), &format!("l{number}")), ZERO);
+            held.apply_change(policy(&format!("p{number}"), &format!("l{number}")), ZERO);
         }
         assert!(held.are_covered_by(&known, YOUNG * 2, |_| true), "too many names");
     }
@@ -462,15 +463,18 @@ mod tests {
         };
         let mut held = HeldPolicies::default();
         held.set_names(names(&["l"]), ZERO);
-        assert_eq!(held.take(cluster("first", "l"), ZERO).len(), 1);
-        assert!(held.take(cluster("deny", "m"), ZERO).is_empty());
-        assert!(held.take(cluster("allow", "l"), ZERO).is_empty(), "its order is after the other");
+        assert_eq!(held.apply_change(cluster("first", "l"), ZERO).len(), 1);
+        assert!(held.apply_change(cluster("deny", "m"), ZERO).is_empty());
+        assert!(
+            held.apply_change(cluster("allow", "l"), ZERO).is_empty(),
+            "its order is after the other"
+        );
         let gone = |name: &str| Change::ClusterPolicyGone(name.into());
-        assert!(held.take(gone("first"), ZERO).is_empty());
+        assert!(held.apply_change(gone("first"), ZERO).is_empty());
         assert_eq!(held.problems().count(), 3);
         assert!(!held.are_covered_by(&vocabulary(&["l"]), ZERO, |_| true));
         let comes = held.set_names(names(&["l", "m"]), ZERO);
         assert_eq!(comes, [cluster("allow", "l"), cluster("deny", "m"), gone("first")]);
-        assert_eq!(held.take(gone("none"), ZERO), []);
+        assert_eq!(held.apply_change(gone("none"), ZERO), []);
     }
 }

@@ -26,6 +26,6 @@ mod vocabulary;
 pub use decode::{SliceError, decode};
 pub use encode::encode;
 pub use held_policies::{HeldPolicies, KnownNames, REDUCED_AFTER};
-pub use packing::{MAX_PODS, Packing, Placed, SliceNumber, slice_name, slice_number};
+pub use packing::{MAX_PODS, Packing, Placement, SliceNumber, slice_name, slice_number};
 pub use view::{PeerOrigin, PeerView};
 pub use vocabulary::{MAX_NAMES, NAMESPACE_NAMES, Vocabulary, VocabularyName};

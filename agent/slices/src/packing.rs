@@ -57,7 +57,7 @@ struct AlikeSlices {
 
 /// Effect of setting a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placed {
+pub enum Placement {
     /// No effect: the pod has this state already.
     Unchanged,
     /// This slice changed.
@@ -72,7 +72,7 @@ pub enum Placed {
     },
 }
 
-impl Placed {
+impl Placement {
     /// Returns the slices that changed.
     pub fn slices(self) -> impl Iterator<Item = SliceNumber> {
         let numbers = match self {
@@ -89,14 +89,14 @@ impl Packing {
     /// in two slices stays in the first, so the one that readers use must come first.
     pub fn take_over(
         found: impl IntoIterator<Item = (SliceNumber, Vec<Pod>)>,
-    ) -> (Self, BTreeSet<SliceNumber>, Vec<Placed>) {
+    ) -> (Self, BTreeSet<SliceNumber>, Vec<Placement>) {
         let (mut packing, mut changed) = (Self::default(), BTreeSet::new());
         for (number, pods) in found {
             for pod in pods {
                 if packing.places.contains_key(&pod.key) {
                     changed.insert(number);
                 } else {
-                    packing.put(number, pod);
+                    packing.put_pod(number, pod);
                 }
             }
             if !packing.slices.contains_key(&number) {
@@ -109,22 +109,22 @@ impl Packing {
     }
 
     /// Sets a pod.
-    pub fn set(&mut self, pod: Pod) -> Placed {
+    pub fn set(&mut self, pod: Pod) -> Placement {
         let key = pod.key.clone();
         let Some(place) = self.places.get(&key).copied() else {
             let number = self.place_for(&pod);
-            self.put(number, pod);
-            return Placed::In(number);
+            self.put_pod(number, pod);
+            return Placement::In(number);
         };
         if self.slices.get(&place).and_then(|slice| slice.get(&key)) == Some(&pod) {
-            return Placed::Unchanged;
+            return Placement::Unchanged;
         }
-        self.put(place, pod);
-        self.move_if_needed(&key).unwrap_or(Placed::In(place))
+        self.put_pod(place, pod);
+        self.move_if_needed(&key).unwrap_or(Placement::In(place))
     }
 
     /// Moves a pod to a new slice if its slice exceeds a limit.
-    fn move_if_needed(&mut self, key: &Key) -> Option<Placed> {
+    fn move_if_needed(&mut self, key: &Key) -> Option<Placement> {
         let from = *self.places.get(key)?;
         let slice = self.slices.get(&from)?;
         let pod = slice.get(key)?;
@@ -135,8 +135,8 @@ impl Packing {
         }
         let (pod, to) = (pod.clone(), self.next());
         self.remove(key);
-        self.put(to, pod);
-        Some(Placed::Moved { from, to })
+        self.put_pod(to, pod);
+        Some(Placement::Moved { from, to })
     }
 
     /// Removes a pod; returns its slice if there was one. A slice is removed together with its last pod.
@@ -209,7 +209,7 @@ impl Packing {
         self.slices.last_key_value().map_or(0, |(last, _)| last.saturating_add(1))
     }
 
-    fn put(&mut self, number: SliceNumber, pod: Pod) {
+    fn put_pod(&mut self, number: SliceNumber, pod: Pod) {
         let slice = self.slices.entry(number).or_default();
         let had_room = self.room.remove(&(slice.len(), number));
         self.places.insert(pod.key.clone(), number);
@@ -259,7 +259,7 @@ fn shares(pod: &Pod) -> bool {
 fn weight(pod: &Pod) -> usize {
     let labels = pod.labels.iter().map(|(key, value)| key.len() + value.len());
     let ports = pod.ports.iter().map(|port| port.name.len() + 4);
-    let claims = pod.second.iter().map(|second| {
+    let claims = pod.secondary.iter().map(|second| {
         let addresses = 16 * second.addresses.len();
         second.name.len() + second.network.len() + second.device.len() + addresses
     });

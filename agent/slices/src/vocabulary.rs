@@ -158,7 +158,7 @@ impl Vocabulary {
         let ports = pod.ports.iter().take(MAX_PORTS);
         let ports = ports.filter(|port| is_peer && self.port_names.contains(&port.name));
         let addresses = pod.addresses.iter().copied().filter(|address| is_possible(*address));
-        let second = pod.second.iter().map(|interface| {
+        let second = pod.secondary.iter().map(|interface| {
             let mut interface = interface.clone();
             interface.addresses.retain(|address| is_possible(*address));
             interface
@@ -177,7 +177,7 @@ impl Vocabulary {
             created: pod.created,
             ports: ports.cloned().collect(),
             foreign_sources: false,
-            second,
+            secondary: second,
             workload: None,
         })
     }

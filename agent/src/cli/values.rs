@@ -41,7 +41,7 @@ impl From<CheckSource> for options::CheckSource {
 
 /// Secondary interfaces of pods under policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SecondInterfaces {
+pub enum SecondaryInterfaces {
     /// All, except those without known addresses in namespaces with the label netpold.io/second-interfaces: open
     Enforce,
     /// Like enforce, and an interface without known addresses sends nothing
@@ -50,12 +50,12 @@ pub enum SecondInterfaces {
     Off,
 }
 
-impl From<SecondInterfaces> for options::SecondInterfaces {
-    fn from(value: SecondInterfaces) -> Self {
+impl From<SecondaryInterfaces> for options::SecondaryInterfaces {
+    fn from(value: SecondaryInterfaces) -> Self {
         match value {
-            SecondInterfaces::Enforce => Self::Enforce,
-            SecondInterfaces::Strict => Self::Strict,
-            SecondInterfaces::Off => Self::Off,
+            SecondaryInterfaces::Enforce => Self::Enforce,
+            SecondaryInterfaces::Strict => Self::Strict,
+            SecondaryInterfaces::Off => Self::Off,
         }
     }
 }

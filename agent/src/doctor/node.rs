@@ -7,7 +7,7 @@ use std::path::Path;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkMessage;
 use netpold_api::status::{AgentStatus, STATUS_REQUEST};
-use netpold_client::socket::answer;
+use netpold_client::socket::request;
 use netpold_dataplane::attach::AttachMode;
 use netpold_dataplane::bpffs::is_bpffs;
 use netpold_dataplane::netlink::link::{IFLA_IFNAME, IFLA_LINKINFO, LINK_HEADER, link_kind, text};
@@ -104,7 +104,7 @@ pub(crate) fn examine(args: &DoctorArgs) -> DoctorReport {
     if !is_bpffs(bpffs.ancestors().find(|path| path.exists()).unwrap_or(bpffs)) {
         found.add(&NO_BPFFS, bpffs.display().to_string());
     }
-    match answer::<AgentStatus>(socket, STATUS_REQUEST, &()) {
+    match request::<AgentStatus>(socket, STATUS_REQUEST, &()) {
         Ok(status) => agent(&status, &mut found),
         Err(error) => found.add(&NO_AGENT, format!("{error:#}")),
     }

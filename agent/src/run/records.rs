@@ -49,7 +49,7 @@ impl RecordWriters {
 
     /// Writes the last good state if due, unless the enforced state is the last good one (`restored`).
     pub(super) async fn write_state(&mut self, engine: &Mutex<Engine>, restored: bool) {
-        let problem = self.state.settle().await;
+        let problem = self.state.collect_result().await;
         if restored {
             return;
         }

@@ -38,7 +38,7 @@ impl Reports {
     /// Records Events for policies that cannot be enforced, for problems of the node, and for denials.
     pub(super) fn record_events(&self, engine: &Engine, denied: BTreeMap<u32, Vec<DropLogLine>>) {
         if let Some(event_recorder) = self.event_recorder.get() {
-            event_recorder.tell(unsupported_policies(engine.compiler()));
+            event_recorder.set_unsupported(unsupported_policies(engine.compiler()));
             event_recorder.tell_of_node(to_tell_of_node(engine));
             event_recorder.tell_of_denials(denials(engine, denied));
         }
@@ -59,7 +59,7 @@ impl Reports {
             let in_sync = source.borrow().in_sync;
             let engine = lock(&engine);
             let held_since = Instant::now();
-            let (enforcement, problems) = (EnforcementState::of(&engine), hindrances(&engine));
+            let (enforcement, problems) = (EnforcementState::collect(&engine), hindrances(&engine));
             (AgentState { enforcement, problems, in_sync }, held_since.elapsed())
         };
         let wake = Arc::clone(&self.wake);

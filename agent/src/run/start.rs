@@ -16,7 +16,7 @@ use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
 use netpold_ebpf::layout::Endpoint;
 use netpold_engine::Engine;
-use netpold_kube::inputs::kept;
+use netpold_kube::inputs::last_good_objects;
 
 use crate::config::RunConfig;
 
@@ -71,7 +71,8 @@ pub(super) fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32
 
 /// Returns this node's pods in the last good state, in case the source no longer has them.
 pub(super) fn remembered(config: &RunConfig) -> Vec<Pod> {
-    let objects = kept(&config.files.state, &config.node, "pods deleted since are unknown");
+    let objects =
+        last_good_objects(&config.files.state, &config.node, "pods deleted since are unknown");
     let pods = objects
         .into_iter()
         .filter_map(|object| if let Change::Pod(pod) = object { Some(pod) } else { None });

@@ -149,8 +149,8 @@ impl GeneratedCluster {
     /// The changes that lead from this cluster to another one.
     #[must_use]
     pub fn changes_to(&self, next: &Self) -> Vec<Change> {
-        let gone = self.objects.iter().map(Change::gone);
-        let gone = gone.filter(|gone| !next.objects.iter().any(|object| object.gone() == *gone));
+        let gone = self.objects.iter().map(Change::removal);
+        let gone = gone.filter(|gone| !next.objects.iter().any(|object| object.removal() == *gone));
         let new = next.objects.iter().filter(|object| !self.objects.contains(object));
         gone.chain(new.cloned()).collect()
     }

@@ -11,7 +11,7 @@ use netpold_core::model::{Direction, Key, Pod};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::endpoint::Rows;
-use netpold_ebpf::judge::reject::is_wanted;
+use netpold_ebpf::judge::reject::is_requested;
 use netpold_ebpf::layout::{CLASS_TRANSLATED, Endpoint, ROW_NOT_ISOLATED};
 
 use crate::coverage::Coverage;
@@ -161,8 +161,8 @@ impl Subject {
     fn is_answered_rightly(&self, packet: &OpeningPacket, pod: &Pod, ifindex: u32) -> bool {
         let flags = self.world.tables.endpoint(ifindex).map_or(0, |endpoint| endpoint.flags);
         let found = match packet.direction {
-            Direction::Ingress => is_wanted::<Ingress>(flags),
-            Direction::Egress => is_wanted::<Egress>(flags),
+            Direction::Ingress => is_requested::<Ingress>(flags),
+            Direction::Egress => is_requested::<Egress>(flags),
         };
         found == self.oracle.rejects(pod, packet.direction)
     }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::judge::hook::PacketHook;
-use netpold_ebpf::judge::reject::is_wanted;
+use netpold_ebpf::judge::reject::is_requested;
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
 use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_SYN, UDP};
@@ -209,8 +209,8 @@ impl Path<'_> {
         // XDP leaves packets that get an answer to the hook.
         let flags = self.tables.endpoint(self.begun.ifindex).map_or(0, |endpoint| endpoint.flags);
         let answered = match direction {
-            Direction::Ingress => is_wanted::<Ingress>(flags),
-            Direction::Egress => is_wanted::<Egress>(flags),
+            Direction::Ingress => is_requested::<Ingress>(flags),
+            Direction::Egress => is_requested::<Egress>(flags),
         };
         let policy = (hook == Reason::Policy && !answered).then_some(hook);
         let opening = packet == FlowPacket::Opening && matches!(protocol, TCP | SCTP);

@@ -113,7 +113,7 @@ pub struct MemoryTables {
     /// Classes of single IPv6 addresses.
     pub hosts6: BTreeMap<Ipv6Addr, ClassId>,
     /// Classes of IPv6 prefixes.
-    cidrs6: PrefixMap<Ipv6Net, ClassId>,
+    blocks6: PrefixMap<Ipv6Net, ClassId>,
     /// The rows.
     pub rows: Elements<Row>,
     /// The row blocks.
@@ -142,7 +142,7 @@ impl MemoryTables {
             trie_root: vec![0; 65_536],
             trie_blocks: Elements::new("trie block"),
             hosts6: BTreeMap::new(),
-            cidrs6: PrefixMap::new(),
+            blocks6: PrefixMap::new(),
             rows: Elements::new("row"),
             row_blocks: Elements::new("row block"),
             bitmaps: Elements::new("bitmap"),
@@ -164,14 +164,14 @@ impl MemoryTables {
     }
 
     /// Sets the class of an IPv6 prefix.
-    pub fn set_cidr6(&mut self, net: Ipv6Net, class: ClassId) {
-        self.cidrs6.insert(net, class);
+    pub fn set_block6(&mut self, net: Ipv6Net, class: ClassId) {
+        self.blocks6.insert(net, class);
     }
 
     /// The classes of IPv6 prefixes.
     #[must_use]
-    pub fn cidrs6(&self) -> Vec<(Ipv6Net, ClassId)> {
-        self.cidrs6.iter().map(|(net, class)| (net, *class)).collect()
+    pub fn blocks6(&self) -> Vec<(Ipv6Net, ClassId)> {
+        self.blocks6.iter().map(|(net, class)| (net, *class)).collect()
     }
 
     /// The endpoint of an interface, with the lookup of the kernel program.
@@ -261,30 +261,30 @@ impl TableWriter for MemoryTables {
         match op {
             Op::Bitmap(id, bitmap) => self.bitmaps.fill(*id, bitmap.clone()),
             Op::RowBlock(id, block) => self.row_blocks.fill(*id, block.clone()),
-            Op::RowBlockWord(id, column, set) => {
+            Op::RowBlockWord { block: id, column, ports: set } => {
                 self.row_blocks.get_mut(*id)?[usize::from(*column)] = *set;
             }
             Op::Row(id, row) => self.rows.fill(*id, row.clone()),
-            Op::RowFirst(id, class, set) => {
+            Op::RowFirst { row: id, class, ports: set } => {
                 self.rows.get_mut(*id)?.first[usize::from(*class)] = *set;
             }
-            Op::RowWord(id, index, block) => {
+            Op::RowWord { row: id, index, block } => {
                 self.rows.get_mut(*id)?.blocks[usize::from(*index)] = *block;
             }
             Op::TrieBlock(id, block) => self.trie_blocks.fill(*id, block.clone()),
-            Op::TrieWord(id, index, value) => {
+            Op::TrieWord { block: id, index, word: value } => {
                 self.trie_blocks.get_mut(*id)?[usize::from(*index)] = *value;
             }
-            Op::TrieRootWord(index, value) => self.trie_root[usize::from(*index)] = *value,
+            Op::TrieRootWord { index, word: value } => self.trie_root[usize::from(*index)] = *value,
             Op::Host6(address, class) => drop(self.hosts6.insert(*address, *class)),
             Op::Host6Gone(address) => drop(self.hosts6.remove(address)),
-            Op::Cidr6(prefix, class) => drop(self.cidrs6.insert(*prefix, *class)),
-            Op::Cidr6Gone(prefix) => drop(self.cidrs6.remove(prefix)),
+            Op::Block6(prefix, class) => drop(self.blocks6.insert(*prefix, *class)),
+            Op::Block6Gone(prefix) => drop(self.blocks6.remove(prefix)),
             Op::Endpoint(slot, endpoint) => self.fill_slot(*slot, **endpoint)?,
-            Op::EndpointRows(slot, rows) => self.slot_mut(*slot)?.rows = *rows,
+            Op::EndpointRows { slot, rows } => self.slot_mut(*slot)?.rows = *rows,
             Op::EndpointAddrs(slot, endpoint) => *self.slot_mut(*slot)? = **endpoint,
             Op::EndpointGone(slot) => drop(self.endpoints.remove(slot)),
-            Op::Name(list, name, groups) => {
+            Op::Name { list, name, groups } => {
                 self.names.insert((*list, (**name).clone()), *groups);
             }
             Op::NameGone(list, name) => {
@@ -316,8 +316,8 @@ impl PolicyTables for MemoryTables {
         self.hosts6.get(&Ipv6Addr::from(*address)).copied()
     }
 
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        let (_, class) = self.cidrs6.get_lpm(&Ipv6Addr::from(*address).into())?;
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        let (_, class) = self.blocks6.get_lpm(&Ipv6Addr::from(*address).into())?;
         Some(*class)
     }
 

@@ -7,15 +7,15 @@ use std::sync::atomic::Ordering;
 use netpold_core::model::Direction;
 use netpold_ebpf::direction::{self, Egress, Ingress};
 use netpold_ebpf::endpoint::EndpointRef;
-use netpold_ebpf::judge::evaluator::{PacketEvaluator, Under, Visitor};
+use netpold_ebpf::judge::evaluator::{JudgingRows, PacketEvaluator, Visitor};
 use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::judge::proof::UNKNOWN_INTERFACE;
 use netpold_ebpf::layout::{DoubtPlace, NAME_GROUPS, NAME_MATCHES, NameKey, resolves};
 use netpold_ebpf::names::choice;
-use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, datagram};
+use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, parse_datagram};
 use netpold_ebpf::names::ignored::IgnoredAnswer;
 use netpold_ebpf::names::name::{self, Points};
-use netpold_ebpf::names::segment::segment;
+use netpold_ebpf::names::segment::parse_segment;
 use netpold_ebpf::names::steps::{self, Steps};
 use netpold_ebpf::names::tables::{NameTable, NameTables};
 use netpold_ebpf::names::work::Work;
@@ -93,7 +93,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NameTables for NodeTa
     }
 
     fn read_name(&self, work: Work, at: u32) -> u32 {
-        name::read(self, work, at)
+        name::read_name(self, work, at)
     }
 
     fn read_some(&self, work: Work) -> u32 {
@@ -141,29 +141,29 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
         let Some(endpoint) = find_endpoint(self, hook.ifindex) else {
             return (Reason::NotEndpoint, true);
         };
-        let under = Under::of(self, endpoint);
-        let verdict = match PacketEvaluator::<D, _>::under(self, endpoint, hook, under) {
-            Ok(judge) => judge.read(&frame, &ByNames { tables: self, hook, under }),
+        let judging = JudgingRows::in_force(self, endpoint);
+        let verdict = match PacketEvaluator::<D, _>::by_rows(self, endpoint, hook, judging) {
+            Ok(judge) => judge.parse(&frame, &ByNames { tables: self, hook, judging }),
             Err(verdict) => verdict,
         };
         let reason = verdict.reason();
         let passes = verdict.passes();
-        if !under.rows.has_names() {
+        if !judging.rows.has_names() {
             return (reason, passes);
         }
         let is_of_node = !D::EGRESS && [0, UNKNOWN_INTERFACE].contains(&hook.ingress_ifindex);
         if (!passes || is_of_node)
-            && datagram::<D, _>(&frame).is_none()
+            && parse_datagram::<D, _>(&frame).is_none()
             && let Some(work) = self.work()
         {
-            steps::unread::<D, _>(&HostSteps { tables: self, work, endpoint, frame });
+            steps::end_unread::<D, _>(&HostSteps { tables: self, work, endpoint, frame });
             return (reason, passes);
         }
-        (reason, passes && self.listen::<D>(hook.ifindex, frame, reason))
+        (reason, passes && self.read_names::<D>(hook.ifindex, frame, reason))
     }
 
     /// Reads a DNS message, or a segment with DNS messages, as the programs do; returns whether the packet passes.
-    fn listen<D: direction::PodDirection>(
+    fn read_names<D: direction::PodDirection>(
         &self,
         ifindex: u32,
         frame: &[u8],
@@ -172,18 +172,19 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
         let Some((work, endpoint)) = self.work().zip(find_endpoint(self, ifindex)) else {
             return true;
         };
-        let Some(Datagram { offset, length, resolver, port, flaw }) = datagram::<D, _>(&frame)
+        let Some(Datagram { offset, length, resolver, port, flaw }) =
+            parse_datagram::<D, _>(&frame)
         else {
             let steps = HostSteps { tables: self, work, endpoint, frame };
             if D::EGRESS {
-                return steps::asks(&steps, steps::may_be_translated(reason as u32));
+                return steps::read_questions(&steps, steps::may_be_translated(reason as u32));
             }
-            return steps::answers(&steps);
+            return steps::read_answers(&steps);
         };
         if let Some(flaw) = flaw {
             if !D::EGRESS {
                 work.begin(length, resolver, endpoint.id(), port);
-                conversation::refuse(self, work, flaw);
+                conversation::count_flaw(self, work, flaw);
             }
             return true;
         }
@@ -195,14 +196,14 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
         }
         work.begin(length, resolver, endpoint.id(), port);
         if D::EGRESS {
-            conversation::ask(self, work);
-        } else if conversation::question(self, work, self.names_of(endpoint.rows().egress())) {
+            conversation::record_question(self, work);
+        } else if conversation::check_answer(self, work, self.names_of(endpoint.rows().egress())) {
             for _ in 0..RECORDS {
-                match conversation::record(self, work) {
+                match conversation::next_record(self, work) {
                     END => break,
                     ADDRESS => {
                         let _ = (0..NAME_MATCHES as u32)
-                            .find(|index| !conversation::learn(self, work, *index));
+                            .find(|index| !conversation::learn_address(self, work, *index));
                     }
                     _ => {}
                 }
@@ -221,61 +222,61 @@ struct HostSteps<'a, N> {
 }
 
 impl<N: NameTables> Steps for HostSteps<'_, N> {
-    fn segment<D: direction::PodDirection>(&self) -> bool {
-        segment::<D, _>(&self.frame, self.work, self.endpoint)
+    fn parse_segment<D: direction::PodDirection>(&self) -> bool {
+        parse_segment::<D, _>(&self.frame, self.work, self.endpoint)
     }
 
-    fn arrive(&self) -> u32 {
-        stream::arrive(self.tables, self.work)
+    fn admit_answers(&self) -> u32 {
+        stream::admit_answers(self.tables, self.work)
     }
 
-    fn end(&self) {
-        stream::end(self.tables, self.work);
+    fn end_reading(&self) {
+        stream::end_reading(self.tables, self.work);
     }
 
     fn is_resolver(&self) -> bool {
         stream::is_resolver(self.tables, self.work)
     }
 
-    fn take(&self) -> u32 {
-        stream::take(&self.frame, self.work)
+    fn next_message(&self) -> u32 {
+        stream::next_message(&self.frame, self.work)
     }
 
-    fn question(&self) -> bool {
+    fn check_answer(&self) -> bool {
         let list = self.tables.names_of(self.endpoint.rows().egress());
-        conversation::question(self.tables, self.work, list)
+        conversation::check_answer(self.tables, self.work, list)
     }
 
-    fn record(&self) -> u32 {
-        conversation::record(self.tables, self.work)
+    fn next_record(&self) -> u32 {
+        conversation::next_record(self.tables, self.work)
     }
 
-    fn learn(&self, index: u32) -> bool {
-        conversation::learn(self.tables, self.work, index)
+    fn learn_address(&self, index: u32) -> bool {
+        conversation::learn_address(self.tables, self.work, index)
     }
 
     fn copy_some(&self, keeps: bool) -> bool {
         stream::copy_some(self.tables, self.work, keeps)
     }
 
-    fn keeps(&self) -> bool {
-        stream::keeps(self.work)
+    fn is_incomplete(&self) -> bool {
+        stream::is_incomplete(self.work)
     }
 
-    fn finish(&self) {
-        stream::finish(self.tables, self.work);
+    fn release(&self) {
+        stream::release(self.tables, self.work);
     }
 
-    fn leave(&self, may_be_translated: bool) -> u32 {
-        stream::leave(self.tables, self.work, may_be_translated)
+    fn admit_questions(&self, may_be_translated: bool) -> u32 {
+        stream::admit_questions(self.tables, self.work, may_be_translated)
     }
 
-    fn take_question(&self) -> u32 {
-        stream::take_question(&self.frame, self.work)
+    fn next_question(&self) -> u32 {
+        stream::next_question(&self.frame, self.work)
     }
 
-    fn ask(&self) {
-        conversation::ask(self.tables, self.work);
+    fn record_question(&self) {
+        conversation::record_question(self.tables, self.work);
     }
 }
 
@@ -283,7 +284,7 @@ impl<N: NameTables> Steps for HostSteps<'_, N> {
 struct ByNames<'a, N> {
     tables: &'a N,
     hook: PacketHook,
-    under: Under,
+    judging: JudgingRows,
 }
 
 impl<N: NameTables> Visitor for ByNames<'_, N> {
@@ -295,7 +296,7 @@ impl<N: NameTables> Visitor for ByNames<'_, N> {
         reading: &ParsedPacket<F>,
     ) -> PacketVerdict {
         let verdict = judge.judge(reading);
-        let Under { revision, rows } = self.under;
+        let JudgingRows { revision, rows } = self.judging;
         if verdict.reason() != Reason::Policy || !rows.has_names() {
             return verdict;
         }
@@ -312,8 +313,8 @@ impl<N: NameTables> Visitor for ByNames<'_, N> {
         let chosen = (0..NAME_GROUPS as u32).filter(|group| groups >> group & 1 != 0);
         let mut verdicts = chosen.filter_map(|group| {
             let rows = rows.with_egress(self.tables.row_of(rows.egress(), group));
-            let under = Under { revision, rows };
-            let judge = PacketEvaluator::<D, _>::under(self.tables, endpoint, self.hook, under);
+            let judging = JudgingRows { revision, rows };
+            let judge = PacketEvaluator::<D, _>::by_rows(self.tables, endpoint, self.hook, judging);
             Some((group, judge.ok()?.judge(reading)))
         });
         let Some((group, found)) = verdicts.find(|(_, it)| it.reason() != Reason::Policy) else {

@@ -16,7 +16,7 @@ use netpold_ebpf::layout::{
     ClassId, ENDPOINT_ADDRS, ENDPOINT_SLOTS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint, FragmentKey,
     FragmentPorts, PortWord, Settings, endpoint_slot,
 };
-use netpold_ebpf::observe::{self, Records, Sight, Unrecorded};
+use netpold_ebpf::observe::{self, RecordResult, Records, Unrecorded};
 use netpold_ebpf::packet::bytes::Bytes;
 use netpold_ebpf::packet::family::{Family as _, V4, V6};
 use netpold_ebpf::reason::Reason;
@@ -104,13 +104,13 @@ impl<P: Borrow<MemoryTables>, F: Borrow<MemoryFlowTables>> NodeTables<P, F> {
     fn record<D: netpold_ebpf::direction::PodDirection>(&self, hook: PacketHook, frame: &[u8]) {
         let Some((slot, endpoint)) = find_slot(self, hook.ifindex) else { return };
         let origin = |flags| observe::with_origin(flags, hook, self.settings());
-        let added = match observe::look::<D, _, _>(&frame, self, endpoint) {
-            Sight::Done | Sight::Deferred => true,
-            Sight::New4(new) => {
+        let added = match observe::find_record::<D, _, _>(&frame, self, endpoint) {
+            RecordResult::Done | RecordResult::Deferred => true,
+            RecordResult::New4(new) => {
                 let new = Unrecorded { flags: origin(new.flags), ..new };
                 observe::add::<V4, _, _>(self, (slot, endpoint), new)
             }
-            Sight::New6(new) => {
+            RecordResult::New6(new) => {
                 let new = Unrecorded { flags: origin(new.flags), ..new };
                 observe::add::<V6, _, _>(self, (slot, endpoint), new)
             }
@@ -164,8 +164,8 @@ impl<P: Borrow<MemoryTables>, F> PolicyTables for NodeTables<P, F> {
         self.policy.borrow().host6(address)
     }
 
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        self.policy.borrow().cidr6(address)
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.policy.borrow().block6(address)
     }
 
     fn row_first(&self, row: u32, class: u8) -> PortWord {

@@ -111,7 +111,7 @@ pub fn pod(namespace: &str, name: &str, pairs: &[(&str, &str)], addresses: &[&st
         created: 0,
         ports: Vec::new(),
         foreign_sources: false,
-        second: Vec::new(),
+        secondary: Vec::new(),
         workload: None,
     }
 }

@@ -79,7 +79,7 @@ pub fn tables(buckets: u32) -> NodeTables {
     for who in [Who::Client, Who::Server, Who::Friend] {
         block[usize::from(who.number())] = class(who);
         let net = Ipv6Net::new_assert(who.v6().into(), 64);
-        tables.policy.set_cidr6(net, class(who));
+        tables.policy.set_block6(net, class(who));
     }
     tables.policy.hosts6.insert(Who::Client.v6().into(), class(Who::Client));
     tables.policy.trie_root[0x0a00] = TRIE_POINTER;

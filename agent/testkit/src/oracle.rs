@@ -165,13 +165,13 @@ impl Oracle {
     /// claimants, the one that is not terminating, then the younger, then the one with the greater key.
     #[must_use]
     pub fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
-        self.first_at(address).or_else(|| self.second_at(address))
+        self.first_at(address).or_else(|| self.secondary_at(address))
     }
 
     /// Returns the owner of an address on a secondary network: the only pod with the address in its annotation (a
     /// terminating pod gives way), unless the address belongs to a node, a Service or a node's pod range. Only private
     /// addresses count.
-    fn second_at(&self, address: IpAddr) -> Option<&Pod> {
+    fn secondary_at(&self, address: IpAddr) -> Option<&Pod> {
         let private = match address {
             IpAddr::V4(v4) => {
                 let [first, second, ..] = v4.octets();
@@ -179,7 +179,7 @@ impl Oracle {
             }
             IpAddr::V6(v6) => v6.octets()[0] & 0xfe == 0xfc,
         };
-        let has = |pod: &&Pod| pod.second_addresses().any(|claimed| claimed == address);
+        let has = |pod: &&Pod| pod.secondary_addresses().any(|claimed| claimed == address);
         let claimants: Vec<&Pod> =
             self.pods.iter().filter(|pod| !pod.host_network && !pod.finished).filter(has).collect();
         let staying: Vec<&Pod> = claimants.iter().copied().filter(|pod| !pod.terminating).collect();

@@ -5,9 +5,11 @@ use netpold_ebpf::direction::{self, Egress, Ingress};
 use netpold_ebpf::host::HostSums;
 use netpold_ebpf::judge::cut;
 use netpold_ebpf::judge::hook::PacketHook;
-use netpold_ebpf::judge::reject::{self, Sender, Source};
+use netpold_ebpf::judge::reject::{self, LocalFamily, SourceProof};
 use netpold_ebpf::packet::family::{V4, V6};
-use netpold_ebpf::packet::rejection::{self, Denied, FRAME, LINK, Letter, Written, quote_at};
+use netpold_ebpf::packet::rejection::{
+    self, Denied, FRAME_OFFSET, LINK_HEADER, RejectionFamily, RejectionFrame, quote_at,
+};
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::tables::{TableFamily, find_endpoint};
 
@@ -70,38 +72,40 @@ pub fn sent_within(
     }
 }
 
-fn of<D: direction::PodDirection, F: Sender + TableFamily>(
+fn of<D: direction::PodDirection, F: LocalFamily + TableFamily>(
     tables: &NodeTables,
     arrival: &PacketArrival,
     frame: &[u8],
     has_left: bool,
 ) -> Sent {
     let endpoint = find_endpoint(tables, arrival.hook.ifindex);
-    let endpoint = endpoint.filter(|endpoint| reject::is_wanted::<D>(endpoint.flags()));
+    let endpoint = endpoint.filter(|endpoint| reject::is_requested::<D>(endpoint.flags()));
     let Some(endpoint) = endpoint else { return Sent::default() };
-    let Some(denied) = reject::read::<D, F, _>(&frame, endpoint) else { return Sent::default() };
+    let Some(denied) = reject::read_denied::<D, F, _>(&frame, endpoint) else {
+        return Sent::default();
+    };
     let PacketArrival { hook, mark, tc_index, routed, .. } = *arrival;
     if !D::EGRESS {
         let source = denied.network.source;
-        match reject::source::<F, _>(tables, hook.ingress_ifindex, (mark, tc_index), source) {
-            Source::Proved => {}
-            Source::Routed if routed => {}
-            Source::Routed | Source::Unproved => return Sent::default(),
+        match reject::source_proof::<F, _>(tables, hook.ingress_ifindex, (mark, tc_index), source) {
+            SourceProof::Proven => {}
+            SourceProof::Routed if routed => {}
+            SourceProof::Routed | SourceProof::Unproven => return Sent::default(),
         }
     }
-    let onward = cut::reset::<D, F, _, _>(&frame, tables, endpoint, &denied, || has_left);
+    let onward = cut::forwarded_reset::<D, F, _, _>(&frame, tables, endpoint, &denied, || has_left);
     let onward = onward.and_then(|reset| composed::<F>(&reset, frame));
     Sent { back: composed::<F>(&denied, frame), onward }
 }
 
 /// The frame of a packet in place of another.
-fn composed<F: Written>(denied: &Denied<F::Address>, frame: &[u8]) -> Option<Vec<u8>> {
-    let mut letter = Letter([0; 576]);
-    let quote = |letter: &mut Letter, quoted: u32| {
-        let end = LINK + quoted as usize;
-        letter.0[quote_at::<F>()..][..quoted as usize].copy_from_slice(&frame[LINK..end]);
+fn composed<F: RejectionFamily>(denied: &Denied<F::Address>, frame: &[u8]) -> Option<Vec<u8>> {
+    let mut letter = RejectionFrame([0; 576]);
+    let quote = |letter: &mut RejectionFrame, quoted: u32| {
+        let end = LINK_HEADER + quoted as usize;
+        letter.0[quote_at::<F>()..][..quoted as usize].copy_from_slice(&frame[LINK_HEADER..end]);
         quoted
     };
     let length = rejection::compose::<F>(&mut letter, denied, quote, &HostSums) as usize;
-    (length > 0).then(|| letter.0[FRAME..FRAME + length].to_vec())
+    (length > 0).then(|| letter.0[FRAME_OFFSET..FRAME_OFFSET + length].to_vec())
 }

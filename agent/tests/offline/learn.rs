@@ -64,7 +64,7 @@ impl World {
             if oracle.judge(pod, direction, remote, protocol.0, port) {
                 let endpoint = pods.iter().position(|key| *key == pod.key).unwrap() as u32;
                 let met = FlowSighting { endpoint, ..met(at as u64 * 1000) };
-                recorder.meet(&cluster, flow(pod, &packet), |_| None, met, &mut 0);
+                recorder.record_flow(&cluster, flow(pod, &packet), |_| None, met, &mut 0);
                 passed.push(packet);
             }
         }
@@ -87,10 +87,10 @@ impl World {
     /// Returns whether a flow between a workload and an address was observed, or is stated as allowed in addition.
     fn stated(&self, learned: &Learned, flow: PodFlow<'_>) -> bool {
         let PodFlow { pod, direction, remote, protocol, port } = flow;
-        let workload = Workload::of(pod).unwrap();
+        let workload = Workload::of_pod(pod).unwrap();
         let workload_at = |address| {
             let owner = self.cluster.owner(address).filter(|pod| is_subject(pod));
-            owner.and_then(|pod| Workload::of(pod))
+            owner.and_then(|pod| Workload::of_pod(pod))
         };
         let owner = workload_at(remote);
         let seen = self.answer.flows.iter().any(|seen| {
@@ -143,7 +143,7 @@ impl World {
         let pod = self.cluster.pods().get(&packet.pod).unwrap();
         let flow = flow(pod, packet);
         let PodFlow { direction, remote, protocol, port, .. } = flow;
-        let workload = Workload::of(pod).unwrap();
+        let workload = Workload::of_pod(pod).unwrap();
         let selected = learned.policies.iter().any(|policy| policy.workload.selects(&workload));
         let always = |remote| {
             let to_node = direction == Direction::Egress && self.cluster.is_node_of(pod, remote);
@@ -186,11 +186,11 @@ impl World {
             let pod = self.cluster.pods().get(&packet.pod).unwrap();
             let PodFlow { direction, remote, protocol, port, .. } = flow(pod, packet);
             // Packets to a pod's own address on a secondary network never leave the pod, so they are not recorded.
-            if pod.second_addresses().any(|own| own == remote) {
+            if pod.secondary_addresses().any(|own| own == remote) {
                 continue;
             }
             let allowed = oracle.judge(pod, direction, remote, protocol.0, port);
-            let workload = Workload::of(pod).unwrap();
+            let workload = Workload::of_pod(pod).unwrap();
             let named = learned.denied.iter().any(|denied| {
                 let of = &denied.flow;
                 (&of.workload, of.direction, of.protocol, of.port)
@@ -287,7 +287,7 @@ fn record(recorder: &mut Recorder, pods: &[&Pod], remote: IpAddr, server: &Pod) 
     let protocol = IpProtocol::TCP;
     let flow = PodFlow { pod: server, direction: Direction::Ingress, remote, protocol, port: 80 };
     recorder.begin(true, 0);
-    recorder.meet(&cluster, flow, |_| None, met(1000), &mut 0);
+    recorder.record_flow(&cluster, flow, |_| None, met(1000), &mut 0);
 }
 
 /// While the agent does not have a pod's object, its records have the pod's address as the peer.

@@ -194,7 +194,7 @@ fn the_sessions_on_the_page_are_real() {
 #[test]
 fn the_screen_on_the_page_is_real() {
     let mut board = EventCounts::default();
-    stream().iter().for_each(|line| board.take(line));
+    stream().iter().for_each(|line| board.count_line(line));
     let choice = Choice { source: "node-1".into(), ..Choice::default() };
     let mut terminal = ratatui::Terminal::new(TestBackend::new(SIZE.0, SIZE.1)).unwrap();
     let now = "2026-11-23T10:00:15Z".parse::<k8s_openapi::jiff::Timestamp>().unwrap();
@@ -378,7 +378,7 @@ fn the_terminal_is_as_it_was_whatever_ends_top() {
 #[test]
 #[ignore = "a process that another test runs on a terminal of its own"]
 fn panics_on_a_terminal() {
-    let _terminal = Terminal::take().unwrap();
+    let _terminal = Terminal::enter().unwrap();
     assert!(std::env::args().len() == 0, "a panic on the terminal");
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use netpold_api::observe::ObserveLine;
-use netpold_client::socket::understood;
+use netpold_client::socket::parse_answer;
 use netpold_testbed::without_twins;
 
 use super::SINGLE;
@@ -80,7 +80,7 @@ impl Watcher {
 }
 
 fn take_in(line: &str, said: &Mutex<WatcherOutput>) {
-    let Ok(line) = understood(line) else { return };
+    let Ok(line) = parse_answer(line) else { return };
     let mut said = lock(said);
     match line {
         ObserveLine::Event(event) => {

@@ -74,7 +74,7 @@ impl Control {
     /// Time stamp of the flow's last packet, in jiffies.
     #[must_use]
     #[inline(always)]
-    pub const fn seen(self) -> u32 {
+    pub const fn last_seen(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
@@ -82,7 +82,7 @@ impl Control {
     #[must_use]
     #[inline(always)]
     pub const fn age(self, now: u32) -> u32 {
-        let age = now.wrapping_sub(self.seen());
+        let age = now.wrapping_sub(self.last_seen());
         if age < FUTURE { age } else { 0 }
     }
 
@@ -109,7 +109,7 @@ impl Control {
     /// Whether a flow was last seen before another.
     #[inline(always)]
     pub(crate) const fn is_older(self, other: Self) -> bool {
-        self.seen().wrapping_sub(other.seen()).cast_signed() < 0
+        self.last_seen().wrapping_sub(other.last_seen()).cast_signed() < 0
     }
 
     /// Whether a TCP flow is being closed: a FIN or RST was seen.

@@ -4,7 +4,7 @@ use crate::{
     flow::{
         control::{Control, Timeouts},
         key::FlowTableKey,
-        table::{ATTEMPTS, Flow, Full},
+        table::{ATTEMPTS, BucketsFull, Flow},
     },
     layout::{CT_EGRESS, CT_INGRESS, CT_NODE, CT_SYN, CT_VALID, Settings},
     packet::icmp,
@@ -19,7 +19,7 @@ impl<K: FlowTableKey> Flow<K> {
     /// an answer; then the flow would outlive the policy that denies its real initiator.
     ///
     /// # Errors
-    /// [`Full`] if every way is protected, or other writers were faster.
+    /// [`BucketsFull`] if every way is protected, or other writers were faster.
     ///
     /// # Safety
     /// As [`Flow::find`].
@@ -35,7 +35,7 @@ impl<K: FlowTableKey> Flow<K> {
         now: u32,
         seen: u32,
         judged: bool,
-    ) -> Result<(), Full> {
+    ) -> Result<(), BucketsFull> {
         let protocol = self.key.protocol();
         let new = Control::new(seen, 0, flags | CT_VALID);
         if new.is_expired(memory, protocol, settings, now) {
@@ -45,9 +45,9 @@ impl<K: FlowTableKey> Flow<K> {
             // SAFETY: as the caller promises.
             unsafe {
                 let Some(hit) = self.find(memory) else {
-                    let (way, old, _) = self.victim(memory, settings, now).ok_or(Full)?;
+                    let (way, old, _) = self.victim(memory, settings, now).ok_or(BucketsFull)?;
                     let claimed = self.claim(memory, way, old, flags, seen);
-                    return if claimed { Ok(()) } else { Err(Full) };
+                    return if claimed { Ok(()) } else { Err(BucketsFull) };
                 };
                 let old = hit.control;
                 let whole = if old.is_expired(memory, protocol, settings, now) {
@@ -55,7 +55,7 @@ impl<K: FlowTableKey> Flow<K> {
                 } else {
                     merged(old.flags(), flags, protocol, judged)
                 };
-                let newer = if old.age(now) < new.age(now) { old.seen() } else { seen };
+                let newer = if old.age(now) < new.age(now) { old.last_seen() } else { seen };
                 // Invalidates the verdict that was cached for the former initiator.
                 let turned = u16::from((whole ^ old.flags()) & INITIATOR != 0);
                 let incarnation = old.incarnation().wrapping_add(turned);
@@ -65,7 +65,7 @@ impl<K: FlowTableKey> Flow<K> {
                 }
             }
         }
-        Err(Full)
+        Err(BucketsFull)
     }
 }
 

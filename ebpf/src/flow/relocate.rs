@@ -144,8 +144,8 @@ unsafe fn copy<K: FlowTableKey, M: Memory>(
     (to, free): (*mut u64, Control),
 ) -> bool {
     let incarnation = free.incarnation().wrapping_add(1);
-    let busy = Control::new(control.seen(), incarnation, CT_BUSY);
-    let copied = Control::new(control.seen(), incarnation, control.flags());
+    let busy = Control::new(control.last_seen(), incarnation, CT_BUSY);
+    let copied = Control::new(control.last_seen(), incarnation, control.flags());
     // SAFETY: both ways lie in the table; `to` is this writer's once the swap succeeded.
     unsafe {
         if memory.swap(to, free.0, busy.0) != free.0 {

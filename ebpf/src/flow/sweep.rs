@@ -12,7 +12,7 @@ use crate::{
 
 /// Counts of one bucket's flows after [`sweep`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Swept {
+pub struct SweepCounts {
     /// Flows that stay.
     pub live: u32,
     /// Expired flows that were removed.
@@ -38,8 +38,8 @@ pub unsafe fn sweep<K: FlowTableKey, M: Memory>(
     now: u32,
     stale: u32,
     lives: impl Fn(u32) -> bool,
-) -> Swept {
-    let mut swept = Swept::default();
+) -> SweepCounts {
+    let mut swept = SweepCounts::default();
     for index in 0..CT_WAYS {
         // SAFETY: the way lies in the bucket.
         let way = unsafe { bucket.add(index * K::STRIDE) };
@@ -129,7 +129,7 @@ pub unsafe fn renew<K: FlowTableKey, M: Memory>(
         if control.is_unused() {
             continue;
         }
-        let noted = control.seen() != 0;
+        let noted = control.last_seen() != 0;
         let new = if noted && is_last && !is_first && control.age(now) >= rest {
             Control::new(0, control.incarnation(), 0)
         } else if noted {

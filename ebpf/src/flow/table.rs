@@ -15,7 +15,7 @@ use crate::{
         key::{FlowTableKey, hash_words},
         memory::Memory,
     },
-    layout::{CT_BUSY, CT_EGRESS, CT_INGRESS, CT_VALID, CT_WAYS, Settings},
+    layout::{CT_BUSY, CT_VALID, CT_WAYS, Settings},
     order,
 };
 
@@ -62,11 +62,11 @@ impl Hit {
 
 /// Error: every way of both buckets holds a live established flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct BucketsFull;
 
 /// Flow that made room for a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gave {
+pub enum Evicted {
     /// None: a way was free, or its flow was over.
     Nothing,
     /// A half-open flow.
@@ -190,13 +190,19 @@ impl<K: FlowTableKey> Flow<K> {
     /// # Safety
     /// As [`Flow::find`], on the same memory.
     #[inline(always)]
-    pub unsafe fn touch<M: Memory>(memory: &M, hit: Hit, marks: Marks, now: u32, after: u32) {
+    pub unsafe fn touch<M: Memory>(
+        memory: &M,
+        hit: Hit,
+        changes: FlagChanges,
+        now: u32,
+        after: u32,
+    ) {
         let mut old = hit.control;
-        if marks.of(old.flags()) == old.flags() && old.age(now) < after {
+        if changes.apply(old.flags()) == old.flags() && old.age(now) < after {
             return;
         }
         for _ in 0..ATTEMPTS {
-            let new = Control::new(now, old.incarnation(), marks.of(old.flags()));
+            let new = Control::new(now, old.incarnation(), changes.apply(old.flags()));
             // SAFETY: the way was found in the table.
             let seen = Control(unsafe { memory.swap(hit.way, old.0, new.0) });
             if seen == old || !seen.is_valid() || seen.incarnation() != old.incarnation() {
@@ -224,7 +230,7 @@ impl<K: FlowTableKey> Flow<K> {
     /// Inserts the flow into the best way of its buckets; returns the kind of flow that made room.
     ///
     /// # Errors
-    /// [`Full`] if every way is protected, or another writer was faster: try once more.
+    /// [`BucketsFull`] if every way is protected, or another writer was faster: try once more.
     ///
     /// # Safety
     /// As [`Flow::find`].
@@ -235,17 +241,17 @@ impl<K: FlowTableKey> Flow<K> {
         flags: u16,
         settings: &Settings,
         now: u32,
-    ) -> Result<Gave, Full> {
+    ) -> Result<Evicted, BucketsFull> {
         // SAFETY: as the caller promises.
         let (claimed, rank) = unsafe {
-            let (way, old, rank) = self.victim(memory, settings, now).ok_or(Full)?;
+            let (way, old, rank) = self.victim(memory, settings, now).ok_or(BucketsFull)?;
             (self.claim(memory, way, old, flags, now), rank)
         };
         match rank {
-            _ if !claimed => Err(Full),
-            OVER.. => Ok(Gave::Nothing),
-            HALF_OPEN..OVER => Ok(Gave::HalfOpen),
-            ..HALF_OPEN => Ok(Gave::Idle),
+            _ if !claimed => Err(BucketsFull),
+            OVER.. => Ok(Evicted::Nothing),
+            HALF_OPEN..OVER => Ok(Evicted::HalfOpen),
+            ..HALF_OPEN => Ok(Evicted::Idle),
         }
     }
 
@@ -368,9 +374,9 @@ unsafe fn claim<K: FlowTableKey, M: Memory>(
 /// Changes of an entry's flags by a packet: flags to set in the lower half, flags to clear unless also set in the
 /// upper. One word, since stacks are full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marks(u32);
+pub struct FlagChanges(u32);
 
-impl Marks {
+impl FlagChanges {
     /// Flags to set, and flags to clear.
     #[must_use]
     #[inline(always)]
@@ -387,7 +393,7 @@ impl Marks {
 
     /// Flags of an entry after the change.
     #[inline(always)]
-    const fn of(self, flags: u16) -> u16 {
+    const fn apply(self, flags: u16) -> u16 {
         flags & !((self.0 >> 16) as u16) | self.0 as u16
     }
 }
@@ -436,11 +442,4 @@ pub(crate) unsafe fn stored_hash<K: FlowTableKey, M: Memory>(
 ) -> u64 {
     // SAFETY: the caller's way has a key.
     hash_words::<K>(settings, |word| unsafe { memory.load(way.add(1 + word)) })
-}
-
-/// Flag of a direction that was seen: [`CT_EGRESS`] or [`CT_INGRESS`].
-#[must_use]
-#[inline(always)]
-pub const fn direction_flag(egress: bool) -> u16 {
-    if egress { CT_EGRESS } else { CT_INGRESS }
 }

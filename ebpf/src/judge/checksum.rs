@@ -36,14 +36,14 @@ pub fn is_harmless<B: Bytes>(
     field: u32,
 ) -> bool {
     match link {
-        Ok((ETHERTYPE_IPV4, offset)) => is_of::<V4, B>(bytes, offset, start, field),
-        Ok((ETHERTYPE_IPV6, offset)) => is_of::<V6, B>(bytes, offset, start, field),
+        Ok((ETHERTYPE_IPV4, offset)) => is_harmless_in::<V4, B>(bytes, offset, start, field),
+        Ok((ETHERTYPE_IPV6, offset)) => is_harmless_in::<V6, B>(bytes, offset, start, field),
         Ok(_) | Err(_) => false,
     }
 }
 
 #[inline(always)]
-fn is_of<F: Family, B: Bytes>(bytes: &B, offset: u32, start: u32, field: u32) -> bool {
+fn is_harmless_in<F: Family, B: Bytes>(bytes: &B, offset: u32, start: u32, field: u32) -> bool {
     let Ok(mut network) = F::network(bytes, offset, false) else { return false };
     if F::extensions(bytes, &mut network).is_err() {
         return false;

@@ -95,7 +95,7 @@ impl Course {
     /// tuples gives [`Course::UNKNOWN`].
     #[must_use]
     #[inline(always)]
-    pub fn of(tuples: &[Tuple; 2], info: u32) -> Self {
+    pub fn new(tuples: &[Tuple; 2], info: u32) -> Self {
         let [original, reply] = tuples;
         let paired = original.direction == 0
             && reply.direction == 1
@@ -105,18 +105,18 @@ impl Course {
             return Self::UNKNOWN;
         }
         let ports = has_ports(original.protocol);
-        let moved = original.source != reply.destination
+        let source_changed = original.source != reply.destination
             || ports && original.source_port != reply.destination_port;
-        let led = original.destination != reply.source
+        let destination_changed = original.destination != reply.source
             || ports && original.destination_port != reply.source_port;
         let mut course = Self::KNOWN;
         if info >= IS_REPLY {
             course |= Self::REPLY;
-            course |= if moved { Self::DESTINATION } else { 0 };
-            course |= if led { Self::SOURCE } else { 0 };
+            course |= if source_changed { Self::DESTINATION } else { 0 };
+            course |= if destination_changed { Self::SOURCE } else { 0 };
         } else {
-            course |= if moved { Self::SOURCE } else { 0 };
-            course |= if led { Self::DESTINATION } else { 0 };
+            course |= if source_changed { Self::SOURCE } else { 0 };
+            course |= if destination_changed { Self::DESTINATION } else { 0 };
         }
         Self(course)
     }
@@ -131,14 +131,14 @@ impl Course {
     /// Whether a packet sent as a reply is one in conntrack too, or keeps its destination.
     #[must_use]
     #[inline(always)]
-    pub const fn answers(self) -> bool {
+    pub const fn confirms_reply(self) -> bool {
         self.is_known() && (self.0 & Self::REPLY != 0 || self.0 & Self::DESTINATION == 0)
     }
 
     /// Ends of a packet before the node translated it. `None`: it is in the reply direction, or `tuples` are not those
     /// of its connection. `ends`: the packet's own.
     #[inline(always)]
-    pub fn before<F: Tracked>(
+    pub fn original_ends<F: Tracked>(
         self,
         tuples: &[Tuple; 2],
         protocol: u8,
@@ -162,13 +162,6 @@ impl Course {
         is_of_packet.then(|| Ends { addresses, ports: ports(original) })
     }
 
-    /// Whether the node has translated the packet's source.
-    #[must_use]
-    #[inline(always)]
-    pub const fn is_masqueraded(self) -> bool {
-        self.0 & Self::SOURCE != 0
-    }
-
     /// Whether a reply to an endpoint comes from a host that the endpoint may send to. `tuples`: those of its
     /// connection.
     ///
@@ -177,7 +170,7 @@ impl Course {
     /// translation of another node, which a host can cause with a forged flow; only literal grants of the address
     /// count.
     #[inline(always)]
-    pub fn is_of_allowed<T: Tables>(
+    pub fn is_from_allowed_host<T: Tables>(
         self,
         tables: &T,
         endpoint: EndpointRef,
@@ -230,25 +223,33 @@ mod tests {
     fn answers_go_back_and_nothing_else_is_translated() {
         let (pod, service, backend, node) = ((1, 5000), (2, 80), (3, 8080), (4, 6000));
         let plain = [tuple(pod, backend, 0), tuple(backend, pod, 1)];
-        let led = [tuple(pod, service, 0), tuple(backend, pod, 1)];
+        let to_service = [tuple(pod, service, 0), tuple(backend, pod, 1)];
         let port = [tuple(pod, service, 0), tuple((service.0, 81), pod, 1)];
         let masqueraded = [tuple(pod, backend, 0), tuple(backend, node, 1)];
         for (tuples, there, back) in [
             (plain, (true, false), (true, false)),
-            (led, (false, false), (true, true)),
+            (to_service, (false, false), (true, true)),
             (port, (false, false), (true, true)),
             (masqueraded, (true, true), (true, false)),
         ] {
             for info in 0..IS_REPLY {
-                let course = Course::of(&tuples, info);
+                let course = Course::new(&tuples, info);
                 assert!(course.is_known());
-                assert_eq!((course.answers(), course.0 & Course::SOURCE != 0), there, "{tuples:?}");
+                assert_eq!(
+                    (course.confirms_reply(), course.0 & Course::SOURCE != 0),
+                    there,
+                    "{tuples:?}"
+                );
             }
             for info in IS_REPLY..UNTRACKED {
-                let course = Course::of(&tuples, info);
-                assert_eq!((course.answers(), course.0 & Course::SOURCE != 0), back, "{tuples:?}");
+                let course = Course::new(&tuples, info);
+                assert_eq!(
+                    (course.confirms_reply(), course.0 & Course::SOURCE != 0),
+                    back,
+                    "{tuples:?}"
+                );
             }
-            assert_eq!(Course::of(&tuples, 7), Course::UNKNOWN);
+            assert_eq!(Course::new(&tuples, 7), Course::UNKNOWN);
         }
     }
 
@@ -261,11 +262,12 @@ mod tests {
             addresses: [from.0, to.0],
             ports: [from.1, to.1],
         };
-        let led = [tuple(pod, service, 0), tuple(backend, pod, 1)];
+        let to_service = [tuple(pod, service, 0), tuple(backend, pod, 1)];
         let masqueraded = [tuple(pod, service, 0), tuple(backend, node, 1)];
-        for (tuples, now) in [(led, ends(pod, backend)), (masqueraded, ends(node, backend))] {
+        for (tuples, now) in [(to_service, ends(pod, backend)), (masqueraded, ends(node, backend))]
+        {
             let before = |tuples: &[Tuple; 2], info, protocol, now: &Ends<u32>| {
-                Course::of(tuples, info).before::<V4>(tuples, protocol, now)
+                Course::new(tuples, info).original_ends::<V4>(tuples, protocol, now)
             };
             for info in 0..IS_REPLY {
                 assert_eq!(before(&tuples, info, UDP, &now), Some(ends(pod, service)));
@@ -297,9 +299,9 @@ mod tests {
             [Tuple { family: 0, ..original }, Tuple { family: 0, ..reply }],
             [original, Tuple { family: AF_INET6, ..reply }],
         ] {
-            assert_eq!(Course::of(&tuples, 0), Course::UNKNOWN);
+            assert_eq!(Course::new(&tuples, 0), Course::UNKNOWN);
         }
-        assert!(!Course::UNKNOWN.answers());
+        assert!(!Course::UNKNOWN.confirms_reply());
     }
 
     /// An echo reply has its type where its request has an identifier.
@@ -307,6 +309,6 @@ mod tests {
     fn addresses_alone_tell_of_protocols_without_ports() {
         let echo = |from, to, direction| Tuple { protocol: 1, ..tuple(from, to, direction) };
         let tuples = [echo((1, 77), (2, 0x800), 0), echo((2, 77), (1, 0), 1)];
-        assert_eq!(Course::of(&tuples, 3), Course(Course::KNOWN | Course::REPLY));
+        assert_eq!(Course::new(&tuples, 3), Course(Course::KNOWN | Course::REPLY));
     }
 }

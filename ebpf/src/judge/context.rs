@@ -76,8 +76,8 @@ impl<'a, D: PodDirection, T: Tables> EndpointContext<'a, D, T> {
 
     /// Whether a packet in pod ingress is for one of the pod's own addresses.
     #[inline(always)]
-    pub(crate) fn receives<F: Family>(&self, reading: &ParsedPacket<F>) -> bool {
-        F::owns(self.endpoint, reading.network.destination)
+    pub(crate) fn receives<F: Family>(&self, parsed: &ParsedPacket<F>) -> bool {
+        F::owns(self.endpoint, parsed.network.destination)
     }
 
     /// Whether a packet in pod ingress is for an address that is not the pod's: a bridge floods packets for unknown
@@ -98,7 +98,10 @@ impl<'a, D: PodDirection, T: Tables> EndpointContext<'a, D, T> {
     /// # Errors
     /// [`Reason::Policy`].
     #[inline(always)]
-    pub(crate) fn unanswered<F: Family>(&self, packet: &Packet<'_, F>) -> Result<Reason, Reason> {
+    pub(crate) fn denied_unless_loopback<F: Family>(
+        &self,
+        packet: &Packet<'_, F>,
+    ) -> Result<Reason, Reason> {
         let loopback = if D::EGRESS {
             F::owns(self.endpoint, packet.remote::<D>())
         } else {

@@ -1,7 +1,7 @@
 //! Connections that a change of policy cuts: both ends receive a reset at once.
 //!
 //! A denied TCP segment of an established flow of the table shows that policy has changed. Its sender receives the
-//! answer of [`crate::judge::reject`]. The segment itself is forwarded as a reset without data ([`onward`]), through
+//! answer of [`crate::judge::reject`]. The segment itself is forwarded as a reset without data ([`as_reset`]), through
 //! the translation and along the path of its flow: its sequence number is the one that the receiver expects, unless
 //! segments were lost or the segment is a repetition or a keepalive.
 //!
@@ -29,7 +29,7 @@ use crate::{
     packet::{
         bytes::Bytes,
         protocol::TCP,
-        rejection::{Denied, Rejection, Written, onward},
+        rejection::{Denied, Rejection, RejectionFamily, as_reset},
         tuple::FlowTuple,
     },
     tables::{TableFamily, Tables},
@@ -37,17 +37,17 @@ use crate::{
 
 /// The reset forwarded in place of a denied packet with a proved source, and the change of its flow's entry; `None`:
 /// the packet belongs to no established TCP flow, the flow has had its resets, or the limit of answers is used up.
-/// `take_answer`: takes an answer from that limit for a denied segment that is itself a reset; any other segment's
+/// `take_token`: takes an answer from that limit for a denied segment that is itself a reset; any other segment's
 /// answer has already taken one.
 #[inline(always)]
-pub fn reset<D: PodDirection, F: TableFamily + Written, B: Bytes, T: Tables>(
+pub fn forwarded_reset<D: PodDirection, F: TableFamily + RejectionFamily, B: Bytes, T: Tables>(
     bytes: &B,
     tables: &T,
     endpoint: EndpointRef,
     denied: &Denied<F::Address>,
-    take_answer: impl FnOnce() -> bool,
+    take_token: impl FnOnce() -> bool,
 ) -> Option<Denied<F::Address>> {
-    let onward = onward(bytes, denied)?;
+    let onward = as_reset(bytes, denied)?;
     let Rejection::Reset { ports: [to, from], .. } = onward.rejection else { return None };
     let (_, remote) = ends::<D, F>(denied);
     let [local_port, remote_port] = if D::EGRESS { [from, to] } else { [to, from] };
@@ -56,18 +56,18 @@ pub fn reset<D: PodDirection, F: TableFamily + Written, B: Bytes, T: Tables>(
         return None;
     }
     let is_reset = matches!(denied.rejection, Rejection::Nothing);
-    may_go_on(tables, endpoint, &flow, is_reset, take_answer).then_some(onward)
+    may_forward(tables, endpoint, &flow, is_reset, take_token).then_some(onward)
 }
 
 /// Whether a segment of a flow may be forwarded as a reset; sets the flag in the flow's entry if so. A concurrent
 /// change of the flag comes from another segment.
 #[inline(always)]
-fn may_go_on<F: TableFamily, T: Tables>(
+fn may_forward<F: TableFamily, T: Tables>(
     tables: &T,
     endpoint: EndpointRef,
     flow: &FlowTuple<F>,
     is_reset: bool,
-    take_answer: impl FnOnce() -> bool,
+    take_token: impl FnOnce() -> bool,
 ) -> bool {
     let Some(settings) = tables.settings() else { return false };
     let key = lookup::key(endpoint.id(), flow);
@@ -83,12 +83,12 @@ fn may_go_on<F: TableFamily, T: Tables>(
     {
         return false;
     }
-    let gone_on = if is_reset { CT_CUT_RESET } else { CT_CUT };
+    let flag = if is_reset { CT_CUT_RESET } else { CT_CUT };
     // The limit is checked before the flag is set: a reset beyond the limit leaves the flag to a later one.
-    if flags & gone_on != 0 || is_reset && !take_answer() {
+    if flags & flag != 0 || is_reset && !take_token() {
         return false;
     }
-    let after = Control::new(control.seen(), control.incarnation(), flags | gone_on);
+    let after = Control::new(control.last_seen(), control.incarnation(), flags | flag);
     // SAFETY: found in the table just now.
     unsafe { tables.swap(hit.way, control.0, after.0) == control.0 }
 }

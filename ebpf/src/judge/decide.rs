@@ -22,21 +22,21 @@ pub fn decide<D: PodDirection, B: Bytes, T: Tables>(
         Ok(judge) => judge,
         Err(verdict) => return verdict,
     };
-    judge.read(bytes, &Now)
+    judge.parse(bytes, &JudgeNow)
 }
 
 /// Judges the packet in the same program.
-struct Now;
+struct JudgeNow;
 
-impl Visitor for Now {
+impl Visitor for JudgeNow {
     type Output = PacketVerdict;
 
     #[inline(always)]
     fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
-        reading: &ParsedPacket<F>,
+        parsed: &ParsedPacket<F>,
     ) -> PacketVerdict {
-        judge.judge(reading)
+        judge.judge(parsed)
     }
 }

@@ -34,21 +34,21 @@ use crate::{
 
 /// Continuation of a judgement after the packet is parsed.
 pub trait Visitor {
-    /// Whether a later step also runs [`ParsedPacket::look_for_route`] and [`PacketEvaluator::link`].
-    const LATER: bool = false;
+    /// Whether a later step also runs [`ParsedPacket::look_for_route`] and [`PacketEvaluator::judge_link_message`].
+    const CHECKS_LATER: bool = false;
     /// Result of the continuation.
     type Output: From<PacketVerdict>;
     /// Continues with a parsed packet.
     fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
-        reading: &ParsedPacket<F>,
+        parsed: &ParsedPacket<F>,
     ) -> Self::Output;
 }
 
 /// Rows of a judgement.
 #[derive(Clone, Copy, Debug)]
-pub struct Under {
+pub struct JudgingRows {
     /// [`Tables::revision`], read before the rows and all other parts of policy, see
     /// [`crate::flow::cached_verdict`].
     pub revision: u32,
@@ -56,11 +56,11 @@ pub struct Under {
     pub rows: Rows,
 }
 
-impl Under {
+impl JudgingRows {
     /// The rows in force at an endpoint.
     #[must_use]
     #[inline(always)]
-    pub fn of<T: Tables>(tables: &T, endpoint: EndpointRef) -> Self {
+    pub fn in_force<T: Tables>(tables: &T, endpoint: EndpointRef) -> Self {
         let revision = tables.revision();
         Self { revision, rows: endpoint.after_load(revision).rows() }
     }
@@ -96,8 +96,8 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         endpoint: EndpointRef,
         hook: PacketHook,
     ) -> Result<Self, PacketVerdict> {
-        let under = Under::of(tables, endpoint);
-        Self::under(tables, endpoint, hook, under)
+        let rows = JudgingRows::in_force(tables, endpoint);
+        Self::by_rows(tables, endpoint, hook, rows)
     }
 
     /// Begins a judgement at an endpoint by rows that were read before.
@@ -105,17 +105,17 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
     /// # Errors
     /// As [`PacketEvaluator::new`].
     #[inline(always)]
-    pub fn under(
+    pub fn by_rows(
         tables: &'a T,
         endpoint: EndpointRef,
         hook: PacketHook,
-        under: Under,
+        rows: JudgingRows,
     ) -> Result<Self, PacketVerdict> {
-        let judge = Self::unnoted(tables, endpoint, hook, under)?;
+        let judge = Self::untraced(tables, endpoint, hook, rows)?;
         if T::TRACED {
             let context = &judge.context;
             let endpoint = u64::from(context.id) | u64::from(context.revision) << 32;
-            tables.note(Step::Endpoint, endpoint, context.policy.rows().0);
+            tables.record_step(Step::Endpoint, endpoint, context.policy.rows().0);
         }
         Ok(judge)
     }
@@ -125,18 +125,18 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
     /// # Errors
     /// As [`PacketEvaluator::new`].
     #[inline(always)]
-    pub fn to_read(tables: &'a T, hook: PacketHook) -> Result<Self, PacketVerdict> {
+    pub fn for_parsing(tables: &'a T, hook: PacketHook) -> Result<Self, PacketVerdict> {
         let endpoint =
             find_endpoint(tables, hook.ifindex).ok_or(PacketVerdict(Reason::NotEndpoint))?;
-        Self::unnoted(tables, endpoint, hook, Under::of(tables, endpoint))
+        Self::untraced(tables, endpoint, hook, JudgingRows::in_force(tables, endpoint))
     }
 
     #[inline(always)]
-    fn unnoted(
+    fn untraced(
         tables: &'a T,
         endpoint: EndpointRef,
         hook: PacketHook,
-        Under { revision, rows }: Under,
+        JudgingRows { revision, rows }: JudgingRows,
     ) -> Result<Self, PacketVerdict> {
         let endpoint = endpoint.after_load(revision);
         let checks_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
@@ -163,18 +163,18 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
 
     /// Parses a packet and continues with `visitor`, unless its headers are enough for a verdict.
     #[inline(always)]
-    pub fn read<B: Bytes, N: Visitor>(&self, bytes: &B, visitor: &N) -> N::Output {
+    pub fn parse<B: Bytes, N: Visitor>(&self, bytes: &B, visitor: &N) -> N::Output {
         if let Some(sender) = self.sender()
             && let Err(reason) = link::station(bytes, sender)
         {
             return PacketVerdict::from(Err(reason)).into();
         }
-        self.read_behind(bytes, parse::link(bytes), visitor)
+        self.parse_after_link(bytes, parse::link(bytes), visitor)
     }
 
-    /// Parses a packet after its parsed link header and continues with `visitor`, see [`PacketEvaluator::read`].
+    /// Parses a packet after its parsed link header and continues with `visitor`, see [`PacketEvaluator::parse`].
     #[inline(always)]
-    pub fn read_behind<B: Bytes, N: Visitor>(
+    pub fn parse_after_link<B: Bytes, N: Visitor>(
         &self,
         bytes: &B,
         link: Result<(u16, u32), Reason>,
@@ -190,31 +190,31 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         let result = match link {
             Ok((ETHERTYPE_IPV4, _)) if !B::IPV4 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV6, _)) if !B::IPV6 => Err(Reason::Deferred),
-            Ok((ETHERTYPE_IPV4, offset)) => match self.read_ip::<V4, B>(bytes, offset) {
-                Ok(mut reading) => {
-                    if !B::PLAIN && !N::LATER {
-                        reading.look_for_route(bytes);
+            Ok((ETHERTYPE_IPV4, offset)) => match self.parse_ip::<V4, B>(bytes, offset) {
+                Ok(mut parsed) => {
+                    if !B::PLAIN && !N::CHECKS_LATER {
+                        parsed.look_for_route(bytes);
                     }
-                    return visitor.visit(self, &reading);
+                    return visitor.visit(self, &parsed);
                 }
                 Err(result) => result,
             },
-            Ok((ETHERTYPE_IPV6, offset)) => match self.read_ip::<V6, B>(bytes, offset) {
-                Ok(reading) => {
-                    if !N::LATER
-                        && let Some(verdict) = self.link(bytes, &reading)
+            Ok((ETHERTYPE_IPV6, offset)) => match self.parse_ip::<V6, B>(bytes, offset) {
+                Ok(parsed) => {
+                    if !N::CHECKS_LATER
+                        && let Some(verdict) = self.judge_link_message(bytes, &parsed)
                     {
                         return verdict.into();
                     }
-                    return visitor.visit(self, &reading);
+                    return visitor.visit(self, &parsed);
                 }
                 Err(result) => result,
             },
             Ok((ETHERTYPE_ARP, offset)) => {
                 link::arp(bytes, offset, self.sender(), policy.is_isolated())
             }
-            Ok(_) => self.unread(Reason::NotIp),
-            Err(reason) => self.unread(reason),
+            Ok(_) => self.unparsed(Reason::NotIp),
+            Err(reason) => self.unparsed(reason),
         };
         PacketVerdict::from(result).into()
     }
@@ -222,19 +222,19 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
     /// Verdict on a packet that cannot be parsed: it drops where sources are checked, since it may have any source,
     /// and where the direction is isolated.
     #[inline(always)]
-    const fn unread(&self, reason: Reason) -> Result<Reason, Reason> {
-        if self.checks_source { Err(reason) } else { self.context.policy.unread(reason) }
+    const fn unparsed(&self, reason: Reason) -> Result<Reason, Reason> {
+        if self.checks_source { Err(reason) } else { self.context.policy.unparsed(reason) }
     }
 
     #[inline(always)]
-    fn read_ip<F: Family, B: Bytes>(
+    fn parse_ip<F: Family, B: Bytes>(
         &self,
         bytes: &B,
         offset: u32,
     ) -> Result<ParsedPacket<F>, Result<Reason, Reason>> {
         let mut network = match F::network(bytes, offset, false) {
             Ok(network) => network,
-            Err(reason) => return Err(self.unread(reason)),
+            Err(reason) => return Err(self.unparsed(reason)),
         };
         let result = match F::extensions(bytes, &mut network) {
             Ok(()) => parse::transport(bytes, &network, false),
@@ -259,23 +259,27 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
 
     /// Verdict on a parsed packet, if it is a message of the link.
     #[inline(always)]
-    pub fn link<B: Bytes>(&self, bytes: &B, reading: &ParsedPacket<V6>) -> Option<PacketVerdict> {
-        if B::PLAIN || !reading.is_of_link() {
+    pub fn judge_link_message<B: Bytes>(
+        &self,
+        bytes: &B,
+        parsed: &ParsedPacket<V6>,
+    ) -> Option<PacketVerdict> {
+        if B::PLAIN || !parsed.is_of_link() {
             return None;
         }
         let isolated = self.context.policy.is_isolated();
-        link::message::<D, B>(bytes, reading, self.sender(), isolated).map(PacketVerdict::from)
+        link::message::<D, B>(bytes, parsed, self.sender(), isolated).map(PacketVerdict::from)
     }
 
     /// Judges a parsed packet.
     #[inline(always)]
-    pub fn judge<F: TableFamily>(&self, reading: &ParsedPacket<F>) -> PacketVerdict {
-        self.ip(reading).into()
+    pub fn judge<F: TableFamily>(&self, parsed: &ParsedPacket<F>) -> PacketVerdict {
+        self.judge_ip(parsed).into()
     }
 
     #[inline(always)]
-    fn ip<F: TableFamily>(&self, reading: &ParsedPacket<F>) -> Result<Reason, Reason> {
-        let ParsedPacket { network, transport, parse_error, quoted } = reading;
+    fn judge_ip<F: TableFamily>(&self, parsed: &ParsedPacket<F>) -> Result<Reason, Reason> {
+        let ParsedPacket { network, transport, parse_error, quoted } = parsed;
         let policy = &self.context.policy;
         // A pod without egress policy may also request its address (DHCP) and send on its link.
         let exempt = !policy.rows().isolates_egress() && F::is_link_local(network.source);
@@ -292,7 +296,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         }
         if let Some(reason) = *parse_error {
             // IPv4 packets claim no address: ARP does. IPv6 packets may (neighbour discovery).
-            return if F::IS_V6 { self.unread(reason) } else { policy.unread(reason) };
+            return if F::IS_V6 { self.unparsed(reason) } else { policy.unparsed(reason) };
         }
         if policy.rows().isolates_none() {
             return Ok(Reason::NotIsolated);
@@ -306,12 +310,12 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         let from_node = self.context.is_from_node(&network.fragment);
         let known = plain || D::EGRESS;
         let from_node = if known { from_node } else { self.context.opaque().flag(from_node) };
-        self.datagram(Packet::<F> { network, transport, quoted, from_node })
+        self.judge_datagram(Packet::<F> { network, transport, quoted, from_node })
     }
 
     /// Judges a datagram: later fragments get the ports of their first one, whole packets are judged directly.
     #[inline(always)]
-    fn datagram<F: TableFamily>(&self, mut packet: Packet<'_, F>) -> Result<Reason, Reason> {
+    fn judge_datagram<F: TableFamily>(&self, mut packet: Packet<'_, F>) -> Result<Reason, Reason> {
         let context = &self.context;
         let hint = match fast_path::cached_verdict(context, &packet) {
             Ok(reason) => return Ok(reason),
@@ -319,14 +323,14 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
         };
         let class = context.class(&packet);
         if T::TRACED {
-            context.tables.note(Step::Class, class.into(), 0);
+            context.tables.record_step(Step::Class, class.into(), 0);
         }
         if packet.network.fragment.is_later() {
             packet.transport = fragment::transport_of_first(context, &packet, class)?;
         }
         let is_recorded = packet.network.fragment.is_first() && context.policy.is_isolated();
         let is_recorded = !packet.is_plain() && context.opaque().flag(is_recorded);
-        let reason = self.whole(&packet, class, hint)?;
+        let reason = self.judge_transport(&packet, class, hint)?;
         if is_recorded {
             fragment::remember_first(context, &packet);
         }
@@ -364,7 +368,7 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
 
     /// Judges a packet with ports: the stateless verdict first; a packet that it denies has to be a reply.
     #[inline(always)]
-    fn whole<F: TableFamily>(
+    fn judge_transport<F: TableFamily>(
         &self,
         packet: &Packet<'_, F>,
         class: ClassId,
@@ -395,12 +399,14 @@ impl<'a, D: PodDirection, T: Tables> PacketEvaluator<'a, D, T> {
                 }
                 let (packet, flow) = (&packet, &flow);
                 let allowed = allowed.then_some(reason);
-                FlowTracker { context, packet, flow, class, allowed }.settle(hint)
+                FlowTracker { context, packet, flow, class, allowed }.judge_by_flow(hint)
             }
             // If the node has translated the quoted flow, it translates the error in the same way.
-            None if allowed && icmp::is_error(&packet.transport) => Ok(policy.judged_again(reason)),
-            None if allowed => Ok(policy.passing(reason, class)),
-            None => context.unanswered(packet),
+            None if allowed && icmp::is_error(&packet.transport) => {
+                Ok(policy.rejudged_reason(reason))
+            }
+            None if allowed => Ok(policy.passing_reason(reason, class)),
+            None => context.denied_unless_loopback(packet),
         }
     }
 }

@@ -45,10 +45,12 @@ pub(crate) fn cached_verdict<F: TableFamily, D: PodDirection, T: Tables>(
     let Some(settings) = tables.settings() else { return Err(nothing) };
     let flow = FlowTuple::<F>::new(packet.remote::<D>(), &packet.transport, D::EGRESS);
     let key = lookup::key::<F>(context.id, &flow);
-    let Some((hint, hit)) = LookupHint::look::<F, T>(tables, settings, &key, &opaque) else {
+    let Some((hint, hit)) =
+        LookupHint::search_first_bucket::<F, T>(tables, settings, &key, &opaque)
+    else {
         return Err(nothing);
     };
-    let age = tables.now().wrapping_sub(hit.control.seen());
+    let age = tables.now().wrapping_sub(hit.control.last_seen());
     if !hit.control.is_valid() || age >= settings.refresh_after {
         return Err(hint);
     }
@@ -58,7 +60,7 @@ pub(crate) fn cached_verdict<F: TableFamily, D: PodDirection, T: Tables>(
     if T::TRACED
         && let Some(reason) = judged.reason::<D>(current)
     {
-        tables.note(Step::Cached, reason as u64, hit.control.0);
+        tables.record_step(Step::Cached, reason as u64, hit.control.0);
     }
     judged.reason::<D>(current).ok_or(hint)
 }
@@ -70,7 +72,7 @@ pub(crate) fn cached_verdict<F: TableFamily, D: PodDirection, T: Tables>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub(crate) fn remember<F: TableFamily, D: PodDirection, T: Tables>(
+pub(crate) fn cache_verdict<F: TableFamily, D: PodDirection, T: Tables>(
     context: &EndpointContext<'_, D, T>,
     packet: &Packet<'_, F>,
     hit: Hit,
@@ -115,6 +117,10 @@ fn is_usual<F: Family>(packet: &Packet<'_, F>) -> bool {
 const fn lasts(reason: Reason) -> bool {
     matches!(
         reason,
-        Reason::NotIsolated | Reason::Allowed | Reason::Reply | Reason::Translated | Reason::Answer
+        Reason::NotIsolated
+            | Reason::Allowed
+            | Reason::Reply
+            | Reason::Translated
+            | Reason::TranslatedReply
     )
 }

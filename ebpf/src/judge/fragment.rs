@@ -56,7 +56,7 @@ impl DatagramKey {
 
     /// Records the ports of a first fragment that passed.
     #[inline(always)]
-    pub fn remember<T: Tables>(&self, tables: &T, transport: &Transport, sent: bool) {
+    pub fn record_ports<T: Tables>(&self, tables: &T, transport: &Transport, sent: bool) {
         let Transport { protocol, source, destination, .. } = *transport;
         let (local_port, remote_port) =
             if sent { (source, destination) } else { (destination, source) };
@@ -88,13 +88,13 @@ pub(crate) fn transport_of_first<F: Family, D: PodDirection, T: Tables>(
 ) -> Result<Transport, Reason> {
     let policy = &context.policy;
     if !policy.is_isolated() {
-        return Err(policy.passing(Reason::NotIsolated, class));
+        return Err(policy.passing_reason(Reason::NotIsolated, class));
     }
     if packet.from_node {
         return Err(Reason::Node);
     }
     if policy.allows_every_port(class) {
-        return Err(policy.passing(Reason::Allowed, class));
+        return Err(policy.passing_reason(Reason::Allowed, class));
     }
     if context.is_flooded(packet) {
         return Err(Reason::Flooded);
@@ -117,6 +117,6 @@ pub(crate) fn remember_first<F: Family, D: PodDirection, T: Tables>(
     packet: &Packet<'_, F>,
 ) {
     if !icmp::is_error(&packet.transport) {
-        datagram(context, packet).remember(context.tables, &packet.transport, D::EGRESS);
+        datagram(context, packet).record_ports(context.tables, &packet.transport, D::EGRESS);
     }
 }

@@ -91,11 +91,11 @@ pub(crate) fn source_alone<B: Bytes>(
 #[inline(always)]
 pub(crate) fn message<D: PodDirection, B: Bytes>(
     bytes: &B,
-    reading: &ParsedPacket<V6>,
+    parsed: &ParsedPacket<V6>,
     sender: Option<EndpointRef>,
     isolated: bool,
 ) -> Option<Result<Reason, Reason>> {
-    match discovery(bytes, &reading.network, &reading.transport, sender, D::EGRESS) {
+    match discovery(bytes, &parsed.network, &parsed.transport, sender, D::EGRESS) {
         NeighbourDiscovery::No => None,
         NeighbourDiscovery::Claim => Some(Err(Reason::SpoofedSource)),
         // The exit shows whether the receiver is a neighbour.

@@ -25,7 +25,7 @@ pub(crate) fn key<F: TableFamily>(endpoint: u32, flow: &FlowTuple<F>) -> F::Key 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LookupHint {
     /// Not 0 if the fast path has searched. Hidden from the verifier, which otherwise checks all later code twice.
-    done: u16,
+    searched: u16,
     /// Hash of the flow's key, if searched.
     hash: u64,
     /// Result of [`table::search`], if searched.
@@ -36,7 +36,7 @@ impl LookupHint {
     /// Hint of a fast path that did not search.
     #[inline(always)]
     pub(crate) fn none<T: Tables>(opaque: &Opaque<'_, T>) -> Self {
-        Self { done: opaque.number(0), hash: 0, found: (0, Control(0)) }
+        Self { searched: opaque.number(0), hash: 0, found: (0, Control(0)) }
     }
 
     /// Searches the first bucket; `None` if the table has none. Without an entry the control word is not valid.
@@ -45,7 +45,7 @@ impl LookupHint {
         clippy::multiple_unsafe_ops_per_block,
         reason = "a way's words are read and written under one promise"
     )]
-    pub(crate) fn look<F: TableFamily, T: Tables>(
+    pub(crate) fn search_first_bucket<F: TableFamily, T: Tables>(
         tables: &T,
         settings: &Settings,
         key: &F::Key,
@@ -56,7 +56,7 @@ impl LookupHint {
         // SAFETY: a whole bucket of this family's table.
         unsafe {
             let found = table::search(tables, key, hash, bucket);
-            let hint = Self { done: opaque.number(1), hash, found };
+            let hint = Self { searched: opaque.number(1), hash, found };
             Some((hint, Hit::at::<F::Key>(bucket, found)))
         }
     }
@@ -64,13 +64,13 @@ impl LookupHint {
     /// Whether the fast path has searched, and the flow has no entry.
     #[inline(always)]
     pub(crate) const fn is_absent(&self) -> bool {
-        self.done != 0 && self.found.1.is_unused()
+        self.searched != 0 && self.found.1.is_unused()
     }
 
     /// Hash of the flow's key.
     #[inline(always)]
     pub(crate) fn hash<F: TableFamily>(&self, settings: &Settings, key: &F::Key) -> u64 {
-        match self.done {
+        match self.searched {
             0 => key::hash(settings, key),
             _ => self.hash,
         }
@@ -97,7 +97,7 @@ impl LookupHint {
         let bucket = F::bucket(tables, index).ok_or(Reason::NoTable)?;
         // SAFETY: a whole bucket of this family's table.
         let hit = unsafe {
-            let found = match self.done {
+            let found = match self.searched {
                 0 => table::search(tables, key, hash, bucket),
                 _ => self.found,
             };

@@ -42,7 +42,7 @@ impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
     #[must_use]
     #[inline(always)]
     pub const fn is_isolated(&self) -> bool {
-        self.rows.of::<D>() != ROW_NOT_ISOLATED
+        self.rows.in_direction::<D>() != ROW_NOT_ISOLATED
     }
 
     /// Whether the row of this direction, which is isolated, allows a packet from or to a class.
@@ -50,14 +50,14 @@ impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
     #[inline(always)]
     pub fn allows(&self, class: ClassId, transport: &Transport) -> bool {
         let Transport { protocol, destination: port, .. } = *transport;
-        row_allows(self.tables, self.rows.of::<D>(), class, protocol, port)
+        row_allows(self.tables, self.rows.in_direction::<D>(), class, protocol, port)
     }
 
     /// Whether the row of this direction, which is isolated, allows every protocol and port of a class.
     #[must_use]
     #[inline(always)]
     pub fn allows_every_port(&self, class: ClassId) -> bool {
-        row_word(self.tables, self.rows.of::<D>(), class) == PORTS_EVERY
+        row_word(self.tables, self.rows.in_direction::<D>(), class) == PORTS_EVERY
     }
 
     /// Whether policy now allows the direction in which a flow began, by the flags of its entry (`CT_*`).
@@ -75,7 +75,7 @@ impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
     /// Reason of a passing packet: a pod's packet that may be translated is judged again after the translation.
     #[must_use]
     #[inline(always)]
-    pub const fn passing(&self, reason: Reason, class: ClassId) -> Reason {
+    pub const fn passing_reason(&self, reason: Reason, class: ClassId) -> Reason {
         if D::EGRESS && class & CLASS_TRANSLATED != 0 { Reason::Translated } else { reason }
     }
 
@@ -83,15 +83,15 @@ impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
     /// the pod may send to any address.
     #[must_use]
     #[inline(always)]
-    pub fn answering(&self, reason: Reason, class: ClassId) -> Reason {
+    pub fn reply_reason(&self, reason: Reason, class: ClassId) -> Reason {
         let translated = class & CLASS_TRANSLATED != 0 && self.rows.isolates_egress();
-        if translated && self.tables.knows_courses() { Reason::Answer } else { reason }
+        if translated && self.tables.knows_courses() { Reason::TranslatedReply } else { reason }
     }
 
     /// Reason of a passing packet that is judged again at any exit.
     #[must_use]
     #[inline(always)]
-    pub const fn judged_again(&self, reason: Reason) -> Reason {
+    pub const fn rejudged_reason(&self, reason: Reason) -> Reason {
         if D::EGRESS && self.is_isolated() { Reason::Translated } else { reason }
     }
 
@@ -100,7 +100,7 @@ impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
     /// # Errors
     /// The reason, as a drop or [`Reason::Deferred`].
     #[inline(always)]
-    pub const fn unread(&self, reason: Reason) -> Result<Reason, Reason> {
+    pub const fn unparsed(&self, reason: Reason) -> Result<Reason, Reason> {
         if !self.is_isolated() && reason as u8 != Reason::Deferred as u8 {
             return Ok(Reason::NotIsolated);
         }

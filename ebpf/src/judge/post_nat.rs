@@ -22,7 +22,7 @@ use crate::{
         fragment::DatagramKey,
         opaque::Opaque,
         policy::EndpointPolicy,
-        proof::{Anew, Origin},
+        proof::{Origin, Rebuilt},
     },
     layout::{ANY_ISOLATES_EGRESS, CLASS_TRANSLATED, EP_CHECK_SOURCE, untranslated},
     packet::{
@@ -42,7 +42,7 @@ use crate::{
 const TRANSLATED_EGRESS: u32 = 1 + 4;
 
 /// Judges a packet for its sender, at the exit `ifindex`. `link`: its type and the offset of the IP header, as
-/// [`parse::link`] returns them. `answer`: the packet's course if it is marked as a reply. `agent_lives` is called only
+/// [`parse::link`] returns them. `reply`: the packet's course if it is marked as a reply. `agent_lives` is called only
 /// if the verdict depends on it.
 #[inline(always)]
 pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
@@ -51,7 +51,7 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     tables: &T,
     origin: Origin,
     ifindex: u32,
-    answer: Option<Course>,
+    reply: Option<Course>,
     agent_lives: impl FnOnce() -> bool,
 ) -> PacketVerdict {
     if matches!(origin, Origin::Final) {
@@ -68,11 +68,11 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
         Origin::Marked(None) => return PacketVerdict::from(Err(Reason::ServiceBackend)),
         Origin::Marked(Some(sender)) => (sender, true),
         Origin::Unjudged(sender) => (sender, false),
-        Origin::Anew(anew) => match made_anew(bytes, link, tables, anew) {
+        Origin::Rebuilt(rebuilt) => match rebuilt_sender(bytes, link, tables, rebuilt) {
             Ok(sender) => (sender, false),
             Err(verdict) => return verdict.into(),
         },
-        Origin::Unproven { isolated, open } => {
+        Origin::BridgePort { isolated, open } => {
             let drops = match local_source(bytes, link, tables) {
                 Ok(Some(_)) => isolated,
                 Ok(None) => !open && agent_lives(),
@@ -84,17 +84,17 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
         }
     };
     if !judged && sender.rows().has_names() {
-        doubt(tables, sender);
+        doubt_all_ports(tables, sender);
     }
     // The pod reaches itself through its own Service. The source address does not show this, since it is masqueraded.
     if judged && sender.ifindex() == ifindex {
         return PacketVerdict::from(Ok(Reason::Loopback));
     }
-    let answer = answer.filter(|_| judged);
-    if answer.is_some_and(Course::answers) {
+    let reply = reply.filter(|_| judged);
+    if reply.is_some_and(Course::confirms_reply) {
         return PacketVerdict::from(Ok(Reason::Reply));
     }
-    let untracked = answer.is_some_and(|course| !course.is_known());
+    let untracked = reply.is_some_and(|course| !course.is_known());
     let policy = EndpointPolicy::new(tables, sender.rows());
     let check_source = !judged && sender.flags() & EP_CHECK_SOURCE != 0;
     if !policy.is_isolated() && !check_source {
@@ -117,7 +117,7 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
 /// Ends the reading of all of a sender's connections to resolvers: the packet may belong to one of them, and was not
 /// read at the veth ([`crate::names::stream`]). Its source port may have been translated since.
 #[inline(always)]
-fn doubt<T: Tables>(tables: &T, sender: EndpointRef) {
+fn doubt_all_ports<T: Tables>(tables: &T, sender: EndpointRef) {
     tables.doubt_endpoint(sender.id());
 }
 
@@ -126,19 +126,19 @@ fn doubt<T: Tables>(tables: &T, sender: EndpointRef) {
 /// # Errors
 /// A settled verdict.
 #[inline(always)]
-fn made_anew<B: Bytes, T: Tables + LocalEndpoints>(
+fn rebuilt_sender<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     tables: &T,
-    anew: Anew,
+    rebuilt: Rebuilt,
 ) -> Result<EndpointRef, Result<Reason, Reason>> {
     let local = local_source(bytes, link, tables).map_err(Err)?;
     let isolates =
         || tables.settings().is_some_and(|settings| settings.holds_for_any(ANY_ISOLATES_EGRESS));
-    match (anew, local) {
-        (Anew::Part, Some(_)) => Err(Err(Reason::SpoofedSource)),
-        (Anew::Part, None) if isolates() => Err(Err(Reason::SpoofedSource)),
-        (Anew::Opening, Some(slot)) => tables.endpoint(slot).ok_or(Err(Reason::ServiceBackend)),
+    match (rebuilt, local) {
+        (Rebuilt::Fragment, Some(_)) => Err(Err(Reason::SpoofedSource)),
+        (Rebuilt::Fragment, None) if isolates() => Err(Err(Reason::SpoofedSource)),
+        (Rebuilt::Opening, Some(slot)) => tables.endpoint(slot).ok_or(Err(Reason::ServiceBackend)),
         _ => Err(Ok(Reason::NotEndpoint)),
     }
 }
@@ -147,14 +147,14 @@ fn made_anew<B: Bytes, T: Tables + LocalEndpoints>(
 /// an endpoint's address drops; a packet that claims any other address is judged like one whose source belongs to no
 /// endpoint.
 #[inline(always)]
-pub fn at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
+pub fn judge_at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     tables: &T,
     origin: Origin,
     agent_lives: impl FnOnce() -> bool,
 ) -> PacketVerdict {
-    let Origin::Unproven { isolated, open } = origin else {
+    let Origin::BridgePort { isolated, open } = origin else {
         return PacketVerdict::from(Ok(Reason::NotEndpoint));
     };
     let (local, claims) = match link {
@@ -271,7 +271,7 @@ impl<T: Tables> Translated<'_, T> {
             return Err(if self.judged { Reason::ServiceBackend } else { Reason::Policy });
         }
         if network.fragment.is_first() {
-            self.datagram::<F>(&network).remember(self.tables, &transport, true);
+            self.datagram::<F>(&network).record_ports(self.tables, &transport, true);
         }
         Ok(Reason::Allowed)
     }

@@ -29,7 +29,7 @@
 //!    that is not a fragment.
 //!
 //!    Likewise a packet without interface, proof and socket of the node was rebuilt by the kernel from a received one
-//!    ([`Anew`]). Packets rebuilt from a pod's packet with the proof have the proof. So without it:
+//!    ([`Rebuilt`]). Packets rebuilt from a pod's packet with the proof have the proof. So without it:
 //!    * A fragment with an endpoint's source is from a pod that bypassed its program, and drops.
 //!    * Any other fragment may be from outside, or forged: it drops while policy isolates any endpoint for egress
 //!      ([`ANY_ISOLATES_EGRESS`](crate::layout::ANY_ISOLATES_EGRESS)).
@@ -45,7 +45,7 @@ use crate::{
     endpoint::EndpointRef,
     layout::{
         BRIDGE_ISOLATED, BRIDGE_OPEN, BRIDGES, DEVICE_PROBES, STRANGER, Settings, bridge_ifindex,
-        device_place, is_mark, mark, marked_slot, parts_of,
+        device_place, is_mark, mark, marked_slot, split_mark,
     },
     packet::{
         bytes::{Bytes, Window as _},
@@ -77,30 +77,30 @@ pub struct Exit {
     /// checks that.
     pub foreign: bool,
     /// Kind of a packet that the kernel may have rebuilt.
-    pub anew: Anew,
+    pub rebuilt: Rebuilt,
 }
 
 /// Kinds of packets that the kernel may have rebuilt from a received one: those without interface, proof, and socket
 /// of the node.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Anew {
+pub enum Rebuilt {
     /// Not rebuilt: it has one of these, or is of no kind below.
     #[default]
     No,
     /// A fragment, or a packet with headers that cannot be read in place.
-    Part,
+    Fragment,
     /// The opening of a TCP connection.
     Opening,
 }
 
-impl Anew {
+impl Rebuilt {
     /// Kind of a number, the inverse of `as u32`.
     #[must_use]
     #[inline(always)]
     pub const fn from_number(number: u32) -> Self {
         match number {
-            1 => Self::Part,
+            1 => Self::Fragment,
             2 => Self::Opening,
             _ => Self::No,
         }
@@ -111,19 +111,19 @@ impl Anew {
     pub fn kind<B: Bytes>(bytes: &B, link: Result<(u16, u32), Reason>) -> Self {
         let (protocol, transport) = match link {
             Ok((ETHERTYPE_IPV4, offset)) => match bytes.window::<20>(offset) {
-                Some(header) if header.be16(6).trailing_zeros() < 14 => return Self::Part,
+                Some(header) if header.be16(6).trailing_zeros() < 14 => return Self::Fragment,
                 Some(header) if header.byte(0) == 0x45 => (header.byte(9), offset + 20),
                 Some(_) => return Self::No,
-                None => return Self::Part,
+                None => return Self::Fragment,
             },
             Ok((ETHERTYPE_IPV6, offset)) => match bytes.window::<40>(offset) {
                 // Fragments that the kernel makes may have other headers in front of the Fragment header.
-                Some(header) if is_extension(header.byte(6)) => return Self::Part,
+                Some(header) if is_extension(header.byte(6)) => return Self::Fragment,
                 Some(header) => (header.byte(6), offset + 40),
-                None => return Self::Part,
+                None => return Self::Fragment,
             },
             Ok(_) => return Self::No,
-            Err(_) => return Self::Part,
+            Err(_) => return Self::Fragment,
         };
         if protocol != TCP {
             return Self::No;
@@ -143,9 +143,9 @@ pub enum Origin {
     /// From an endpoint's veth, and not judged there.
     Unjudged(EndpointRef),
     /// Rebuilt by the kernel from a packet of another sender.
-    Anew(Anew),
+    Rebuilt(Rebuilt),
     /// From a port of a bridge where all ports leave the proof, and not judged there.
-    Unproven {
+    BridgePort {
         /// Whether policy isolates a pod of that bridge for egress.
         isolated: bool,
         /// Whether the packet may be from a port that has no program yet.
@@ -156,14 +156,14 @@ pub enum Origin {
 impl Origin {
     /// Origin of a packet, by its proof and its mark.
     #[inline(always)]
-    pub fn of<T: Tables>(tables: &T, exit: &Exit) -> Self {
+    pub fn at_exit<T: Tables>(tables: &T, exit: &Exit) -> Self {
         let Some(settings) = tables.settings() else { return Self::Final };
         if exit.mark & settings.proof != 0 {
             let marked = is_mark(exit.tc_index);
             return if marked { Self::Marked(sender(tables, exit.tc_index)) } else { Self::Final };
         }
-        if exit.anew != Anew::No && demands_proof(settings) {
-            return Self::Anew(exit.anew);
+        if exit.rebuilt != Rebuilt::No && demands_proof(settings) {
+            return Self::Rebuilt(exit.rebuilt);
         }
         if exit.ingress_ifindex == 0 || !demands_proof(settings) {
             return Self::Final;
@@ -204,7 +204,7 @@ impl Origin {
             }
             if bridge_ifindex(bridge) == ifindex {
                 let (isolated, open) = (bridge & BRIDGE_ISOLATED != 0, bridge & BRIDGE_OPEN != 0);
-                return Self::Unproven { isolated, open };
+                return Self::BridgePort { isolated, open };
             }
         }
         Self::Final
@@ -214,7 +214,7 @@ impl Origin {
     #[must_use]
     pub fn endpoint(self) -> Option<EndpointRef> {
         match self {
-            Self::Final | Self::Anew(_) | Self::Unproven { .. } => None,
+            Self::Final | Self::Rebuilt(_) | Self::BridgePort { .. } => None,
             Self::Marked(endpoint) => endpoint,
             Self::Unjudged(endpoint) => Some(endpoint),
         }
@@ -280,7 +280,7 @@ pub fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
     let sender = tables.endpoint(slot)?;
     let ifindex = sender.ifindex();
     let sender = sender.after_load(ifindex);
-    (ifindex != 0 && mark(slot, sender.id()) == parts_of(tc_index).0).then_some(sender)
+    (ifindex != 0 && mark(slot, sender.id()) == split_mark(tc_index).0).then_some(sender)
 }
 
 /// Whether a program of these has judged a packet, by its `skb->mark`.

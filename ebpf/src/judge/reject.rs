@@ -23,7 +23,7 @@
 //! routes.
 //!
 //! An answer is not longer than the denied packet and the headers before the quoted bytes. Their number is limited by
-//! endpoint and direction, and by node. The first of each endpoint and direction in a second ([`OWN`]) do not count for
+//! endpoint and direction, and by node. The first of each endpoint and direction in a second ([`OWN_TOKENS`]) do not count for
 //! the node, so other endpoints cannot take them.
 
 use crate::{
@@ -38,7 +38,7 @@ use crate::{
     packet::{
         bytes::Bytes,
         family::{Family, V4, V6},
-        rejection::{self, Denied, Ends, Written},
+        rejection::{self, Denied, Ends, RejectionFamily},
     },
     tables::{Tables, find_endpoint, local_endpoints::LocalEndpoints},
 };
@@ -46,7 +46,7 @@ use crate::{
 /// Whether an endpoint's flags request answers in a direction.
 #[must_use]
 #[inline(always)]
-pub const fn is_wanted<D: PodDirection>(flags: u64) -> bool {
+pub const fn is_requested<D: PodDirection>(flags: u64) -> bool {
     flags & (if D::EGRESS { EP_REJECT_EGRESS } else { EP_REJECT_INGRESS }) != 0
 }
 
@@ -55,7 +55,7 @@ pub const fn is_wanted<D: PodDirection>(flags: u64) -> bool {
 /// an eBPF program of its own can write both, and `bpf_redirect_peer` keeps them. So the third one is [`seal`].
 #[must_use]
 #[inline(always)]
-pub fn is_answer<T: Tables>(tables: &T, mark: u32, tc_index: u32, cb: [u32; 2]) -> bool {
+pub fn is_rejection<T: Tables>(tables: &T, mark: u32, tc_index: u32, cb: [u32; 2]) -> bool {
     tc_index == REJECTION && is_proven(tables, mark) && cb == seal(tables)
 }
 
@@ -71,11 +71,11 @@ pub fn seal<T: Tables>(tables: &T) -> [u32; 2] {
 
 /// Reads a denied packet of an endpoint; `None`: it gets no answer, regardless of its source.
 #[inline(always)]
-pub fn read<D: PodDirection, F: Written, B: Bytes>(
+pub fn read_denied<D: PodDirection, F: RejectionFamily, B: Bytes>(
     bytes: &B,
     endpoint: EndpointRef,
 ) -> Option<Denied<F::Address>> {
-    let denied = rejection::read::<F, B>(bytes)?;
+    let denied = rejection::read_denied::<F, B>(bytes)?;
     let (local, remote) = ends::<D, F>(&denied);
     if !F::owns(endpoint, local) || !F::is_host(remote) {
         return None;
@@ -99,7 +99,7 @@ pub(crate) fn ends<D: PodDirection, F: Family>(
 /// A packet that is denied after its translation, as its sender sent it; the answer to it goes to the sender's own
 /// station. `None`: it gets no answer. `before`: its ends before the translation.
 #[inline(always)]
-pub fn as_sent<F: Written>(
+pub fn as_sent<F: RejectionFamily>(
     sender: EndpointRef,
     denied: Denied<F::Address>,
     before: &Ends<F::Address>,
@@ -122,11 +122,11 @@ const fn octets([first, second, rest @ ..]: [u8; 6]) -> u64 {
 
 /// Proof of the source of a denied packet in pod ingress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum SourceProof {
     /// The source is its sender's.
-    Proved,
+    Proven,
     /// The source may be forged.
-    Unproved,
+    Unproven,
     /// The node's routes decide.
     Routed,
 }
@@ -134,19 +134,19 @@ pub enum Source {
 /// Proof of a packet's source at a pod's interface, by fields of `struct __sk_buff`. `ingress_ifindex` is not 0. `address`:
 /// the source before the node masqueraded the packet.
 #[inline(always)]
-pub fn source<F: Sender, T: Tables + LocalEndpoints>(
+pub fn source_proof<F: LocalFamily, T: Tables + LocalEndpoints>(
     tables: &T,
     ingress_ifindex: u32,
     (mark, tc_index): (u32, u32),
     address: F::Address,
-) -> Source {
+) -> SourceProof {
     let proven = is_proven(tables, mark) && tc_index != STRANGER;
     // If its hardware address is unknown, the pod may send frames with another's.
     let checked = |sender: EndpointRef| {
         if proven && sender.flags() & EP_CHECK_SOURCE != 0 && sender.station() != 0 {
-            Source::Proved
+            SourceProof::Proven
         } else {
-            Source::Unproved
+            SourceProof::Unproven
         }
     };
     if let Some(sender) = find_endpoint(tables, ingress_ifindex) {
@@ -154,11 +154,13 @@ pub fn source<F: Sender, T: Tables + LocalEndpoints>(
     }
     match F::local(tables, address) {
         // Routed from a bridge, whose ports all have programs: any of its pods may be the sender.
-        Some(slot) if checks_all(tables) => tables.endpoint(slot).map_or(Source::Unproved, checked),
-        Some(_) => Source::Unproved,
+        Some(slot) if checks_all(tables) => {
+            tables.endpoint(slot).map_or(SourceProof::Unproven, checked)
+        }
+        Some(_) => SourceProof::Unproven,
         // A pod of the node sent it, with a source that is not a pod's.
-        None if proven => Source::Unproved,
-        None => Source::Routed,
+        None if proven => SourceProof::Unproven,
+        None => SourceProof::Routed,
     }
 }
 
@@ -169,19 +171,19 @@ fn checks_all<T: Tables>(tables: &T) -> bool {
 }
 
 /// An IP version, to find pods by address.
-pub trait Sender: Written {
+pub trait LocalFamily: RejectionFamily {
     /// Endpoint slot of the pod with an address.
     fn local<T: LocalEndpoints>(tables: &T, address: Self::Address) -> Option<u32>;
 }
 
-impl Sender for V4 {
+impl LocalFamily for V4 {
     #[inline(always)]
     fn local<T: LocalEndpoints>(tables: &T, address: u32) -> Option<u32> {
         tables.local4(address)
     }
 }
 
-impl Sender for V6 {
+impl LocalFamily for V6 {
     #[inline(always)]
     fn local<T: LocalEndpoints>(tables: &T, address: [u64; 2]) -> Option<u32> {
         tables.local6(address)
@@ -189,17 +191,17 @@ impl Sender for V6 {
 }
 
 /// Number of an endpoint's answers in a direction and second that do not count for the node.
-pub const OWN: u32 = 5;
+pub const OWN_TOKENS: u32 = 5;
 
-/// Number of words for [`take`]: by direction and endpoint slot, and last the node's.
-pub const WORDS: u32 = NODE + 1;
+/// Number of words for [`take_token`]: by direction and endpoint slot, and last the node's.
+pub const TOKEN_WORDS: u32 = NODE_WORD + 1;
 /// The node's word.
-pub const NODE: u32 = 2 * ENDPOINT_SLOTS;
+pub const NODE_WORD: u32 = 2 * ENDPOINT_SLOTS;
 
 /// The word of an endpoint slot.
 #[must_use]
 #[inline(always)]
-pub const fn word_of<D: PodDirection>(slot: u32) -> u32 {
+pub const fn token_word<D: PodDirection>(slot: u32) -> u32 {
     if D::EGRESS { ENDPOINT_SLOTS + slot } else { slot }
 }
 
@@ -209,7 +211,7 @@ pub const fn word_of<D: PodDirection>(slot: u32) -> u32 {
 /// # Safety
 /// As [`Memory::load`].
 #[inline(always)]
-pub unsafe fn has_left<M: Memory>(
+pub unsafe fn has_token<M: Memory>(
     memory: &M,
     word: *const u64,
     now: u32,
@@ -220,12 +222,12 @@ pub unsafe fn has_left<M: Memory>(
     next(unsafe { memory.load(word) }, now, settings) as u32 <= most
 }
 
-/// Takes one of the answers that a word still allows, see [`has_left`]; returns its number in this second, from 1 on.
+/// Takes one of the answers that a word still allows, see [`has_token`]; returns its number in this second, from 1 on.
 ///
 /// # Safety
 /// As [`Memory::swap`].
 #[inline(always)]
-pub unsafe fn take<M: Memory>(
+pub unsafe fn take_token<M: Memory>(
     memory: &M,
     word: *mut u64,
     now: u32,

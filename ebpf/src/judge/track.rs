@@ -12,7 +12,9 @@ use crate::{
         context::EndpointContext,
         fast_path,
         lookup::{self, LookupHint},
-        transition::{LEAVE, answering, closing, confirming, may_begin, only_answers},
+        transition::{
+            UNCHANGED, closing_changes, confirmation_flags, is_always_reply, may_begin, reply_flags,
+        },
     },
     layout::{
         CLASS_SERVICE, CT_NODE, CT_REPLIED, CT_STREAM, CT_SYN, ClassId, ROW_NOT_ISOLATED, Settings,
@@ -78,16 +80,16 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
     /// Verdict by the flow table: an allowed packet creates or refreshes its entry, any other needs an entry that
     /// makes it a reply or a related error.
     #[inline(always)]
-    pub(crate) fn settle(&self, hint: LookupHint) -> Result<Reason, Reason> {
+    pub(crate) fn judge_by_flow(&self, hint: LookupHint) -> Result<Reason, Reason> {
         let tables = self.context.tables;
         let settings = tables.settings().ok_or(Reason::NoTable)?;
         let key = lookup::key(self.context.id, self.flow);
         let hash = hint.hash::<F>(settings, &key);
         let hit = hint.find::<F, T>(tables, settings, &key, hash)?;
         let hit = hit.control.is_valid().then_some(hit);
-        let reason = self.settle_entry(key, hash, hit, settings)?;
+        let reason = self.judge_by_entry(key, hash, hit, settings)?;
         if let Some(hit) = hit {
-            fast_path::remember(self.context, self.packet, hit, reason);
+            fast_path::cache_verdict(self.context, self.packet, hit, reason);
         }
         Ok(reason)
     }
@@ -95,7 +97,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
     /// Verdict by the flow's entry, if there is one.
     #[inline(always)]
     #[expect(clippy::wildcard_enum_match_arm, reason = "of all reasons, a reply goes on")]
-    fn settle_entry(
+    fn judge_by_entry(
         &self,
         key: F::Key,
         hash: u64,
@@ -109,40 +111,44 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
         let live = hit.filter(|hit| !tables.is_expired(hit.control, protocol, settings, now));
         if T::TRACED {
             let found = u64::from(hit.is_some()) + u64::from(live.is_some());
-            tables.note(Step::Flow, found, hit.map_or(0, |hit| hit.control.0));
+            tables.record_step(Step::Flow, found, hit.map_or(0, |hit| hit.control.0));
         }
         if D::EGRESS && icmp::is_error(&packet.transport) {
-            return self.sent_error(live);
+            return self.judge_sent_error(live);
         }
         let Some(found) = live else {
-            let Some(reason) = allowed else { return context.unanswered(packet) };
-            if reason as u8 == Reason::Node as u8 && only_answers(&packet.transport) {
-                return context.unanswered(packet);
+            let Some(reason) = allowed else { return context.denied_unless_loopback(packet) };
+            if reason as u8 == Reason::Node as u8 && is_always_reply(&packet.transport) {
+                return context.denied_unless_loopback(packet);
             }
-            self.begin(key, hash, hit, now)?;
-            return Ok(policy.passing(reason, class));
+            self.create_entry(key, hash, hit, now)?;
+            return Ok(policy.passing_reason(reason, class));
         };
         let add = match allowed {
-            Some(_) => self.refresh(found, now),
-            None => match self.answer(found)? {
-                Reason::Reply => answering(&packet.transport),
+            Some(_) => self.refreshing_flags(found, now),
+            None => match self.judge_reply(found)? {
+                Reason::Reply => reply_flags(&packet.transport),
                 other => return Ok(other),
             },
         };
-        if add != LEAVE {
+        if add != UNCHANGED {
             self.touch(found, add, settings, now);
         }
-        let Some(reason) = allowed else { return Ok(policy.answering(Reason::Reply, class)) };
+        let Some(reason) = allowed else { return Ok(policy.reply_reason(Reason::Reply, class)) };
         // A reply goes back through the translation of its flow: its destination, an address of the node, may represent
         // any client that the policy of the other direction has admitted.
         let flags = found.control.flags();
         let answers = D::EGRESS && flags & D::SEEN == 0 && !begins(&packet.transport);
-        Ok(if answers { policy.answering(reason, class) } else { policy.passing(reason, class) })
+        Ok(if answers {
+            policy.reply_reason(reason, class)
+        } else {
+            policy.passing_reason(reason, class)
+        })
     }
 
     /// Flags of a new entry begun by the packet.
     #[inline(always)]
-    fn seen(&self) -> u16 {
+    fn initial_flags(&self) -> u16 {
         let packet = self.packet;
         let node = if packet.from_node { CT_NODE } else { 0 };
         let syn = if is_opening(&packet.transport) { CT_SYN } else { 0 };
@@ -154,7 +160,13 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
     /// # Errors
     /// [`Reason::ConntrackFull`] if there is no room and the replies would be dropped.
     #[inline(always)]
-    fn begin(&self, key: F::Key, hash: u64, expired: Option<Hit>, now: u32) -> Result<(), Reason> {
+    fn create_entry(
+        &self,
+        key: F::Key,
+        hash: u64,
+        expired: Option<Hit>,
+        now: u32,
+    ) -> Result<(), Reason> {
         let Self { context, packet, class, .. } = *self;
         // A Service never begins a flow. With a flow begun from a forged Service address, the pod's packets to the
         // Service would pass as replies, to any backend that the node chooses.
@@ -164,7 +176,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
         if !may_begin(&packet.transport, packet.from_node) {
             return Ok(());
         }
-        let (tables, seen) = (context.tables, self.seen());
+        let (tables, seen) = (context.tables, self.initial_flags());
         if let Some(hit) = expired {
             // SAFETY: found in the table just now. If another writer is faster, its entry stays.
             unsafe { Flow::<F::Key>::restart(tables, hit, seen, now) };
@@ -182,26 +194,26 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
         }
     }
 
-    /// Flags that an allowed packet adds to its live entry, or [`LEAVE`].
+    /// Flags that an allowed packet adds to its live entry, or [`UNCHANGED`].
     #[inline(always)]
-    fn refresh(&self, hit: Hit, now: u32) -> u16 {
+    fn refreshing_flags(&self, hit: Hit, now: u32) -> u16 {
         let transport = &self.packet.transport;
         let flags = hit.control.flags();
         let begun = flags & D::SEEN != 0;
-        let seen = self.seen();
+        let seen = self.initial_flags();
         if is_opening(transport) && (!begun || hit.control.is_closing()) {
             // SAFETY: found in the table just now.
             unsafe { Flow::<F::Key>::restart(self.context.tables, hit, seen, now) };
-            return LEAVE;
+            return UNCHANGED;
         }
         if !begun && self.was_cut(flags) {
             // Not refreshed either, so the entry expires after its idle time.
-            return LEAVE;
+            return UNCHANGED;
         }
         match icmp::echo(transport) {
             Echo::Request => seen,
-            Echo::None if begun => seen & CT_NODE | confirming(flags, transport),
-            Echo::Reply | Echo::None => answering(transport),
+            Echo::None if begun => seen & CT_NODE | confirmation_flags(flags, transport),
+            Echo::Reply | Echo::None => reply_flags(transport),
         }
     }
 
@@ -213,14 +225,14 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
     )]
     fn touch(&self, hit: Hit, add: u16, settings: &Settings, now: u32) {
         let (tables, transport) = (self.context.tables, &self.packet.transport);
-        let mut marks = closing::<D>(transport).and(add);
+        let mut changes = closing_changes::<D>(transport).and(add);
         let (flags, after) = (hit.control.flags(), settings.refresh_after);
         if transport.protocol == UDP && flags & (CT_REPLIED | CT_STREAM) == CT_REPLIED {
             // As `stream_ts` in the kernel's conntrack: the stamp stays until the flow counts as a stream.
             if hit.control.age(now) <= 2 * after {
                 return;
             }
-            marks = marks.and(CT_STREAM);
+            changes = changes.and(CT_STREAM);
         }
         // SAFETY: found in the table just now, by this family's key.
         unsafe {
@@ -228,7 +240,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
                 // Clears the cached verdict: the slow path judges the next packet, regardless of its flags.
                 tables.store(hit.cached_verdict::<F::Key>(), 0);
             }
-            Flow::<F::Key>::touch(tables, hit, marks, now, after);
+            Flow::<F::Key>::touch(tables, hit, changes, now, after);
         }
     }
 
@@ -249,19 +261,19 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
     /// initiator that policy has admitted. The error goes to the sender of the quoted packet, so both have the same
     /// class.
     #[inline(always)]
-    fn sent_error(&self, live: Option<Hit>) -> Result<Reason, Reason> {
+    fn judge_sent_error(&self, live: Option<Hit>) -> Result<Reason, Reason> {
         let (policy, class) = (&self.context.policy, self.class);
         let flags = live.map_or(0, |hit| hit.control.flags());
         if policy.still_allows(flags & (D::OTHER_SEEN | CT_NODE), class, self.flow) {
-            return Ok(policy.answering(Reason::Related, class));
+            return Ok(policy.reply_reason(Reason::Related, class));
         }
         if let Some(reason) = self.allowed {
-            return Ok(policy.judged_again(reason));
+            return Ok(policy.rejudged_reason(reason));
         }
         if policy.still_allows(flags, class, self.flow) {
-            return Ok(policy.passing(Reason::Related, class));
+            return Ok(policy.passing_reason(Reason::Related, class));
         }
-        self.context.unanswered(self.packet)
+        self.context.denied_unless_loopback(self.packet)
     }
 
     /// Judges a packet that policy does not allow but that has a live entry: it passes as a reply of a flow that
@@ -270,19 +282,19 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
     /// # Errors
     /// Reason of the drop.
     #[inline(always)]
-    fn answer(&self, hit: Hit) -> Result<Reason, Reason> {
+    fn judge_reply(&self, hit: Hit) -> Result<Reason, Reason> {
         let Self { context, packet, flow, class, .. } = *self;
         let policy = &context.policy;
         let flags = hit.control.flags();
         if icmp::is_error(&packet.transport) {
             let class = F::class(context.tables, flow.remote);
             if !policy.still_allows(flags, class, flow) {
-                return context.unanswered(packet);
+                return context.denied_unless_loopback(packet);
             }
             // If the pod was the responder of the quoted flow, the initiator sent this error.
             let begun = flags & D::SEEN == 0;
             return Ok(if begun {
-                policy.answering(Reason::Related, class)
+                policy.reply_reason(Reason::Related, class)
             } else {
                 Reason::Related
             });
@@ -290,7 +302,7 @@ impl<F: TableFamily, D: PodDirection, T: Tables> FlowTracker<'_, F, D, T> {
         // The node's own packets are in ingress, so the replies to them are in egress.
         let node = if D::EGRESS { CT_NODE } else { 0 };
         if !policy.still_allows(flags & (D::OTHER_SEEN | node), class, flow) {
-            return context.unanswered(packet);
+            return context.denied_unless_loopback(packet);
         }
         Ok(Reason::Reply)
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     direction::PodDirection,
-    flow::table::Marks,
+    flow::table::FlagChanges,
     layout::{CT_BUSY, CT_REPLIED, CT_RST, CT_RST_SENT, CT_SYN_ACK},
     packet::{
         icmp::{self, Echo},
@@ -28,7 +28,7 @@ pub(crate) const fn may_begin(transport: &Transport, of_node: bool) -> bool {
 /// Whether the node sends such a packet only as a reply. If the request had the pod's address as a forged source, the
 /// pod has no such flow.
 #[inline(always)]
-pub(crate) const fn only_answers(transport: &Transport) -> bool {
+pub(crate) const fn is_always_reply(transport: &Transport) -> bool {
     let flags = transport.flags;
     flags & TCP_RST != 0 || flags & (TCP_SYN | TCP_ACK) == TCP_SYN | TCP_ACK
 }
@@ -36,7 +36,7 @@ pub(crate) const fn only_answers(transport: &Transport) -> bool {
 /// Flags that a reply adds to its flow. The second packet of a handshake does not prove the source of the first, and a
 /// refusal establishes no flow.
 #[inline(always)]
-pub(crate) const fn answering(transport: &Transport) -> u16 {
+pub(crate) const fn reply_flags(transport: &Transport) -> u16 {
     match transport.flags & (TCP_SYN | TCP_RST) {
         0 => CT_REPLIED,
         TCP_SYN => CT_SYN_ACK,
@@ -46,25 +46,25 @@ pub(crate) const fn answering(transport: &Transport) -> u16 {
 
 /// Flags that a further packet of the initiator adds to its flow.
 #[inline(always)]
-pub(crate) const fn confirming(flags: u16, transport: &Transport) -> u16 {
+pub(crate) const fn confirmation_flags(flags: u16, transport: &Transport) -> u16 {
     let ends = transport.flags & (TCP_SYN | TCP_RST) != 0;
     if flags & CT_SYN_ACK != 0 && !ends { CT_REPLIED } else { 0 }
 }
 
 /// Returned in place of flags: the entry stays unchanged.
-pub(crate) const LEAVE: u16 = CT_BUSY;
+pub(crate) const UNCHANGED: u16 = CT_BUSY;
 
 /// Flags of FIN and RST that any passing packet sets or clears. A FIN or RST can be forged, so later packets clear it:
 /// any packet clears an RST, and data from the FIN's sender clears that FIN (PSH indicates data, so that nothing after
 /// the header is read).
 #[inline(always)]
-pub(crate) const fn closing<D: PodDirection>(transport: &Transport) -> Marks {
+pub(crate) const fn closing_changes<D: PodDirection>(transport: &Transport) -> FlagChanges {
     if transport.flags & TCP_RST != 0 {
-        return Marks::new(if D::EGRESS { CT_RST_SENT } else { CT_RST }, 0);
+        return FlagChanges::new(if D::EGRESS { CT_RST_SENT } else { CT_RST }, 0);
     }
     let fin = if transport.flags & TCP_FIN != 0 { D::FIN } else { 0 };
     let data = transport.flags & (TCP_SYN | TCP_PSH) == TCP_PSH;
-    Marks::new(fin, CT_RST | CT_RST_SENT | if data { D::FIN } else { 0 })
+    FlagChanges::new(fin, CT_RST | CT_RST_SENT | if data { D::FIN } else { 0 })
 }
 
 #[cfg(test)]
@@ -98,23 +98,29 @@ mod tests {
 
     #[test]
     fn a_handshake_takes_three_packets() {
-        assert_eq!(answering(&tcp(TCP_SYN | TCP_ACK)), CT_SYN_ACK);
-        assert_eq!(answering(&tcp(TCP_RST | TCP_ACK)), 0);
-        assert_eq!(answering(&tcp(TCP_ACK)), CT_REPLIED);
-        assert_eq!(confirming(CT_SYN_ACK, &tcp(TCP_ACK)), CT_REPLIED);
-        assert_eq!(confirming(CT_SYN_ACK, &tcp(TCP_RST)), 0);
-        assert_eq!(confirming(0, &tcp(TCP_ACK)), 0);
-        assert!(only_answers(&tcp(TCP_SYN | TCP_ACK)) && only_answers(&tcp(TCP_RST)));
-        assert!(!only_answers(&tcp(TCP_SYN)) && !only_answers(&tcp(TCP_ACK)));
+        assert_eq!(reply_flags(&tcp(TCP_SYN | TCP_ACK)), CT_SYN_ACK);
+        assert_eq!(reply_flags(&tcp(TCP_RST | TCP_ACK)), 0);
+        assert_eq!(reply_flags(&tcp(TCP_ACK)), CT_REPLIED);
+        assert_eq!(confirmation_flags(CT_SYN_ACK, &tcp(TCP_ACK)), CT_REPLIED);
+        assert_eq!(confirmation_flags(CT_SYN_ACK, &tcp(TCP_RST)), 0);
+        assert_eq!(confirmation_flags(0, &tcp(TCP_ACK)), 0);
+        assert!(is_always_reply(&tcp(TCP_SYN | TCP_ACK)) && is_always_reply(&tcp(TCP_RST)));
+        assert!(!is_always_reply(&tcp(TCP_SYN)) && !is_always_reply(&tcp(TCP_ACK)));
     }
 
     #[test]
     fn what_shows_that_a_flow_goes_on_takes_back_its_end() {
-        assert_eq!(closing::<Egress>(&tcp(TCP_RST)), Marks::new(CT_RST_SENT, 0));
-        assert_eq!(closing::<Ingress>(&tcp(TCP_RST)), Marks::new(CT_RST, 0));
+        assert_eq!(closing_changes::<Egress>(&tcp(TCP_RST)), FlagChanges::new(CT_RST_SENT, 0));
+        assert_eq!(closing_changes::<Ingress>(&tcp(TCP_RST)), FlagChanges::new(CT_RST, 0));
         let resets = CT_RST | CT_RST_SENT;
-        assert_eq!(closing::<Ingress>(&tcp(TCP_ACK)), Marks::new(0, resets));
-        assert_eq!(closing::<Egress>(&tcp(TCP_PSH)), Marks::new(0, resets | CT_FIN_EGRESS));
-        assert_eq!(closing::<Ingress>(&tcp(TCP_FIN)), Marks::new(CT_FIN_INGRESS, resets));
+        assert_eq!(closing_changes::<Ingress>(&tcp(TCP_ACK)), FlagChanges::new(0, resets));
+        assert_eq!(
+            closing_changes::<Egress>(&tcp(TCP_PSH)),
+            FlagChanges::new(0, resets | CT_FIN_EGRESS)
+        );
+        assert_eq!(
+            closing_changes::<Ingress>(&tcp(TCP_FIN)),
+            FlagChanges::new(CT_FIN_INGRESS, resets)
+        );
     }
 }

@@ -53,24 +53,24 @@ pub struct Blocks6Node {
 }
 
 /// Entries of a bucket of the table of IPv6 addresses.
-pub const HOST6_WAYS: usize = 3;
+pub const HOSTS6_WAYS: usize = 3;
 /// Addresses of an entry, which differ in their last bits only. Pods mostly get consecutive addresses, and dense
 /// entries keep more of them in the CPU's caches.
-pub const HOST6_GROUP: usize = 4;
+pub const HOSTS6_GROUP: usize = 4;
 /// Mask of [`Hosts6Entry::state`]: one bit for each address in the table.
-pub const HOST6_VALID: u64 = (1 << HOST6_GROUP) - 1;
+pub const HOSTS6_VALID: u64 = (1 << HOSTS6_GROUP) - 1;
 
 /// Neighbouring IPv6 addresses and their classes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hosts6Entry {
     /// 32 bits of incarnation in the upper half, which change whenever the entry changes its addresses;
-    /// [`HOST6_VALID`] in the lower. Only the agent writes it.
+    /// [`HOSTS6_VALID`] in the lower. Only the agent writes it.
     pub state: u64,
     /// First address of the entry, network byte order.
     pub address: [u8; 16],
     /// Class of each valid address.
-    pub classes: [ClassId; HOST6_GROUP],
+    pub classes: [ClassId; HOSTS6_GROUP],
 }
 
 /// Bucket of the table of IPv6 addresses, two cache lines. The entry of an address is in one of two buckets, by its
@@ -79,7 +79,7 @@ pub struct Hosts6Entry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hosts6Bucket {
     /// The entries.
-    pub ways: [Hosts6Entry; HOST6_WAYS],
+    pub ways: [Hosts6Entry; HOSTS6_WAYS],
     /// Two bits for each of the bucket's 32 filter bits: how many entries with this first bucket and this filter bit
     /// are in their second bucket. At 0 lookups skip the second bucket; [`HOSTS6_MANY`] never decreases. Only the
     /// agent writes it.

@@ -14,7 +14,7 @@ pub struct Ct4Key {
     pub endpoint: u32,
     /// The pod's port; for ICMP echo, timestamps and extended echo the identifier.
     pub local_port: u16,
-    /// The remote port; for ICMP [`crate::packet::icmp::kind`]: 0 for echo, else the type of the request.
+    /// The remote port; for ICMP [`crate::packet::icmp::exchange_type`]: 0 for echo, else the type of the request.
     pub remote_port: u16,
     /// IP protocol number (8 bits; the rest zero).
     pub protocol: u32,
@@ -28,7 +28,7 @@ pub struct Ct6Key {
     pub endpoint: u32,
     /// The pod's port; for ICMPv6 echo and extended echo the identifier.
     pub local_port: u16,
-    /// The remote port; for ICMPv6 [`crate::packet::icmp::kind`]: 0 for echo, else the type of the request.
+    /// The remote port; for ICMPv6 [`crate::packet::icmp::exchange_type`]: 0 for echo, else the type of the request.
     pub remote_port: u16,
     /// Remote address, network byte order.
     pub remote: [u8; 16],

@@ -6,7 +6,7 @@ use crate::layout::endpoint::ENDPOINT_SLOTS;
 const MARK_SLOT_BITS: u32 = 13;
 /// Modulus of the endpoint's number; the remainder plus 1 is the upper part of a mark. So a mark ends with its
 /// endpoint, not with the endpoint's slot: the agent gives an endpoint that takes over a record a number with another
-/// remainder. [`answer_mark`] adds this modulus once more.
+/// remainder. [`reply_mark`] adds this modulus once more.
 pub const MARK_NUMBERS: u32 = 3;
 const _: () = assert!(1 << MARK_SLOT_BITS == ENDPOINT_SLOTS);
 
@@ -23,14 +23,14 @@ pub const fn mark(slot: u32, id: u32) -> u32 {
 /// translate. [`crate::judge::connection`] checks whether the node sends it back there.
 #[must_use]
 #[inline(always)]
-pub const fn answer_mark(mark: u32) -> u32 {
+pub const fn reply_mark(mark: u32) -> u32 {
     mark + (MARK_NUMBERS << MARK_SLOT_BITS)
 }
 
-/// Splits a mark into its [`mark`] and whether it was an [`answer_mark`].
+/// Splits a mark into its [`mark`] and whether it was a [`reply_mark`].
 #[must_use]
 #[inline(always)]
-pub const fn parts_of(mark: u32) -> (u32, bool) {
+pub const fn split_mark(mark: u32) -> (u32, bool) {
     let answer = mark >> MARK_SLOT_BITS > MARK_NUMBERS;
     (if answer { mark - (MARK_NUMBERS << MARK_SLOT_BITS) } else { mark }, answer)
 }
@@ -62,7 +62,7 @@ pub struct Unproven {
     pub unmarked: u64,
 }
 
-/// Whether `skb->tc_index` holds a [`mark`] or an [`answer_mark`].
+/// Whether `skb->tc_index` holds a [`mark`] or a [`reply_mark`].
 #[must_use]
 #[inline(always)]
 pub const fn is_mark(tc_index: u32) -> bool {

@@ -30,7 +30,7 @@ pub struct Settings {
     pub ipv6_blocks_root: u32,
     /// Flags while two generations' programs run at the pods' hooks, to migrate flows: [`WATCH_ONLY`], [`SHARES_NAMES`],
     /// [`STANDS_ASIDE`], [`MAY_BE_BEHIND`]. Agents of later layouts write it, by the description of the layout.
-    pub watch: u32,
+    pub handover: u32,
     /// Number of the policy in force. A cached verdict holds for the revision that was read before policy: the agent
     /// changes the revision after the last word of an update, and each generation uses its own numbers.
     pub revision: u32,
@@ -73,7 +73,7 @@ pub struct Settings {
     pub any_endpoint: u32,
     /// Maximum number of answers to denied packets in a second, for each endpoint and direction; 0: none.
     pub rejections: u32,
-    /// The same for all endpoints of the node together, without the first of each ([`OWN`](crate::judge::reject::OWN)).
+    /// The same for all endpoints of the node together, without the first of each ([`OWN_TOKENS`](crate::judge::reject::OWN_TOKENS)).
     pub node_rejections: u32,
 }
 
@@ -86,26 +86,26 @@ impl Settings {
         unsafe { (&raw const self.any_endpoint).read_volatile() & flag != 0 }
     }
 
-    /// Whether these flags of [`Settings::watch`] are set, and no others but [`MAY_BE_BEHIND`]; the agent changes them
+    /// Whether these flags of [`Settings::handover`] are set, and no others but [`MAY_BE_BEHIND`]; the agent changes them
     /// while programs run.
     #[must_use]
     #[inline(always)]
-    pub fn watches(&self, flags: u32) -> bool {
+    pub fn has_handover_flags(&self, flags: u32) -> bool {
         // SAFETY: a reference is readable.
-        unsafe { (&raw const self.watch).read_volatile() & !MAY_BE_BEHIND == flags }
+        unsafe { (&raw const self.handover).read_volatile() & !MAY_BE_BEHIND == flags }
     }
 }
 
-/// Flag in [`Settings::watch`]: the former programs, which run behind these, still judge. These record flows, and pass
+/// Flag in [`Settings::handover`]: the former programs, which run behind these, still judge. These record flows, and pass
 /// every packet on.
 pub const WATCH_ONLY: u32 = 1 << 0;
-/// Flag in [`Settings::watch`]: both programs have the same tables of domain names. With [`WATCH_ONLY`], those behind read
+/// Flag in [`Settings::handover`]: both programs have the same tables of domain names. With [`WATCH_ONLY`], those behind read
 /// DNS messages. Without it, these are behind, and those in front have read most packets.
 pub const SHARES_NAMES: u32 = 1 << 1;
-/// Flag in [`Settings::watch`]: those in front judge alone. These programs at pods' hooks leave every packet and its
+/// Flag in [`Settings::handover`]: those in front judge alone. These programs at pods' hooks leave every packet and its
 /// marks as they are, XDP programs drop none, and those at other devices continue.
 pub const STANDS_ASIDE: u32 = 1 << 2;
-/// Flag in [`Settings::watch`]: programs may run in front of these, so packets may have their proof already.
+/// Flag in [`Settings::handover`]: programs may run in front of these, so packets may have their proof already.
 pub const MAY_BE_BEHIND: u32 = 1 << 3;
 
 /// Flag in [`Settings::any_endpoint`]: policy isolates an endpoint for egress.

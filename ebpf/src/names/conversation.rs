@@ -52,16 +52,16 @@ pub struct Datagram {
 
 /// The DNS message to a resolver's port, or from there to the pod; `None` for all other packets, and for later fragments.
 #[inline(always)]
-pub fn datagram<D: PodDirection, B: Bytes>(bytes: &B) -> Option<Datagram> {
+pub fn parse_datagram<D: PodDirection, B: Bytes>(bytes: &B) -> Option<Datagram> {
     match parse::link(bytes).ok()? {
-        (ETHERTYPE_IPV4, offset) => read::<D, V4, B>(bytes, offset),
-        (ETHERTYPE_IPV6, offset) => read::<D, V6, B>(bytes, offset),
+        (ETHERTYPE_IPV4, offset) => parse_family::<D, V4, B>(bytes, offset),
+        (ETHERTYPE_IPV6, offset) => parse_family::<D, V6, B>(bytes, offset),
         _ => None,
     }
 }
 
 #[inline(always)]
-fn read<D: PodDirection, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<Datagram> {
+fn parse_family<D: PodDirection, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<Datagram> {
     let mut network = F::network(bytes, offset, false).ok()?;
     if !D::EGRESS {
         F::extensions(bytes, &mut network).ok()?;
@@ -92,7 +92,7 @@ fn read<D: PodDirection, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<
 
 /// Counts the answer of a datagram with a flaw, which begins with [`Work::begin`].
 #[inline(always)]
-pub fn refuse<T: NameTables>(tables: &T, work: Work, flaw: IgnoredAnswer) {
+pub fn count_flaw<T: NameTables>(tables: &T, work: Work, flaw: IgnoredAnswer) {
     let is_trusted = tables.resolver(work.address()) & RESOLVES != 0;
     tables.count_ignored(if is_trusted { flaw } else { IgnoredAnswer::NotResolver });
 }
@@ -112,7 +112,7 @@ pub(crate) fn in_seconds<T: NameTables>(tables: &T, settings: &Settings, seconds
 
 /// Records the question in the working memory, which begins with [`Work::begin`].
 #[inline(always)]
-pub fn ask<T: NameTables>(tables: &T, work: Work) {
+pub fn record_question<T: NameTables>(tables: &T, work: Work) {
     let Some(settings) = tables.settings() else { return };
     // A query (QR 0) of the standard kind (opcode 0).
     if !has_flags(work, 0xf800, 0)
@@ -121,12 +121,12 @@ pub fn ask<T: NameTables>(tables: &T, work: Work) {
     {
         return;
     }
-    name::hash(tables, work, 0);
-    name_asked(work);
+    name::hash_name(tables, work, 0);
+    complete_question_key(work);
     let until = in_seconds(tables, settings, ANSWER_WITHIN);
     work.set_entry(NameEntry { until, ..work.entry() });
     for _ in 0..ATTEMPTS {
-        if store::put(tables, work, NameTable::Asked) {
+        if store::upsert(tables, work, NameTable::Asked) {
             break;
         }
     }
@@ -134,7 +134,7 @@ pub fn ask<T: NameTables>(tables: &T, work: Work) {
 
 /// Completes the key of a question by its name and identifier.
 #[inline(always)]
-fn name_asked(work: Work) {
+fn complete_question_key(work: Work) {
     let (entry, [first, second, third]) = (work.entry(), work.hash());
     let name = [u64::from(first) | u64::from(second) << 32, u64::from(third) | entry.name[1]];
     let asked = entry.asked | u64::from(work.be16(0)) << 16;
@@ -144,7 +144,7 @@ fn name_asked(work: Work) {
 /// Reads the answer in the working memory up to its first record. False unless the pod asked this question,
 /// and the list has a matching name.
 #[inline(always)]
-pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
+pub fn check_answer<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
     if list == 0 {
         return false;
     }
@@ -158,9 +158,9 @@ pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
         tables.count_ignored(IgnoredAnswer::Malformed);
         return false;
     }
-    name::hash(tables, work, list);
-    name_asked(work);
-    let until = store::take(tables, work, NameTable::Asked);
+    name::hash_name(tables, work, list);
+    complete_question_key(work);
+    let until = store::remove(tables, work, NameTable::Asked);
     if until < tables.jiffies() {
         tables.count_ignored(IgnoredAnswer::NoQuestion);
         return false;
@@ -182,11 +182,11 @@ pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
     true
 }
 
-/// Result of [`record`], and of the steps of a stream: the answer ends, or the segment.
+/// Result of [`next_record`], and of the steps of a stream: the answer ends, or the segment.
 pub const END: u32 = 0;
-/// Result of [`record`]: the answer continues.
+/// Result of [`next_record`]: the answer continues.
 pub const GOES_ON: u32 = 1;
-/// Result of [`record`]: the record has an address of the wanted name, which [`learn`] records.
+/// Result of [`next_record`]: the record has an address of the wanted name, which [`learn_address`] records.
 pub const ADDRESS: u32 = 2;
 
 /// Result of [`read_record`]: the answer is shorter than the record, or the record has no valid name.
@@ -194,7 +194,7 @@ const BROKEN: u32 = 3;
 
 /// Reads the next record. Records that belong to other names than the wanted one count for nothing.
 #[inline(always)]
-pub fn record<T: NameTables>(tables: &T, work: Work) -> u32 {
+pub fn next_record<T: NameTables>(tables: &T, work: Work) -> u32 {
     let records = work.records();
     if records == 0 {
         return END;
@@ -220,7 +220,7 @@ fn read_record<T: NameTables>(tables: &T, work: Work) -> u32 {
         (at + 2, true)
     } else {
         let end = tables.read_name(work, at);
-        name::hash(tables, work, 0);
+        name::hash_name(tables, work, 0);
         (end, work.hash() == work.wanted())
     };
     if end == 0 || end + 10 > length {
@@ -243,7 +243,7 @@ fn read_record<T: NameTables>(tables: &T, work: Work) -> u32 {
             if tables.read_name(work, data) != data + size {
                 return BROKEN;
             }
-            name::hash(tables, work, 0);
+            name::hash_name(tables, work, 0);
             work.set_wanted(work.hash());
             work.set_wanted_at(data);
             work.set_alias_ttl(ttl.min(work.alias_ttl()));
@@ -262,7 +262,7 @@ fn read_record<T: NameTables>(tables: &T, work: Work) -> u32 {
 /// Records the address in the working memory for the matching name at an index, if there is one; returns whether more
 /// names match.
 #[inline(always)]
-pub fn learn<T: NameTables>(tables: &T, work: Work, index: u32) -> bool {
+pub fn learn_address<T: NameTables>(tables: &T, work: Work, index: u32) -> bool {
     if index >= work.matched() {
         return false;
     }
@@ -271,7 +271,7 @@ pub fn learn<T: NameTables>(tables: &T, work: Work, index: u32) -> bool {
     let name = [u64::from(first) | u64::from(second) << 32, u64::from(third) | endpoint];
     work.set_entry(NameEntry { name, ..entry });
     for _ in 0..ATTEMPTS {
-        if store::put(tables, work, NameTable::Learned) {
+        if store::upsert(tables, work, NameTable::Learned) {
             break;
         }
     }

@@ -93,7 +93,7 @@ impl NameSums {
 /// the offset after the name; 0 if it is not a name: beyond the message's end, longer than 255 bytes, with a pointer
 /// that does not lead back (RFC 1035 section 4.1.4), or with labels of another type.
 #[inline(always)]
-pub fn read<T: NameTables>(tables: &T, work: Work, at: u32) -> u32 {
+pub fn read_name<T: NameTables>(tables: &T, work: Work, at: u32) -> u32 {
     work.set_cursor(NameCursor { at, before: at, end: 0, left: 0 });
     work.set_name_length(0);
     for _ in 0..READ_CALLS {
@@ -157,7 +157,7 @@ fn step(work: Work) -> u32 {
 /// Hashes the name that was read last. If `list` is not 0, also finds the names of that list that are this name, or
 /// above it with `*.`.
 #[inline(always)]
-pub fn hash<T: NameTables>(tables: &T, work: Work, list: u32) {
+pub fn hash_name<T: NameTables>(tables: &T, work: Work, list: u32) {
     work.set_sums(NameSums::EMPTY);
     if list != 0 {
         work.set_matched(0);

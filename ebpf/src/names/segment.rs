@@ -16,17 +16,25 @@ use crate::{
 /// Reads the TCP segment in a packet to the working memory (RFC 9293 section 3.1); false for all other packets. Of a
 /// fragment, only its addresses are certain, and of the first one its ports and flags.
 #[inline(always)]
-pub fn segment<D: PodDirection, B: Bytes>(bytes: &B, work: Work, endpoint: EndpointRef) -> bool {
+pub fn parse_segment<D: PodDirection, B: Bytes>(
+    bytes: &B,
+    work: Work,
+    endpoint: EndpointRef,
+) -> bool {
     work.set_asker(u64::from(endpoint.id()) << 32);
     match parse::link(bytes) {
-        Ok((ETHERTYPE_IPV4, offset)) => read::<D, V4, B>(bytes, work, (endpoint, offset)).is_some(),
-        Ok((ETHERTYPE_IPV6, offset)) => read::<D, V6, B>(bytes, work, (endpoint, offset)).is_some(),
+        Ok((ETHERTYPE_IPV4, offset)) => {
+            parse_family::<D, V4, B>(bytes, work, (endpoint, offset)).is_some()
+        }
+        Ok((ETHERTYPE_IPV6, offset)) => {
+            parse_family::<D, V6, B>(bytes, work, (endpoint, offset)).is_some()
+        }
         _ => false,
     }
 }
 
 #[inline(always)]
-fn read<D: PodDirection, F: Family, B: Bytes>(
+fn parse_family<D: PodDirection, F: Family, B: Bytes>(
     bytes: &B,
     work: Work,
     (endpoint, offset): (EndpointRef, u32),

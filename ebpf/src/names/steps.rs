@@ -21,82 +21,82 @@ pub const QUESTIONS: u32 = 4;
 #[must_use]
 #[inline(always)]
 pub const fn may_be_translated(reason: u32) -> bool {
-    reason == Reason::Translated as u32 || reason == Reason::Answer as u32
+    reason == Reason::Translated as u32 || reason == Reason::TranslatedReply as u32
 }
 
 /// The steps, for one packet.
 pub trait Steps {
-    /// [`segment`](crate::names::segment::segment)
-    fn segment<D: PodDirection>(&self) -> bool;
-    /// [`arrive`](crate::names::stream::arrive)
-    fn arrive(&self) -> u32;
-    /// [`end`](crate::names::stream::end)
-    fn end(&self);
+    /// [`parse_segment`](crate::names::segment::parse_segment)
+    fn parse_segment<D: PodDirection>(&self) -> bool;
+    /// [`admit_answers`](crate::names::stream::admit_answers)
+    fn admit_answers(&self) -> u32;
+    /// [`end_reading`](crate::names::stream::end_reading)
+    fn end_reading(&self);
     /// [`is_resolver`](crate::names::stream::is_resolver)
     fn is_resolver(&self) -> bool;
-    /// [`take`](crate::names::stream::take)
-    fn take(&self) -> u32;
-    /// [`question`](crate::names::conversation::question)
-    fn question(&self) -> bool;
-    /// [`record`](crate::names::conversation::record)
-    fn record(&self) -> u32;
-    /// [`learn`](crate::names::conversation::learn)
-    fn learn(&self, index: u32) -> bool;
+    /// [`next_message`](crate::names::stream::next_message)
+    fn next_message(&self) -> u32;
+    /// [`check_answer`](crate::names::conversation::check_answer)
+    fn check_answer(&self) -> bool;
+    /// [`next_record`](crate::names::conversation::next_record)
+    fn next_record(&self) -> u32;
+    /// [`learn_address`](crate::names::conversation::learn_address)
+    fn learn_address(&self, index: u32) -> bool;
     /// [`copy_some`](crate::names::stream::copy_some)
     fn copy_some(&self, keeps: bool) -> bool;
-    /// [`keeps`](crate::names::stream::keeps)
-    fn keeps(&self) -> bool;
-    /// [`finish`](crate::names::stream::finish)
-    fn finish(&self);
-    /// [`leave`](crate::names::stream::leave)
-    fn leave(&self, may_be_translated: bool) -> u32;
-    /// [`take_question`](crate::names::stream::take_question)
-    fn take_question(&self) -> u32;
-    /// [`ask`](crate::names::conversation::ask)
-    fn ask(&self);
+    /// [`is_incomplete`](crate::names::stream::is_incomplete)
+    fn is_incomplete(&self) -> bool;
+    /// [`release`](crate::names::stream::release)
+    fn release(&self);
+    /// [`admit_questions`](crate::names::stream::admit_questions)
+    fn admit_questions(&self, may_be_translated: bool) -> u32;
+    /// [`next_question`](crate::names::stream::next_question)
+    fn next_question(&self) -> u32;
+    /// [`record_question`](crate::names::conversation::record_question)
+    fn record_question(&self);
 }
 
 /// Reads a TCP packet to a pod; whether it passes. All addresses in it are recorded before it passes.
 #[must_use]
 #[inline(always)]
-pub fn answers<S: Steps>(steps: &S) -> bool {
-    if !steps.segment::<Ingress>() {
+pub fn read_answers<S: Steps>(steps: &S) -> bool {
+    if !steps.parse_segment::<Ingress>() {
         return true;
     }
-    let result = steps.arrive();
+    let result = steps.admit_answers();
     if result != READS {
         return passes(steps, result);
     }
     copy(steps, false);
     let mut is_answer = false;
     for _ in 0..STEPS {
-        let result = if is_answer { steps.record() } else { steps.take() };
+        let result = if is_answer { steps.next_record() } else { steps.next_message() };
         if result == END && !is_answer {
             break;
         }
         if result == END {
             is_answer = false;
         } else if result == MESSAGE_ENDS {
-            is_answer = steps.question();
+            is_answer = steps.check_answer();
         } else if result == ADDRESS {
             for index in 0..NAME_MATCHES as u32 {
-                if !steps.learn(index) {
+                if !steps.learn_address(index) {
                     break;
                 }
             }
         }
     }
-    if steps.keeps() {
+    if steps.is_incomplete() {
         copy(steps, true);
     }
-    steps.finish();
+    steps.release();
     true
 }
 
 #[inline(always)]
 fn passes<S: Steps>(steps: &S, result: u32) -> bool {
     if result == ENDS {
-        steps.end();
+        steps.end_reading();
     }
     result != DROPS
 }
@@ -109,9 +109,9 @@ fn passes<S: Steps>(steps: &S, result: u32) -> bool {
 ///
 /// Of packets to the pod, only a resolver's counts: any host may send others.
 #[inline(always)]
-pub fn unread<D: PodDirection, S: Steps>(steps: &S) {
-    if steps.segment::<D>() && (D::EGRESS || steps.is_resolver()) {
-        steps.end();
+pub fn end_unread<D: PodDirection, S: Steps>(steps: &S) {
+    if steps.parse_segment::<D>() && (D::EGRESS || steps.is_resolver()) {
+        steps.end_reading();
     }
 }
 
@@ -124,22 +124,22 @@ fn copy<S: Steps>(steps: &S, keeps: bool) {
     }
 }
 
-/// Reads a TCP packet of a pod; whether it passes. `may_be_translated`: see [`leave`](crate::names::stream::leave).
+/// Reads a TCP packet of a pod; whether it passes. `may_be_translated`: see [`admit_questions`](crate::names::stream::admit_questions).
 #[must_use]
 #[inline(always)]
-pub fn asks<S: Steps>(steps: &S, may_be_translated: bool) -> bool {
-    if !steps.segment::<Egress>() {
+pub fn read_questions<S: Steps>(steps: &S, may_be_translated: bool) -> bool {
+    if !steps.parse_segment::<Egress>() {
         return true;
     }
-    let result = steps.leave(may_be_translated);
+    let result = steps.admit_questions(may_be_translated);
     if result != READS {
         return passes(steps, result);
     }
     for _ in 0..QUESTIONS {
-        if steps.take_question() != MESSAGE_ENDS {
+        if steps.next_question() != MESSAGE_ENDS {
             break;
         }
-        steps.ask();
+        steps.record_question();
     }
     true
 }

@@ -149,7 +149,7 @@ impl Way {
 
 /// Frees the entry with the key of the one in the working memory; returns the time until which it was valid, or 0.
 #[inline(always)]
-pub fn take<T: NameTables>(tables: &T, work: Work, store: NameTable) -> u64 {
+pub fn remove<T: NameTables>(tables: &T, work: Work, store: NameTable) -> u64 {
     if !find_buckets(tables, work, store) {
         return 0;
     }
@@ -168,7 +168,7 @@ pub fn take<T: NameTables>(tables: &T, work: Work, store: NameTable) -> u64 {
 
 /// Writes the entry in the working memory, or prolongs the present one. False if another writer was faster.
 #[inline(always)]
-pub fn put<T: NameTables>(tables: &T, work: Work, store: NameTable) -> bool {
+pub fn upsert<T: NameTables>(tables: &T, work: Work, store: NameTable) -> bool {
     if !find_buckets(tables, work, store) {
         return true;
     }

@@ -36,7 +36,9 @@ use crate::{
     names::{
         conversation::{ANSWER_WITHIN, DNS, END, GOES_ON, HEADER, in_seconds},
         ignored::IgnoredAnswer,
-        stream_table::{Held, StreamWay, doubt, find, hold, is_doubted, is_read_in_front, open},
+        stream_table::{
+            HeldEntry, StreamWay, doubt, find, hold, is_doubted, is_read_in_front, open,
+        },
         tables::NameTables,
         work::{MESSAGE, Work},
     },
@@ -62,9 +64,9 @@ pub const PASSES: u32 = 0;
 pub const DROPS: u32 = 1;
 /// The segment is to be read.
 pub const READS: u32 = 2;
-/// The packet passes, and ends the reading of its connection: [`end`].
+/// The packet passes, and ends the reading of its connection: [`end_reading`].
 pub const ENDS: u32 = 4;
-/// Result of [`take`] and [`take_question`]: a message is complete.
+/// Result of [`next_message`] and [`next_question`]: a message is complete.
 pub const MESSAGE_ENDS: u32 = 3;
 
 /// Flags of segments that open or end a connection.
@@ -88,14 +90,14 @@ impl MessageSource for &[u8] {
     }
 }
 
-/// Result of [`receive`]: the packet passes, and no connection of it is read.
+/// Result of [`admit`]: the packet passes, and no connection of it is read.
 const UNREAD: u32 = 5;
 
 /// Takes a segment to the pod, and holds its connection's entry if the result is [`READS`].
 #[inline(always)]
-pub fn arrive<T: NameTables>(tables: &T, work: Work) -> u32 {
+pub fn admit_answers<T: NameTables>(tables: &T, work: Work) -> u32 {
     let trust = tables.resolver(work.remote());
-    let result = receive(tables, work, trust & RESOLVES_OVER_TCP != 0);
+    let result = admit(tables, work, trust & RESOLVES_OVER_TCP != 0);
     if result != UNREAD && result != ENDS {
         return result;
     }
@@ -112,7 +114,7 @@ pub fn arrive<T: NameTables>(tables: &T, work: Work) -> u32 {
 }
 
 #[inline(always)]
-fn receive<T: NameTables>(tables: &T, work: Work, is_resolver: bool) -> u32 {
+fn admit<T: NameTables>(tables: &T, work: Work, is_resolver: bool) -> u32 {
     let flags = work.flags() as u8;
     let is_bound = flags & BOUNDS != 0;
     if !is_resolver {
@@ -129,16 +131,16 @@ fn receive<T: NameTables>(tables: &T, work: Work, is_resolver: bool) -> u32 {
         return if acknowledges(tables, work) { PASSES } else { ENDS };
     }
     let (way, until) = match hold(tables, work, false) {
-        (Held::Absent, _) => return UNREAD,
-        (Held::Busy, _) => return if is_bound { ENDS } else { DROPS },
-        (Held::Entry(way), until) => (way, until),
+        (HeldEntry::Absent, _) => return UNREAD,
+        (HeldEntry::Busy, _) => return if is_bound { ENDS } else { DROPS },
+        (HeldEntry::Entry(way), until) => (way, until),
     };
     let result = if !way.is_of(tables, work) || is_doubted(tables, work) {
         ENDS
     } else if flags & TCP_SYN != 0 {
-        opened(tables, work, way)
+        open_by_resolver(tables, work, way)
     } else {
-        follow(tables, work, way)
+        continue_reading(tables, work, way)
     };
     let is_new = flags & TCP_SYN != 0 && way.places(tables).0 == way.places(tables).1;
     if result != READS {
@@ -182,13 +184,13 @@ pub fn is_resolver<T: NameTables>(tables: &T, work: Work) -> bool {
 
 /// Ends the reading of the segment's connection, and casts doubt on its port.
 #[inline(always)]
-pub fn end<T: NameTables>(tables: &T, work: Work) {
+pub fn end_reading<T: NameTables>(tables: &T, work: Work) {
     doubt(tables, work);
 }
 
 /// Reads a SYN or SYN-ACK of the resolver.
 #[inline(always)]
-fn opened<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> u32 {
+fn open_by_resolver<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> u32 {
     let opened = way.opened(tables);
     let place = work.sequence().wrapping_add(1);
     if work.flags() as u8 & (TCP_ACK | TCP_FIN) != TCP_ACK
@@ -207,7 +209,7 @@ fn opened<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> u32 {
 
 /// Finds the bytes of a segment that were not read yet.
 #[inline(always)]
-fn follow<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> u32 {
+fn continue_reading<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> u32 {
     let (sequence, offset) = (work.sequence(), work.segment_at());
     let length = work.segment_end() - offset;
     let opened = way.opened(tables);
@@ -241,7 +243,7 @@ fn follow<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> u32 {
 
 /// Reads the next byte of a length, or the bytes of the message that the segment has: [`MESSAGE_ENDS`] with its last one.
 #[inline(always)]
-pub fn take<S: MessageSource>(source: &S, work: Work) -> u32 {
+pub fn next_message<S: MessageSource>(source: &S, work: Work) -> u32 {
     let (at, end) = (work.segment_at(), work.segment_end());
     if at >= end || work.unasked() != 0 {
         return END;
@@ -308,14 +310,14 @@ pub fn copy_some<T: NameTables>(tables: &T, work: Work, keeps: bool) -> bool {
 /// Whether the incomplete message must be copied to the connection's own memory.
 #[must_use]
 #[inline(always)]
-pub fn keeps(work: Work) -> bool {
+pub fn is_incomplete(work: Work) -> bool {
     work.set_copied(0);
     work.taken() != 0
 }
 
 /// Releases the entry after the last step. A segment with unread bytes ends the reading.
 #[inline(always)]
-pub fn finish<T: NameTables>(tables: &T, work: Work) {
+pub fn release<T: NameTables>(tables: &T, work: Work) {
     let Some((way, settings)) = StreamWay::at(tables, work.slot()).zip(tables.settings()) else {
         return;
     };
@@ -339,7 +341,7 @@ pub fn finish<T: NameTables>(tables: &T, work: Work) {
 /// Takes a segment of a pod: a SYN to a resolver opens an entry. [`READS`] if it may have questions. `may_be_translated`:
 /// the node may translate its destination to a resolver's.
 #[inline(always)]
-pub fn leave<T: NameTables>(tables: &T, work: Work, may_be_translated: bool) -> u32 {
+pub fn admit_questions<T: NameTables>(tables: &T, work: Work, may_be_translated: bool) -> u32 {
     let flags = work.flags() as u8;
     if work.is_whole() == 0 {
         return DROPS;
@@ -361,7 +363,7 @@ pub fn leave<T: NameTables>(tables: &T, work: Work, may_be_translated: bool) -> 
         return if is_done { PASSES } else { DROPS };
     }
     if has_bytes {
-        return question(tables, work);
+        return admit_segment(tables, work);
     }
     let belongs =
         find(tables, work).is_some_and(|way| belongs(tables, work, way, way.until(tables)));
@@ -370,11 +372,11 @@ pub fn leave<T: NameTables>(tables: &T, work: Work, may_be_translated: bool) -> 
 
 /// Takes a segment of the pod with bytes.
 #[inline(always)]
-fn question<T: NameTables>(tables: &T, work: Work) -> u32 {
+fn admit_segment<T: NameTables>(tables: &T, work: Work) -> u32 {
     let (way, until) = match hold(tables, work, false) {
-        (Held::Absent, _) => return ENDS,
-        (Held::Busy, _) => return DROPS,
-        (Held::Entry(way), until) => (way, until),
+        (HeldEntry::Absent, _) => return ENDS,
+        (HeldEntry::Busy, _) => return DROPS,
+        (HeldEntry::Entry(way), until) => (way, until),
     };
     let (first, next) = way.places(tables);
     let length = work.segment_end() - work.segment_at();
@@ -424,7 +426,7 @@ fn is_valid<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -
 /// length in a separate segment. A question in parts is not recorded. The pod may ask any question over UDP too, so it
 /// gains nothing from bytes that are not a question.
 #[inline(always)]
-pub fn take_question<S: MessageSource>(source: &S, work: Work) -> u32 {
+pub fn next_question<S: MessageSource>(source: &S, work: Work) -> u32 {
     let (at, end) = (work.segment_at(), work.segment_end());
     if at + HEADER > end {
         return END;

@@ -35,7 +35,7 @@ const UNTIL: usize = STREAM_WORDS - 1;
 
 /// Result of [`hold`].
 #[derive(Clone, Copy)]
-pub(crate) enum Held {
+pub(crate) enum HeldEntry {
     /// There is no valid entry.
     Absent,
     /// The reader of another packet has the entry.
@@ -208,36 +208,36 @@ fn matches<T: NameTables>(tables: &T, bucket: u32, work: Work) -> u64 {
 /// Holds the entry of the segment's connection, also an expired one if `any_age`; also returns the time until which it
 /// was valid.
 #[inline(always)]
-pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Held, u64) {
-    let Some(bucket) = bucket(tables, work) else { return (Held::Absent, 0) };
+pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (HeldEntry, u64) {
+    let Some(bucket) = bucket(tables, work) else { return (HeldEntry::Absent, 0) };
     let found = matches(tables, bucket, work);
     if found == 0 {
-        return (Held::Absent, 0);
+        return (HeldEntry::Absent, 0);
     }
     let of = |found: u64| StreamWay::at(tables, bucket + lowest(found as u32));
-    let Some(way) = of(found) else { return (Held::Absent, 0) };
+    let Some(way) = of(found) else { return (HeldEntry::Absent, 0) };
     if found & (found - 1) != 0 {
         doubt(tables, work);
-        return (Held::Absent, 0);
+        return (HeldEntry::Absent, 0);
     }
     let until = way.word(tables, UNTIL);
     if until == 0 {
-        return (Held::Absent, 0);
+        return (HeldEntry::Absent, 0);
     }
     if until == NAME_BUSY || !way.set_until(tables, until, NAME_BUSY) {
-        return (Held::Busy, 0);
+        return (HeldEntry::Busy, 0);
     }
     // Another pod's connection may have taken the place since.
     if way.difference(tables, work) != 0 {
         way.release(tables, until);
-        return (Held::Busy, 0);
+        return (HeldEntry::Busy, 0);
     }
     // The expired entry stays, so that a later SYN leaves a doubt.
     if until < tables.jiffies() && !any_age {
         way.release(tables, until);
-        return (Held::Absent, 0);
+        return (HeldEntry::Absent, 0);
     }
-    (Held::Entry(way), until)
+    (HeldEntry::Entry(way), until)
 }
 
 /// The entry of the segment's connection, also while another CPU holds it.
@@ -263,7 +263,7 @@ pub(crate) fn is_doubted<T: NameTables>(tables: &T, work: Work) -> bool {
 /// Whether programs in front of these have read most packets ([`SHARES_NAMES`]).
 #[inline(always)]
 pub(crate) fn is_read_in_front<T: NameTables>(tables: &T) -> bool {
-    tables.settings().is_some_and(|settings| settings.watches(SHARES_NAMES))
+    tables.settings().is_some_and(|settings| settings.has_handover_flags(SHARES_NAMES))
 }
 
 /// Whether an entry was valid so lately that packets of its connection may be on their way.
@@ -282,9 +282,9 @@ pub(crate) fn open<T: NameTables>(tables: &T, work: Work, until: u64) -> bool {
         return true;
     }
     match hold(tables, work, true) {
-        (Held::Busy, _) => return false,
+        (HeldEntry::Busy, _) => return false,
         // Another SYN of the connection, or one that programs in front have read.
-        (Held::Entry(way), before) if is_recent(tables, before) => {
+        (HeldEntry::Entry(way), before) if is_recent(tables, before) => {
             let is_same = way.opened(tables) == work.sequence().into() && way.is_of(tables, work);
             if !(is_same && is_read_in_front(tables)) {
                 doubt(tables, work);
@@ -292,11 +292,11 @@ pub(crate) fn open<T: NameTables>(tables: &T, work: Work, until: u64) -> bool {
             way.release(tables, before);
             return true;
         }
-        (Held::Entry(way), _) => {
+        (HeldEntry::Entry(way), _) => {
             way.write(tables, work, until);
             return true;
         }
-        (Held::Absent, _) => {}
+        (HeldEntry::Absent, _) => {}
     }
     let Some(bucket) = bucket(tables, work) else { return true };
     for _ in 0..ATTEMPTS {

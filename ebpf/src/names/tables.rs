@@ -41,7 +41,7 @@ pub trait NameTables: Tables {
     /// Counts an answer, or a part of it, that opens no address.
     fn count_ignored(&self, reason: IgnoredAnswer);
 
-    /// [`read`](crate::names::name::read)
+    /// [`read_name`](crate::names::name::read_name)
     fn read_name(&self, work: Work, at: u32) -> u32;
     /// [`read_some`](crate::names::name::read_some)
     fn read_some(&self, work: Work) -> u32;

@@ -38,7 +38,7 @@ pub(crate) const fn echo(transport: &Transport) -> Echo {
 /// exchange has its own identifiers. 0 for echo, and for messages of no exchange.
 #[must_use]
 #[inline(always)]
-pub const fn kind(protocol: u8, message: u8) -> u16 {
+pub const fn exchange_type(protocol: u8, message: u8) -> u16 {
     match (protocol, message) {
         (ICMP, 13 | 14) => TIMESTAMP,
         (ICMP, 42 | 43) => EXTENDED,

@@ -53,7 +53,7 @@ impl<F: Family> ParsedPacket<F> {
         }
     }
 
-    /// Whether [`crate::judge::evaluator::PacketEvaluator::link`] may have a verdict on the packet.
+    /// Whether [`crate::judge::evaluator::PacketEvaluator::judge_link_message`] may have a verdict on the packet.
     #[must_use]
     #[inline(always)]
     pub fn is_of_link(&self) -> bool {

@@ -13,9 +13,9 @@ use crate::packet::{
 };
 
 /// Length of the Ethernet header; packets with a tag get no answer.
-pub const LINK: usize = 14;
-/// Offset of the frame in a [`Letter`]: its IP header is aligned to four bytes.
-pub const FRAME: usize = 2;
+pub const LINK_HEADER: usize = 14;
+/// Offset of the frame in a [`RejectionFrame`]: its IP header is aligned to four bytes.
+pub const FRAME_OFFSET: usize = 2;
 /// Maximum number of quoted bytes, a multiple of four. So IPv4 answers are shorter than the 576 bytes that every host
 /// accepts (RFC 1812 section 4.3.2.3).
 pub const QUOTED: u32 = 508;
@@ -32,16 +32,18 @@ const PROHIBITED6: [u8; 2] = [1, 1];
 /// Room for the frame of an answer.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug)]
-pub struct Letter(pub [u8; 576]);
+pub struct RejectionFrame(pub [u8; 576]);
 
-const _: () =
-    assert!(FRAME + LINK + V6::HEADER + ICMP_HEADER + QUOTED as usize <= size_of::<Letter>());
+const _: () = assert!(
+    FRAME_OFFSET + LINK_HEADER + V6::HEADER + ICMP_HEADER + QUOTED as usize
+        <= size_of::<RejectionFrame>()
+);
 
 /// Sums of bytes in the one's complement, as Internet checksums have them (RFC 1071).
 pub trait Sums {
     /// Adds `length` bytes of a letter, from an offset on, to a sum. All three are multiples of four; the length is at
     /// most [`QUOTED`].
-    fn add(&self, letter: &Letter, at: usize, length: u32, sum: u32) -> u32;
+    fn add(&self, frame: &RejectionFrame, at: usize, length: u32, sum: u32) -> u32;
 }
 
 /// The denied packet, as far as the answer depends on it.
@@ -115,13 +117,13 @@ impl<A: Copy> Denied<A> {
 /// options or extension headers, fragments other than the first, TCP fragments, and all ICMP messages except requests
 /// (RFC 1122 section 3.2.2).
 #[inline(always)]
-pub fn read<F: Written, B: Bytes>(bytes: &B) -> Option<Denied<F::Address>> {
+pub fn read_denied<F: RejectionFamily, B: Bytes>(bytes: &B) -> Option<Denied<F::Address>> {
     let link = bytes.window::<14>(0)?;
     let stations = [0, 6].map(|at| station(&link, at));
     if link.be16(12) != F::ETHERTYPE || stations.iter().any(|station| station[0] & 1 != 0) {
         return None;
     }
-    let network = F::network(bytes, LINK as u32, false).ok()?;
+    let network = F::network(bytes, LINK_HEADER as u32, false).ok()?;
     let has_options = network.payload != network.start + F::HEADER as u32;
     let has_extension = F::IS_V6 && parse::is_extension(network.protocol);
     if has_options || has_extension || network.fragment.is_later() {
@@ -129,7 +131,7 @@ pub fn read<F: Written, B: Bytes>(bytes: &B) -> Option<Denied<F::Address>> {
     }
     let transport = parse::transport(bytes, &network, false).ok()?;
     let rejection = if transport.protocol == TCP {
-        reset(bytes, &network, &transport)?
+        answering_reset(bytes, &network, &transport)?
     } else {
         let request = matches!(echo(&transport), Echo::Request) && F::ICMP == transport.protocol;
         if is_icmp(transport.protocol) && !request {
@@ -150,7 +152,11 @@ fn station<W: super::bytes::Window>(link: &W, at: usize) -> [u8; 6] {
 
 /// The reset of a TCP packet: acceptable to its sender in every state.
 #[inline(always)]
-fn reset<B: Bytes, A>(bytes: &B, network: &Network<A>, transport: &Transport) -> Option<Rejection> {
+fn answering_reset<B: Bytes, A>(
+    bytes: &B,
+    network: &Network<A>,
+    transport: &Transport,
+) -> Option<Rejection> {
     let flags = transport.flags;
     if network.fragment.more {
         return None;
@@ -174,7 +180,7 @@ fn reset<B: Bytes, A>(bytes: &B, network: &Network<A>, transport: &Transport) ->
 /// The reset forwarded to the receiver in place of a denied TCP segment of a connection: with the segment's sequence
 /// and acknowledgement number, and nothing else of it. `None`: not TCP, or a segment that opens a connection.
 #[inline(always)]
-pub fn onward<B: Bytes, A: Copy>(bytes: &B, denied: &Denied<A>) -> Option<Denied<A>> {
+pub fn as_reset<B: Bytes, A: Copy>(bytes: &B, denied: &Denied<A>) -> Option<Denied<A>> {
     let Network { source, destination, payload, protocol, .. } = denied.network;
     if protocol != TCP {
         return None;
@@ -197,7 +203,7 @@ pub fn onward<B: Bytes, A: Copy>(bytes: &B, denied: &Denied<A>) -> Option<Denied
 }
 
 /// An IP version, for writing headers.
-pub trait Written: Family {
+pub trait RejectionFamily: Family {
     /// Length of the IP header.
     const HEADER: usize;
     /// Ethernet type.
@@ -213,8 +219,8 @@ pub trait Written: Family {
 
     /// Writes an IP header without its checksum, from the denied packet's destination to its source. `length`: of the
     /// payload. Returns the sum of the pseudo header for `protocol`.
-    fn write(
-        letter: &mut Letter,
+    fn write_header(
+        frame: &mut RejectionFrame,
         denied: &Network<Self::Address>,
         protocol: u8,
         length: u32,
@@ -222,13 +228,13 @@ pub trait Written: Family {
     ) -> u32;
 
     /// Writes addresses into the header of a quoted packet.
-    fn readdress(letter: &mut Letter, addresses: [Self::Address; 2], sums: &impl Sums);
+    fn readdress(frame: &mut RejectionFrame, addresses: [Self::Address; 2], sums: &impl Sums);
 }
 
 /// Offset of the IP header in a letter.
-const IP: usize = FRAME + LINK;
+const IP: usize = FRAME_OFFSET + LINK_HEADER;
 
-impl Written for V4 {
+impl RejectionFamily for V4 {
     const HEADER: usize = 20;
     const ETHERTYPE: u16 = ETHERTYPE_IPV4;
     const ICMP: u8 = ICMP;
@@ -240,43 +246,43 @@ impl Written for V4 {
     }
 
     #[inline(always)]
-    fn write(
-        letter: &mut Letter,
+    fn write_header(
+        frame: &mut RejectionFrame,
         denied: &Network<u32>,
         protocol: u8,
         length: u32,
         sums: &impl Sums,
     ) -> u32 {
         let total = (length + 20) as u16;
-        put(letter, IP, [0x45, 0]);
-        put(letter, IP + 2, total.to_be_bytes());
+        write_bytes(frame, IP, [0x45, 0]);
+        write_bytes(frame, IP + 2, total.to_be_bytes());
         // No identification, and not to be fragmented.
-        put(letter, IP + 4, [0, 0, 0x40, 0]);
-        put(letter, IP + 8, [HOPS, protocol, 0, 0]);
-        put(letter, IP + 12, denied.destination.to_be_bytes());
-        put(letter, IP + 16, denied.source.to_be_bytes());
-        let sum = sums.add(letter, IP, 20, 0);
-        put(letter, IP + 10, folded(sum));
+        write_bytes(frame, IP + 4, [0, 0, 0x40, 0]);
+        write_bytes(frame, IP + 8, [HOPS, protocol, 0, 0]);
+        write_bytes(frame, IP + 12, denied.destination.to_be_bytes());
+        write_bytes(frame, IP + 16, denied.source.to_be_bytes());
+        let sum = sums.add(frame, IP, 20, 0);
+        write_bytes(frame, IP + 10, checksum(sum));
         // ICMP has no pseudo header.
         if protocol == ICMP {
             return 0;
         }
-        let pseudo = words(u16::from(protocol), length as u16);
-        sums.add(letter, IP + 12, 8, pseudo)
+        let pseudo = sum_of_two(u16::from(protocol), length as u16);
+        sums.add(frame, IP + 12, 8, pseudo)
     }
 
     #[inline(always)]
-    fn readdress(letter: &mut Letter, [source, destination]: [u32; 2], sums: &impl Sums) {
+    fn readdress(frame: &mut RejectionFrame, [source, destination]: [u32; 2], sums: &impl Sums) {
         let quote = quote_at::<Self>();
-        put(letter, quote + 10, [0; 2]);
-        put(letter, quote + 12, source.to_be_bytes());
-        put(letter, quote + 16, destination.to_be_bytes());
-        let sum = sums.add(letter, quote, 20, 0);
-        put(letter, quote + 10, folded(sum));
+        write_bytes(frame, quote + 10, [0; 2]);
+        write_bytes(frame, quote + 12, source.to_be_bytes());
+        write_bytes(frame, quote + 16, destination.to_be_bytes());
+        let sum = sums.add(frame, quote, 20, 0);
+        write_bytes(frame, quote + 10, checksum(sum));
     }
 }
 
-impl Written for V6 {
+impl RejectionFamily for V6 {
     const HEADER: usize = 40;
     const ETHERTYPE: u16 = ETHERTYPE_IPV6;
     const ICMP: u8 = ICMPV6;
@@ -289,68 +295,72 @@ impl Written for V6 {
     }
 
     #[inline(always)]
-    fn write(
-        letter: &mut Letter,
+    fn write_header(
+        frame: &mut RejectionFrame,
         denied: &Network<[u64; 2]>,
         protocol: u8,
         length: u32,
         sums: &impl Sums,
     ) -> u32 {
-        put(letter, IP, [0x60, 0, 0, 0]);
-        put(letter, IP + 4, (length as u16).to_be_bytes());
-        put(letter, IP + 6, [protocol, HOPS]);
-        put(letter, IP + 8, denied.destination[0].to_ne_bytes());
-        put(letter, IP + 16, denied.destination[1].to_ne_bytes());
-        put(letter, IP + 24, denied.source[0].to_ne_bytes());
-        put(letter, IP + 32, denied.source[1].to_ne_bytes());
-        sums.add(letter, IP + 8, 32, words(u16::from(protocol), length as u16))
+        write_bytes(frame, IP, [0x60, 0, 0, 0]);
+        write_bytes(frame, IP + 4, (length as u16).to_be_bytes());
+        write_bytes(frame, IP + 6, [protocol, HOPS]);
+        write_bytes(frame, IP + 8, denied.destination[0].to_ne_bytes());
+        write_bytes(frame, IP + 16, denied.destination[1].to_ne_bytes());
+        write_bytes(frame, IP + 24, denied.source[0].to_ne_bytes());
+        write_bytes(frame, IP + 32, denied.source[1].to_ne_bytes());
+        sums.add(frame, IP + 8, 32, sum_of_two(u16::from(protocol), length as u16))
     }
 
     #[inline(always)]
-    fn readdress(letter: &mut Letter, [source, destination]: [[u64; 2]; 2], _sums: &impl Sums) {
+    fn readdress(
+        frame: &mut RejectionFrame,
+        [source, destination]: [[u64; 2]; 2],
+        _sums: &impl Sums,
+    ) {
         let quote = quote_at::<Self>();
-        put(letter, quote + 8, source[0].to_ne_bytes());
-        put(letter, quote + 16, source[1].to_ne_bytes());
-        put(letter, quote + 24, destination[0].to_ne_bytes());
-        put(letter, quote + 32, destination[1].to_ne_bytes());
+        write_bytes(frame, quote + 8, source[0].to_ne_bytes());
+        write_bytes(frame, quote + 16, source[1].to_ne_bytes());
+        write_bytes(frame, quote + 24, destination[0].to_ne_bytes());
+        write_bytes(frame, quote + 32, destination[1].to_ne_bytes());
     }
 }
 
-/// Writes the answer to a packet; returns the length of its frame, which begins at [`FRAME`]. 0: none. `quote` copies
+/// Writes the answer to a packet; returns the length of its frame, which begins at [`FRAME_OFFSET`]. 0: none. `quote` copies
 /// that number of bytes from the start of the IP packet to [`quote_at`], and returns their number, 0 on failure.
 #[inline(always)]
-pub fn compose<F: Written>(
-    letter: &mut Letter,
+pub fn compose<F: RejectionFamily>(
+    frame: &mut RejectionFrame,
     denied: &Denied<F::Address>,
-    quote: impl FnOnce(&mut Letter, u32) -> u32,
+    quote: impl FnOnce(&mut RejectionFrame, u32) -> u32,
     sums: &impl Sums,
 ) -> u32 {
-    write_link::<F>(letter, denied.stations);
+    write_link::<F>(frame, denied.stations);
     match denied.rejection {
         Rejection::Reset { ports, sequence, acknowledgement, flags } => {
             let numbers = [sequence, acknowledgement];
-            write_reset::<F>(letter, &denied.network, ports, numbers, flags, sums)
+            write_reset::<F>(frame, &denied.network, ports, numbers, flags, sums)
         }
         Rejection::Nothing => 0,
-        Rejection::Prohibited(quoted) => match quote(letter, quoted) {
+        Rejection::Prohibited(quoted) => match quote(frame, quoted) {
             0 => 0,
-            quoted => write_error::<F>(letter, &denied.network, quoted, sums),
+            quoted => write_error::<F>(frame, &denied.network, quoted, sums),
         },
     }
 }
 
 /// Writes the link header: back to the station that sent the denied packet.
 #[inline(always)]
-fn write_link<F: Written>(letter: &mut Letter, [to, from]: [[u8; 6]; 2]) {
-    put(letter, FRAME, from);
-    put(letter, FRAME + 6, to);
-    put(letter, FRAME + 12, F::ETHERTYPE.to_be_bytes());
+fn write_link<F: RejectionFamily>(frame: &mut RejectionFrame, [to, from]: [[u8; 6]; 2]) {
+    write_bytes(frame, FRAME_OFFSET, from);
+    write_bytes(frame, FRAME_OFFSET + 6, to);
+    write_bytes(frame, FRAME_OFFSET + 12, F::ETHERTYPE.to_be_bytes());
 }
 
 /// Writes a reset, the link header excepted. Returns the length of the frame.
 #[inline(always)]
-fn write_reset<F: Written>(
-    letter: &mut Letter,
+fn write_reset<F: RejectionFamily>(
+    frame: &mut RejectionFrame,
     denied: &Network<F::Address>,
     [source, destination]: [u16; 2],
     [sequence, acknowledgement]: [u32; 2],
@@ -358,82 +368,82 @@ fn write_reset<F: Written>(
     sums: &impl Sums,
 ) -> u32 {
     let tcp = IP + F::HEADER;
-    let pseudo = F::write(letter, denied, TCP, TCP_HEADER as u32, sums);
-    put(letter, tcp, destination.to_be_bytes());
-    put(letter, tcp + 2, source.to_be_bytes());
-    put(letter, tcp + 4, sequence.to_be_bytes());
-    put(letter, tcp + 8, acknowledgement.to_be_bytes());
+    let pseudo = F::write_header(frame, denied, TCP, TCP_HEADER as u32, sums);
+    write_bytes(frame, tcp, destination.to_be_bytes());
+    write_bytes(frame, tcp + 2, source.to_be_bytes());
+    write_bytes(frame, tcp + 4, sequence.to_be_bytes());
+    write_bytes(frame, tcp + 8, acknowledgement.to_be_bytes());
     // Five words of header; window, checksum and urgent pointer are zero.
-    put(letter, tcp + 12, [5 << 4, flags, 0, 0]);
-    put(letter, tcp + 16, [0; 4]);
-    let sum = sums.add(letter, tcp, TCP_HEADER as u32, pseudo);
-    put(letter, tcp + 16, folded(sum));
-    (LINK + F::HEADER + TCP_HEADER) as u32
+    write_bytes(frame, tcp + 12, [5 << 4, flags, 0, 0]);
+    write_bytes(frame, tcp + 16, [0; 4]);
+    let sum = sums.add(frame, tcp, TCP_HEADER as u32, pseudo);
+    write_bytes(frame, tcp + 16, checksum(sum));
+    (LINK_HEADER + F::HEADER + TCP_HEADER) as u32
 }
 
 /// Offset of the quoted packet in a letter.
 #[must_use]
-pub const fn quote_at<F: Written>() -> usize {
+pub const fn quote_at<F: RejectionFamily>() -> usize {
     IP + F::HEADER + ICMP_HEADER
 }
 
 /// Writes the ends of a packet before its translation into a quotation of it, which is longer than its ports. The checksum
 /// of the transport stays that of the translated packet; no host verifies that of a quotation, which is not whole.
 #[inline(always)]
-pub fn restore<F: Written>(
-    letter: &mut Letter,
+pub fn restore_ends<F: RejectionFamily>(
+    frame: &mut RejectionFrame,
     ends: &Ends<F::Address>,
     protocol: u8,
     sums: &impl Sums,
 ) {
-    F::readdress(letter, ends.addresses, sums);
+    F::readdress(frame, ends.addresses, sums);
     if has_ports(protocol) {
         let transport = quote_at::<F>() + F::HEADER;
-        put(letter, transport, ends.ports[0].to_be_bytes());
-        put(letter, transport + 2, ends.ports[1].to_be_bytes());
+        write_bytes(frame, transport, ends.ports[0].to_be_bytes());
+        write_bytes(frame, transport + 2, ends.ports[1].to_be_bytes());
     }
 }
 
 /// Writes an ICMP error in front of the quoted packet, which is in the letter already; the link header excepted.
 /// Returns the length of the frame.
 #[inline(always)]
-fn write_error<F: Written>(
-    letter: &mut Letter,
+fn write_error<F: RejectionFamily>(
+    frame: &mut RejectionFrame,
     denied: &Network<F::Address>,
     quoted: u32,
     sums: &impl Sums,
 ) -> u32 {
     let icmp = IP + F::HEADER;
     let length = ICMP_HEADER as u32 + quoted;
-    let pseudo = F::write(letter, denied, F::ICMP, length, sums);
+    let pseudo = F::write_header(frame, denied, F::ICMP, length, sums);
     let [kind, code] = F::PROHIBITED;
-    put(letter, icmp, [kind, code, 0, 0]);
-    put(letter, icmp + 4, [0; 4]);
-    let sum = sums.add(letter, icmp, ICMP_HEADER as u32, pseudo);
-    let sum = sums.add(letter, quote_at::<F>(), quoted, sum);
-    put(letter, icmp + 2, folded(sum));
-    (LINK + F::HEADER) as u32 + length
+    write_bytes(frame, icmp, [kind, code, 0, 0]);
+    write_bytes(frame, icmp + 4, [0; 4]);
+    let sum = sums.add(frame, icmp, ICMP_HEADER as u32, pseudo);
+    let sum = sums.add(frame, quote_at::<F>(), quoted, sum);
+    write_bytes(frame, icmp + 2, checksum(sum));
+    (LINK_HEADER + F::HEADER) as u32 + length
 }
 
 /// Writes bytes at a constant offset.
 #[inline(always)]
-fn put<const N: usize>(letter: &mut Letter, at: usize, bytes: [u8; N]) {
+fn write_bytes<const N: usize>(frame: &mut RejectionFrame, at: usize, bytes: [u8; N]) {
     let mut byte = 0;
     while byte < N {
-        letter.0[at + byte] = bytes[byte];
+        frame.0[at + byte] = bytes[byte];
         byte += 1;
     }
 }
 
 /// Sum of two 16-bit fields in network byte order, as memory holds them.
 #[inline(always)]
-const fn words(first: u16, second: u16) -> u32 {
+const fn sum_of_two(first: u16, second: u16) -> u32 {
     first.to_be() as u32 + second.to_be() as u32
 }
 
 /// The checksum of a sum, as its field holds it.
 #[inline(always)]
-const fn folded(sum: u32) -> [u8; 2] {
+const fn checksum(sum: u32) -> [u8; 2] {
     let sum = (sum & 0xffff) + (sum >> 16);
     let sum = (sum & 0xffff) + (sum >> 16);
     (!(sum as u16)).to_ne_bytes()

@@ -13,13 +13,13 @@ pub struct FlowTuple<F: Family> {
 
 impl<F: Family> FlowTuple<F> {
     /// Flow of a packet that the pod sent (`sent`) or received. For ICMP the ports are the identifier and
-    /// [`icmp::kind`].
+    /// [`icmp::exchange_type`].
     #[must_use]
     #[inline(always)]
     pub fn new(remote: F::Address, transport: &Transport, sent: bool) -> Self {
         let (local_port, remote_port) = if icmp::is_icmp(transport.protocol) {
             let message = (transport.destination >> 8) as u8;
-            (transport.source, icmp::kind(transport.protocol, message))
+            (transport.source, icmp::exchange_type(transport.protocol, message))
         } else if sent {
             (transport.source, transport.destination)
         } else {

@@ -18,8 +18,8 @@ use crate::{
         memory::Memory,
     },
     layout::{
-        ClassId, HOST6_GROUP, HOST6_VALID, HOST6_WAYS, HOSTS6_FILTER_BITS, HOSTS6_FILTERED,
-        HOSTS6_MANY, Hosts6Bucket, Hosts6Entry, Settings,
+        ClassId, HOSTS6_FILTER_BITS, HOSTS6_FILTERED, HOSTS6_GROUP, HOSTS6_MANY, HOSTS6_VALID,
+        HOSTS6_WAYS, Hosts6Bucket, Hosts6Entry, Settings,
     },
     order,
 };
@@ -29,7 +29,7 @@ const STRIDE: usize = size_of::<Hosts6Entry>() / 8;
 /// Words of an entry before its classes.
 const CLASSES: usize = core::mem::offset_of!(Hosts6Entry, classes) / 8;
 /// Bits of an address's second word that select the address within its entry.
-const MEMBER: u64 = (HOST6_GROUP as u64 - 1).to_be();
+const MEMBER: u64 = (HOSTS6_GROUP as u64 - 1).to_be();
 /// Flag in the result of [`find`], in addition to the class.
 pub const FOUND: u64 = 1 << 32;
 
@@ -116,8 +116,8 @@ pub const fn displaced(word: u64, bit: u32) -> u64 {
 )]
 pub unsafe fn find<M: Memory>(memory: &M, bucket: *mut u64, address: [u64; 2]) -> u64 {
     let (group, member) = (group(address), member(address));
-    let (mut place, mut before, mut behind_address) = (HOST6_WAYS, 0, 0);
-    for index in 0..HOST6_WAYS {
+    let (mut place, mut before, mut behind_address) = (HOSTS6_WAYS, 0, 0);
+    for index in 0..HOSTS6_WAYS {
         // SAFETY: the entry lies in the bucket.
         unsafe {
             let entry = bucket.add(index * STRIDE);
@@ -136,13 +136,13 @@ pub unsafe fn find<M: Memory>(memory: &M, bucket: *mut u64, address: [u64; 2]) -
         }
     }
     let place = memory.opaque(place, group[1]);
-    if place >= HOST6_WAYS {
+    if place >= HOSTS6_WAYS {
         return 0;
     }
     // SAFETY: the entry lies in the bucket.
     unsafe {
         let entry = bucket.add(place * STRIDE).wrapping_byte_add(behind_address);
-        let pair = (member / 2) & (HOST6_GROUP / 2 - 1);
+        let pair = (member / 2) & (HOSTS6_GROUP / 2 - 1);
         let classes = memory.load(entry.add(CLASSES + pair));
         let after = memory.load(order::after_load(entry, classes));
         let class = (classes >> (member % 2 * 32)) as ClassId;
@@ -195,7 +195,7 @@ pub const fn without(state: u64, member: usize) -> u64 {
 /// Whether an entry holds no address.
 #[must_use]
 pub const fn is_free(state: u64) -> bool {
-    state & HOST6_VALID == 0
+    state & HOSTS6_VALID == 0
 }
 
 /// State of a free entry that is taken for a new group: another incarnation, with one address.

@@ -17,7 +17,7 @@ pub trait PolicyTables {
     /// Class of an IPv6 address in the exact table.
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId>;
     /// Class of an IPv6 address by longest prefix.
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId>;
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId>;
     /// Ports that a row allows a class below 256.
     fn row_first(&self, row: u32, class: u8) -> PortWord;
     /// Row block of `class >> 8`, which is not 0.
@@ -31,7 +31,7 @@ pub trait PolicyTables {
     const TRACED: bool = false;
     /// Records a step of a judgement.
     #[inline(always)]
-    fn note(&self, _step: Step, _first: u64, _second: u64) {}
+    fn record_step(&self, _step: Step, _first: u64, _second: u64) {}
 }
 
 /// Class of an IPv4 address (`u32::from_be_bytes`).
@@ -54,7 +54,7 @@ pub fn class4<T: PolicyTables>(tables: &T, address: u32) -> ClassId {
 pub fn class6<T: PolicyTables>(tables: &T, address: &[u8; 16]) -> ClassId {
     match tables.host6(address) {
         Some(class) => class,
-        None => tables.cidr6(address).unwrap_or(0),
+        None => tables.block6(address).unwrap_or(0),
     }
 }
 
@@ -81,10 +81,10 @@ pub fn row_allows<T: PolicyTables>(
 ) -> bool {
     let word = row_word(tables, row, class);
     if T::TRACED {
-        tables.note(Step::Row, u64::from(row) | u64::from(class) << 32, word);
+        tables.record_step(Step::Row, u64::from(row) | u64::from(class) << 32, word);
         let allowed = word != 0 && word_allows(tables, word, protocol, port);
         let asked = u64::from(protocol) | u64::from(port) << 8;
-        tables.note(Step::Ports, asked | u64::from(allowed) << 32, word);
+        tables.record_step(Step::Ports, asked | u64::from(allowed) << 32, word);
         return allowed;
     }
     // Most denied packets are of a class with an empty port set.

@@ -2,7 +2,7 @@
 
 use crate::{
     endpoint::EndpointRef,
-    flow::{control::Timeouts, memory::Memory, table::Full},
+    flow::{control::Timeouts, memory::Memory, table::BucketsFull},
     layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settings},
     tables::{Tables, policy::PolicyTables},
 };
@@ -51,8 +51,8 @@ impl<T: PolicyTables> PolicyTables for Observer<'_, T> {
     }
 
     #[inline(always)]
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        self.0.cidr6(address)
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.0.block6(address)
     }
 
     #[inline(always)]
@@ -118,12 +118,12 @@ impl<T: Tables> Tables for Observer<'_, T> {
     }
 
     #[inline(always)]
-    fn insert4(&self, _key: [u64; 2], _hash: u64, _flags: u16) -> Result<(), Full> {
+    fn insert4(&self, _key: [u64; 2], _hash: u64, _flags: u16) -> Result<(), BucketsFull> {
         Ok(())
     }
 
     #[inline(always)]
-    fn insert6(&self, _key: [u64; 4], _hash: u64, _flags: u16) -> Result<(), Full> {
+    fn insert6(&self, _key: [u64; 4], _hash: u64, _flags: u16) -> Result<(), BucketsFull> {
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use crate::{
     judge::{
         evaluator::{PacketEvaluator, Visitor},
         hook::PacketHook,
-        reject::is_wanted,
+        reject::is_requested,
     },
     packet::{bytes::Bytes, parsed::ParsedPacket},
     reason::Reason,
@@ -36,8 +36,8 @@ pub fn drops<B: Bytes, T: Tables>(
     if judge.context().policy.rows().has_names() {
         return None;
     }
-    let reason = judge.read_behind(bytes, link, &Whole).reason();
-    if matches!(reason, Reason::Policy) && is_wanted::<Egress>(endpoint.flags()) {
+    let reason = judge.parse_after_link(bytes, link, &JudgeWhole).reason();
+    if matches!(reason, Reason::Policy) && is_requested::<Egress>(endpoint.flags()) {
         // The pod's hook answers the packet.
         return None;
     }
@@ -45,9 +45,9 @@ pub fn drops<B: Bytes, T: Tables>(
 }
 
 /// Judges whole packets, and leaves all others to the pod's hook.
-struct Whole;
+struct JudgeWhole;
 
-impl Visitor for Whole {
+impl Visitor for JudgeWhole {
     type Output = PacketVerdict;
 
     #[inline(always)]

@@ -14,7 +14,7 @@ use crate::{
     judge::{
         evaluator::{PacketEvaluator, Visitor},
         hook::PacketHook,
-        reject::is_wanted,
+        reject::is_requested,
     },
     packet::{
         bytes::{Bytes, Window as _},
@@ -55,16 +55,16 @@ pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(
     let hook = PacketHook { ifindex: endpoint.ifindex(), ingress_ifindex };
     let observer = Observer(tables);
     let judge = PacketEvaluator::<Ingress, _>::at(&observer, endpoint, hook).ok()?;
-    let verdict = judge.read_behind(bytes, link, &Certain(scope));
+    let verdict = judge.parse_after_link(bytes, link, &JudgeCertain(scope));
     // A packet that gets an answer is left to the pod's hook.
-    let denied = verdict.reason() == Reason::Policy && !is_wanted::<Ingress>(endpoint.flags());
+    let denied = verdict.reason() == Reason::Policy && !is_requested::<Ingress>(endpoint.flags());
     denied.then_some(endpoint)
 }
 
 /// Judges packets within the scope, and leaves all others to the pod's hook.
-struct Certain(Scope);
+struct JudgeCertain(Scope);
 
-impl Visitor for Certain {
+impl Visitor for JudgeCertain {
     type Output = PacketVerdict;
 
     #[inline(always)]

@@ -13,7 +13,7 @@ use netpold_ebpf::{
         key::{first, hash, second, words4},
         memory::Memory,
         sweep::{displaced, renew, sweep},
-        table::{Flow, Full, Gave, Marks},
+        table::{BucketsFull, Evicted, FlagChanges, Flow},
     },
     host::HostMemory,
     layout::{
@@ -36,7 +36,7 @@ fn hashed(tables: &NodeTables, number: u32) -> ([u64; 2], u64) {
     (key, hash(&tables.flows.settings, &key))
 }
 
-fn insert(tables: &NodeTables, number: u32, flags: u16) -> Result<Gave, Full> {
+fn insert(tables: &NodeTables, number: u32, flags: u16) -> Result<Evicted, BucketsFull> {
     let (key, hash) = hashed(tables, number);
     tables::insert::<V4, _, _>(tables, key, hash, flags)
 }
@@ -54,7 +54,7 @@ fn find(tables: &NodeTables, number: u32) -> Option<Control> {
 fn reply(tables: &NodeTables, number: u32) {
     // SAFETY: the buckets of a live table.
     let hit = unsafe { flow(tables, number).find(tables) }.expect("the flow");
-    let marks = Marks::new(CT_REPLIED, 0);
+    let marks = FlagChanges::new(CT_REPLIED, 0);
     // SAFETY: as before.
     unsafe {
         Flow::<[u64; 2]>::touch(tables, hit, marks, tables.now(), 0);
@@ -86,10 +86,10 @@ fn a_table_full_of_replied_flows_says_so() {
         insert(&tables, number, CT_INGRESS).expect("room");
         reply(&tables, number);
     }
-    assert_eq!(insert(&tables, 9, CT_INGRESS), Err(Full));
+    assert_eq!(insert(&tables, 9, CT_INGRESS), Err(BucketsFull));
     // Expired flows make room, swept or not.
     tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED]);
-    assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(Gave::Nothing));
+    assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(Evicted::Nothing));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn the_oldest_unreplied_flow_goes_first() {
         insert(&tables, number, CT_INGRESS).expect("room");
         tables.flows.later(10);
     }
-    assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Gave::HalfOpen));
+    assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Evicted::HalfOpen));
     assert!(find(&tables, 0).is_none());
     assert!((1..=4).all(|number| find(&tables, number).is_some()));
 }
@@ -143,7 +143,7 @@ fn a_flow_in_its_second_bucket_is_found_once_the_first_is_empty() {
         // SAFETY: as before.
         let control = Control(unsafe { tables.load(way) });
         // Incarnation 0, as after a wrap.
-        let control = Control::new(control.seen(), 0, control.flags());
+        let control = Control::new(control.last_seen(), 0, control.flags());
         // SAFETY: as before.
         unsafe { tables.store(way, control.0) };
     }
@@ -454,7 +454,7 @@ fn flows_that_move_on_are_found_at_every_moment() {
                 for number in (0..THREE_QUARTERS).step_by(11) {
                     // SAFETY: the buckets of a live table.
                     let hit = unsafe { flow(&tables, number).find(&tables) }.expect("the flow");
-                    let marks = Marks::new(CT_REPLIED, 0);
+                    let marks = FlagChanges::new(CT_REPLIED, 0);
                     // SAFETY: as before.
                     unsafe {
                         Flow::<[u64; 2]>::touch(&tables, hit, marks, tables.now(), 0);
@@ -485,13 +485,17 @@ fn idle_flows_give_way_after_two_hours() {
     let idle = tables.flows.settings.timeouts[TIMEOUT_IDLE];
     assert_eq!(idle, 2 * 3600 * 1000);
     tables.flows.later(idle - 50);
-    assert_eq!(insert(&tables, 4, CT_INGRESS), Err(Full));
+    assert_eq!(insert(&tables, 4, CT_INGRESS), Err(BucketsFull));
     tables.flows.later(50 - 35);
-    assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Gave::Idle), "the first has been for two hours");
+    assert_eq!(
+        insert(&tables, 4, CT_INGRESS),
+        Ok(Evicted::Idle),
+        "the first has been for two hours"
+    );
     assert!(find(&tables, 0).is_none());
     assert!((1..=4).all(|number| find(&tables, number).is_some()));
     // A half-open flow is evicted before any of these.
     tables.flows.later(100);
-    assert_eq!(insert(&tables, 5, CT_INGRESS), Ok(Gave::HalfOpen));
+    assert_eq!(insert(&tables, 5, CT_INGRESS), Ok(Evicted::HalfOpen));
     assert!(find(&tables, 4).is_none());
 }

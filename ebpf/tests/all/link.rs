@@ -203,7 +203,7 @@ fn neighbour_discovery_does_not_leave_the_link() {
             tc_index,
             ..Exit::default()
         };
-        let origin = Origin::of(&tables, &exit);
+        let origin = Origin::at_exit(&tables, &exit);
         post_nat::judge(&frame, parse::link(&frame), &tables, origin, 77, None, || true).reason()
     };
     for message in [solicitation(FAR, &option(1)), advertisement(POD, &option(2))] {

@@ -21,7 +21,7 @@ use netpold_testkit::{
 fn migrate(former: &NodeTables, new: &NodeTables) {
     former.flows.for_each(|_, control, way| {
         let key = |word: usize| way[1 + word].load(Ordering::Acquire);
-        let (flags, seen) = (control.flags() & !CT_VALID, control.seen());
+        let (flags, seen) = (control.flags() & !CT_VALID, control.last_seen());
         if way.len() == <[u64; 2]>::STRIDE {
             adopt::<V4>(new, std::array::from_fn(key), flags, seen);
         } else {

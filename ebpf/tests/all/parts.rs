@@ -68,18 +68,18 @@ fn what_may_be_translated_is_judged_again() {
     let tables = one_pod::tables(16);
     let service = STRANGER | CLASS_TRANSLATED;
     let egress = policy::<Egress>(&tables, NOBODY, CLIENTS);
-    assert_eq!(egress.passing(Reason::Allowed, service), Reason::Translated);
-    assert_eq!(egress.passing(Reason::Allowed, CLIENT), Reason::Allowed);
-    assert_eq!(egress.answering(Reason::Reply, service), Reason::Answer);
-    assert_eq!(egress.answering(Reason::Reply, CLIENT), Reason::Reply);
-    assert_eq!(egress.judged_again(Reason::Related), Reason::Translated);
+    assert_eq!(egress.passing_reason(Reason::Allowed, service), Reason::Translated);
+    assert_eq!(egress.passing_reason(Reason::Allowed, CLIENT), Reason::Allowed);
+    assert_eq!(egress.reply_reason(Reason::Reply, service), Reason::TranslatedReply);
+    assert_eq!(egress.reply_reason(Reason::Reply, CLIENT), Reason::Reply);
+    assert_eq!(egress.rejudged_reason(Reason::Related), Reason::Translated);
     let open = policy::<Egress>(&tables, NOBODY, 0);
-    assert_eq!(open.answering(Reason::Reply, service), Reason::Reply);
-    assert_eq!(open.judged_again(Reason::Related), Reason::Related);
+    assert_eq!(open.reply_reason(Reason::Reply, service), Reason::Reply);
+    assert_eq!(open.rejudged_reason(Reason::Related), Reason::Related);
     let ingress = policy::<Ingress>(&tables, NOBODY, CLIENTS);
-    assert_eq!(ingress.passing(Reason::Allowed, service), Reason::Allowed);
-    assert_eq!(ingress.answering(Reason::Reply, service), Reason::Answer);
-    assert_eq!(ingress.judged_again(Reason::Related), Reason::Related);
+    assert_eq!(ingress.passing_reason(Reason::Allowed, service), Reason::Allowed);
+    assert_eq!(ingress.reply_reason(Reason::Reply, service), Reason::TranslatedReply);
+    assert_eq!(ingress.rejudged_reason(Reason::Related), Reason::Related);
 }
 
 #[test]
@@ -87,9 +87,9 @@ fn what_cannot_be_read_drops_if_its_direction_is_isolated() {
     let tables = one_pod::tables(16);
     let isolated = policy::<Ingress>(&tables, NOBODY, 0);
     let open = policy::<Egress>(&tables, NOBODY, 0);
-    assert_eq!(isolated.unread(Reason::Truncated), Err(Reason::Truncated));
-    assert_eq!(open.unread(Reason::Truncated), Ok(Reason::NotIsolated));
-    assert_eq!(open.unread(Reason::Deferred), Err(Reason::Deferred));
+    assert_eq!(isolated.unparsed(Reason::Truncated), Err(Reason::Truncated));
+    assert_eq!(open.unparsed(Reason::Truncated), Ok(Reason::NotIsolated));
+    assert_eq!(open.unparsed(Reason::Deferred), Err(Reason::Deferred));
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_first_fragment_leaves_its_ports_to_its_datagram() {
     };
     let own = datagram(1, SENT, &fragment);
     assert_eq!(own.first(&tables), Err(Reason::FragmentWithoutFirst));
-    own.remember(&tables, &Transport { protocol: 17, ..TCP }, true);
+    own.record_ports(&tables, &Transport { protocol: 17, ..TCP }, true);
     let ports = own.first(&tables).expect("the first fragment's ports");
     assert_eq!((ports.protocol, ports.local_port, ports.remote_port), (17, 4000, 80));
     for other in [
@@ -119,7 +119,7 @@ fn a_first_fragment_leaves_its_ports_to_its_datagram() {
     assert!(own.first(&tables).is_ok());
     tables.flows.later(1);
     assert_eq!(own.first(&tables), Err(Reason::FragmentWithoutFirst));
-    own.remember(&tables, &TCP, false);
+    own.record_ports(&tables, &TCP, false);
     let ports = own.first(&tables).expect("the first fragment's ports");
     assert_eq!((ports.local_port, ports.remote_port), (80, 4000));
 }

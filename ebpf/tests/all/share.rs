@@ -4,7 +4,7 @@
 use netpold_ebpf::{
     flow::{
         key::{hash, words4},
-        table::{Flow, Full, Marks},
+        table::{BucketsFull, FlagChanges, Flow},
     },
     layout::{CT_INGRESS, CT_REPLIED, Ct4Key},
     packet::family::V4,
@@ -32,7 +32,7 @@ impl Of {
     }
 
     /// Inserts the flow as a verdict does.
-    fn insert(self, tables: &NodeTables) -> Result<(), Full> {
+    fn insert(self, tables: &NodeTables) -> Result<(), BucketsFull> {
         tables.flows.later(1);
         let hash = self.hash(tables);
         tables.insert4(self.key(), hash, CT_INGRESS).or_else(|_| {
@@ -41,11 +41,11 @@ impl Of {
         })
     }
 
-    fn answered(self, tables: &NodeTables) -> Result<(), Full> {
+    fn answered(self, tables: &NodeTables) -> Result<(), BucketsFull> {
         self.insert(tables)?;
         // SAFETY: the buckets of a live table.
         let hit = unsafe { self.place(tables).find(tables) }.expect("the flow");
-        let marks = Marks::new(CT_REPLIED, 0);
+        let marks = FlagChanges::new(CT_REPLIED, 0);
         // SAFETY: as before.
         unsafe {
             Flow::<[u64; 2]>::touch(tables, hit, marks, tables.now(), 0);
@@ -103,13 +103,17 @@ fn a_pod_with_less_gives_nothing() {
         let tables = eight(shares);
         // An endpoint without any flow, and those in the table.
         for endpoint in 1..=shares.len() as u32 + 1 {
-            assert_eq!(Of(endpoint, 100).insert(&tables), Err(Full), "{shares:?}: {endpoint}");
+            assert_eq!(
+                Of(endpoint, 100).insert(&tables),
+                Err(BucketsFull),
+                "{shares:?}: {endpoint}"
+            );
         }
     }
     // An endpoint that has all places does not evict its own flows.
-    assert_eq!(Of(1, 100).insert(&eight(&[8])), Err(Full));
+    assert_eq!(Of(1, 100).insert(&eight(&[8])), Err(BucketsFull));
     // Nor does an endpoint that has two places evict flows of another one.
-    assert_eq!(Of(2, 100).insert(&eight(&[6, 2])), Err(Full));
+    assert_eq!(Of(2, 100).insert(&eight(&[6, 2])), Err(BucketsFull));
 }
 
 const BUCKETS: u32 = 256;
@@ -178,15 +182,15 @@ fn a_pods_stale_flows_make_room_for_its_own() {
         tables.flows.later(minutes * 60_000);
     };
     minutes(14);
-    assert_eq!(Of(1, 100).answered(&tables), Err(Full), "they may still be in use");
+    assert_eq!(Of(1, 100).answered(&tables), Err(BucketsFull), "they may still be in use");
     minutes(2);
     assert_eq!(Of(1, 100).answered(&tables), Ok(()));
     assert!(!Of(1, 0).is_there(&tables), "the longest idle one is gone");
     assert_eq!((there(&tables, 1, 4), there(&tables, 2, 4)), (3, 4));
-    assert_eq!(Of(3, 0).insert(&tables), Err(Full), "not for another pod");
+    assert_eq!(Of(3, 0).insert(&tables), Err(BucketsFull), "not for another pod");
     for number in 1..4 {
         assert_eq!(Of(1, 100 + number).answered(&tables), Ok(()));
     }
-    assert_eq!(Of(1, 104).answered(&tables), Err(Full), "those are in use");
+    assert_eq!(Of(1, 104).answered(&tables), Err(BucketsFull), "those are in use");
     assert_eq!(there(&tables, 2, 4), 4);
 }

@@ -111,9 +111,9 @@ async fn found(
     match (wanted, rest.split_once('/')) {
         (CompletionKind::Context, _) => Vec::new(),
         (CompletionKind::Namespace, _) => names.namespaces().await,
-        (CompletionKind::PodOfNamespace, _) => names.of(kind, None).await,
+        (CompletionKind::PodOfNamespace, _) => names.list(kind, None).await,
         (CompletionKind::Pod | CompletionKind::Party, Some((namespace, _))) => {
-            prefixed(&format!("{prefix}{namespace}/"), names.of(kind, Some(namespace)).await, "")
+            prefixed(&format!("{prefix}{namespace}/"), names.list(kind, Some(namespace)).await, "")
         }
         (CompletionKind::Pod | CompletionKind::Party, None) => {
             let all = prefixed(prefix, names.namespaces().await, "/");
@@ -121,13 +121,13 @@ async fn found(
                 return all;
             }
             let services = (wanted == CompletionKind::Party).then(|| SERVICE.to_owned());
-            names.of(kind, None).await.into_iter().chain(all).chain(services).collect()
+            names.list(kind, None).await.into_iter().chain(all).chain(services).collect()
         }
     }
 }
 
 /// Kind of name that an argument takes, by its id and value name.
-fn wanted(arg: &Arg) -> Option<CompletionKind> {
+fn kind_of_argument(arg: &Arg) -> Option<CompletionKind> {
     let value =
         arg.get_value_names().and_then(|names| names.first()).map(clap::builder::Str::as_str);
     match (arg.get_id().as_str(), value) {
@@ -144,7 +144,7 @@ fn wanted(arg: &Arg) -> Option<CompletionKind> {
 pub(super) fn with_names(command: Command, typed: &Arc<TypedFlags>) -> Command {
     command.mut_subcommands(|sub| {
         sub.mut_args(|arg| {
-            let Some(wanted) = wanted(&arg) else { return arg };
+            let Some(wanted) = kind_of_argument(&arg) else { return arg };
             let typed = Arc::clone(typed);
             arg.add(ArgValueCompleter::new(move |word: &OsStr| typed.complete(wanted, word)))
         })
@@ -181,7 +181,7 @@ mod tests {
     fn names_are_completed_where_they_are_asked_for() {
         fn of<A: Args>(id: &str) -> Option<CompletionKind> {
             let command = A::augment_args(Command::new("netpold"));
-            wanted(command.get_arguments().find(|arg| arg.get_id() == id).unwrap())
+            kind_of_argument(command.get_arguments().find(|arg| arg.get_id() == id).unwrap())
         }
         assert_eq!(of::<ExplainArgs>("from"), Some(CompletionKind::Party));
         assert_eq!(of::<DiffArgs>("from"), None, "a directory");

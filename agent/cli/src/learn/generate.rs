@@ -39,7 +39,7 @@ type ObservedNames = BTreeMap<Workload, BTreeMap<DomainName, (LearnedPorts, Sigh
 fn workloads<'c>(cluster: &'c Cluster, namespace: &str) -> BTreeMap<Workload, Vec<&'c Pod>> {
     let mut workloads: BTreeMap<Workload, Vec<&Pod>> = BTreeMap::new();
     for pod in cluster.pods_in(namespace).filter(|pod| is_subject(pod)) {
-        if let Some(workload) = Workload::of(pod) {
+        if let Some(workload) = Workload::of_pod(pod) {
             workloads.entry(workload).or_default().push(pod);
         }
     }
@@ -69,7 +69,7 @@ pub fn generate(objects: Vec<Change>, answer: &LearnAnswer, options: &LearnOptio
             let of = named.entry(flow.workload.clone()).or_default();
             for name in names {
                 let (ports, sightings) = of.entry(name.clone()).or_default();
-                ports.add(&LearnedPorts::of(flow.protocol, flow.port));
+                ports.add(&LearnedPorts::single(flow.protocol, flow.port));
                 sightings.flows = sightings.flows.saturating_add(flow.flows);
                 sightings.last = sightings.last.max(flow.last);
             }
@@ -110,7 +110,7 @@ pub fn generate(objects: Vec<Change>, answer: &LearnAnswer, options: &LearnOptio
         }
     }
     seen.retain(|workload, _| !workload.labels.is_empty());
-    let mut unique = PolicyNames::of(seen.keys());
+    let mut unique = PolicyNames::for_workloads(seen.keys());
     let mut policies: Vec<LearnedPolicy> = seen
         .iter()
         .enumerate()
@@ -181,7 +181,7 @@ struct PolicyNames {
 }
 
 impl PolicyNames {
-    fn of<'w>(workloads: impl Iterator<Item = &'w Workload>) -> Self {
+    fn for_workloads<'w>(workloads: impl Iterator<Item = &'w Workload>) -> Self {
         let mut wanted = BTreeMap::new();
         workloads.for_each(|workload| *wanted.entry(workload.name()).or_default() += 1);
         Self { wanted, given: BTreeSet::new() }

@@ -76,7 +76,7 @@ pub(super) fn grants(
     if flow.protocol.transport().is_some() && flow.port == 0 {
         return Err(NoPolicyReason::PortZero);
     }
-    let ports = |port| LearnedPorts::of(flow.protocol, port);
+    let ports = |port| LearnedPorts::single(flow.protocol, port);
     Ok(match &flow.peer {
         LearnedPeer::Node => Vec::new(),
         LearnedPeer::Workload(workload) => {
@@ -91,7 +91,7 @@ pub(super) fn grants(
             let backends = backends.ok_or_else(|| NoPolicyReason::NoService(key.clone()))?;
             let grant = |(address, port)| {
                 let owner = cluster.owner(address).filter(|pod| is_subject(pod));
-                let peer = match owner.and_then(|pod| Workload::of(pod)) {
+                let peer = match owner.and_then(|pod| Workload::of_pod(pod)) {
                     Some(workload) => PeerSpec::Pods(workload),
                     // A deleted pod, still listed in an EndpointSlice.
                     None if cluster.is_pod_address(address) => return None,

@@ -21,7 +21,7 @@ pub struct LearnedPorts {
 impl LearnedPorts {
     /// Creates a set of one port; for a protocol without ports, the set is everything.
     #[must_use]
-    pub fn of(number: IpProtocol, port: u16) -> Self {
+    pub fn single(number: IpProtocol, port: u16) -> Self {
         match number.transport() {
             Some(protocol) => {
                 let some = BTreeMap::from([(protocol, BTreeSet::from([port]))]);
@@ -135,16 +135,16 @@ mod tests {
     fn ports_in_a_row_are_a_range() {
         let mut ports = LearnedPorts::default();
         for port in [80, 81, 443, 65534, 65535, 65533] {
-            ports.add(&LearnedPorts::of(IpProtocol::TCP, port));
+            ports.add(&LearnedPorts::single(IpProtocol::TCP, port));
         }
-        ports.add(&LearnedPorts::of(IpProtocol::UDP, 53));
+        ports.add(&LearnedPorts::single(IpProtocol::UDP, 53));
         assert_eq!(ports.to_string(), "TCP 80,81,443,65533-65535, UDP 53");
         assert!(ports.contains(IpProtocol::UDP, 53) && !ports.contains(IpProtocol::UDP, 80));
         assert_eq!(ports.rules().unwrap().len(), 5);
-        let rest = ports.without(&LearnedPorts::of(IpProtocol::UDP, 53));
+        let rest = ports.without(&LearnedPorts::single(IpProtocol::UDP, 53));
         assert_eq!(rest.to_string(), "TCP 80,81,443,65533-65535");
         assert!(rest.without(&ports).is_empty());
-        let all = LearnedPorts::of(IpProtocol::ICMP, 0);
+        let all = LearnedPorts::single(IpProtocol::ICMP, 0);
         assert_eq!((all.rules(), all.to_string()), (None, "everything".to_owned()));
     }
 }

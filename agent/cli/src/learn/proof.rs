@@ -51,7 +51,7 @@ pub(super) fn enforced<'f>(
         if let Change::Pod(pod) = object
             && is_subject(pod)
             && !pod.addresses.is_empty()
-            && let Some(workload) = Workload::of(pod)
+            && let Some(workload) = Workload::of_pod(pod)
         {
             wanted.remove(&workload);
         }
@@ -85,7 +85,7 @@ fn stand_in(number: u32, workload: &Workload) -> Pod {
         created: 0,
         ports: Vec::new(),
         foreign_sources: false,
-        second: Vec::new(),
+        secondary: Vec::new(),
         workload: None,
     }
 }
@@ -98,7 +98,7 @@ pub(super) fn denied<'f>(
 ) -> Vec<DeniedFlow> {
     let mut pods: BTreeMap<Workload, Vec<&Pod>> = BTreeMap::new();
     for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
-        if let Some(workload) = Workload::of(pod) {
+        if let Some(workload) = Workload::of_pod(pod) {
             let of = pods.entry(workload).or_default();
             if of.len() < ASKED {
                 of.push(pod);

@@ -62,7 +62,7 @@ type WorkloadAddresses = BTreeMap<Workload, BTreeSet<IpAddr>>;
 fn addresses(cluster: &Cluster) -> BTreeMap<String, WorkloadAddresses> {
     let mut all: BTreeMap<String, WorkloadAddresses> = BTreeMap::new();
     for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
-        if let Some(workload) = Workload::of(pod) {
+        if let Some(workload) = Workload::of_pod(pod) {
             let of = all.entry(pod.key.namespace.clone()).or_default().entry(workload).or_default();
             of.extend(&pod.addresses);
         }
@@ -87,7 +87,7 @@ pub(super) fn unseen(
             let rules = selecting.iter().flat_map(|policy| &policy.rules[direction as usize]);
             for rule in rules {
                 for (peer, _) in &rule.peers {
-                    for other in others(&all, peer) {
+                    for other in matched_workloads(&all, peer) {
                         allowed.entry(other).or_default().add(&rule.ports);
                     }
                 }
@@ -117,7 +117,10 @@ pub(super) fn unseen(
 }
 
 /// Returns the workloads and blocks that a peer matches.
-fn others(all: &BTreeMap<String, WorkloadAddresses>, peer: &PeerSpec) -> Vec<UnseenPeer> {
+fn matched_workloads(
+    all: &BTreeMap<String, WorkloadAddresses>,
+    peer: &PeerSpec,
+) -> Vec<UnseenPeer> {
     match peer {
         PeerSpec::Pods(wanted) => {
             let there = all.get(&wanted.namespace).into_iter().flat_map(WorkloadAddresses::keys);

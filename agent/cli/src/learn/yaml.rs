@@ -23,7 +23,7 @@ const DNS: (&str, &str) = ("kube-system", "kube-dns");
 
 /// Returns an audited policy that selects every pod of a namespace and allows nothing, so that flows are recorded.
 #[must_use]
-pub fn prepare(namespace: &str) -> String {
+pub fn audit_everything(namespace: &str) -> String {
     let namespace = scalar(namespace);
     format!(
         "# Denies nothing: in audit mode, so that flows of the namespace's pods are recorded. Delete it once\n\
@@ -55,21 +55,21 @@ pub fn yaml(learned: &Learned, answer: &LearnAnswer) -> String {
     text.push_str(
         "# Audit mode: remove the annotation netpold.io/enforcement to enforce these policies.\n",
     );
-    list(&mut text, "Observed, but would be denied", learned.denied.iter());
-    list(&mut text, "Allowed, but never observed", learned.unseen.iter());
+    write_list(&mut text, "Observed, but would be denied", learned.denied.iter());
+    write_list(&mut text, "Allowed, but never observed", learned.unseen.iter());
     let uncovered =
         "No policy selects these pods: they have no labels, or none of their flows was observed";
-    list(&mut text, uncovered, learned.unwatched.iter().chain(&learned.unlabelled));
+    write_list(&mut text, uncovered, learned.unwatched.iter().chain(&learned.unlabelled));
     for policy in &learned.policies {
         text.push_str("---\n");
-        manifest(&mut text, policy);
-        text.push_str(&of_names(policy));
+        write_manifest(&mut text, policy);
+        text.push_str(&names_document(policy));
     }
     text
 }
 
 /// Writes comment lines, up to [`LINES`].
-fn list<T: ToString>(text: &mut String, title: &str, lines: impl Iterator<Item = T>) {
+fn write_list<T: ToString>(text: &mut String, title: &str, lines: impl Iterator<Item = T>) {
     let lines: Vec<T> = lines.collect();
     if lines.is_empty() {
         return;
@@ -83,7 +83,7 @@ fn list<T: ToString>(text: &mut String, title: &str, lines: impl Iterator<Item =
     }
 }
 
-fn manifest(text: &mut String, learned: &LearnedPolicy) {
+fn write_manifest(text: &mut String, learned: &LearnedPolicy) {
     let LearnedPolicy { workload, rules, denied, is_observed, policy, .. } = learned;
     let _ = writeln!(text, "# {}", comment(&workload.to_string()));
     if rules.iter().all(Vec::is_empty) {
@@ -93,7 +93,7 @@ fn manifest(text: &mut String, learned: &LearnedPolicy) {
             (false, _) => "# No rule but those by domain name, below: this allows nothing.\n",
         });
     }
-    list(text, "Denied when observed, and still denied", denied.iter());
+    write_list(text, "Denied when observed, and still denied", denied.iter());
     let (name, namespace) = (scalar(&policy.key.name), scalar(&policy.key.namespace));
     let _ = write!(
         text,
@@ -107,7 +107,7 @@ fn manifest(text: &mut String, learned: &LearnedPolicy) {
          spec:\n\
          \x20 podSelector:\n"
     );
-    labels(text, 4, workload);
+    write_labels(text, 4, workload);
     text.push_str("  policyTypes: [Ingress, Egress]\n");
     for (direction, rules) in Direction::BOTH.into_iter().zip(rules) {
         if rules.is_empty() {
@@ -115,12 +115,12 @@ fn manifest(text: &mut String, learned: &LearnedPolicy) {
             continue;
         }
         let _ = writeln!(text, "  {direction}:");
-        rules.iter().for_each(|of| rule(text, direction, of, &workload.namespace));
+        rules.iter().for_each(|of| write_rule(text, direction, of, &workload.namespace));
     }
 }
 
 /// Returns the document of the policy that accepts the domain names; empty without any.
-fn of_names(learned: &LearnedPolicy) -> String {
+fn names_document(learned: &LearnedPolicy) -> String {
     let Some(policy) = &learned.of_names else { return String::new() };
     let LearnedPolicy { workload, names, .. } = learned;
     let mut text = format!("---\n# Domain names of {}", comment(&workload.to_string()));
@@ -128,7 +128,13 @@ fn of_names(learned: &LearnedPolicy) -> String {
         ". In force at once: it denies nothing, and names in audit mode match no address.\n",
     );
     for (name, ports, sightings) in names {
-        let _ = writeln!(text, "# {}, {}: {}", comment(&name.to_string()), ports, seen(sightings));
+        let _ = writeln!(
+            text,
+            "# {}, {}: {}",
+            comment(&name.to_string()),
+            ports,
+            describe_sightings(sightings)
+        );
     }
     let _ = write!(
         text,
@@ -149,7 +155,7 @@ fn of_names(learned: &LearnedPolicy) -> String {
         policy.priority,
         scalar(&workload.namespace)
     );
-    labels(&mut text, 8, workload);
+    write_labels(&mut text, 8, workload);
     text.push_str("  egress:\n");
     let rules = names::object(learned).map(|object| object["spec"]["egress"].clone());
     for rule in rules.as_ref().and_then(Value::as_array).into_iter().flatten() {
@@ -168,11 +174,11 @@ fn of_names(learned: &LearnedPolicy) -> String {
     text
 }
 
-fn rule(text: &mut String, direction: Direction, rule: &LearnedRule, namespace: &str) {
+fn write_rule(text: &mut String, direction: Direction, rule: &LearnedRule, namespace: &str) {
     let word = if direction == Direction::Ingress { "from" } else { "to" };
     let _ = writeln!(text, "  - {word}:");
     for (spec, sightings) in &rule.peers {
-        let _ = writeln!(text, "    # {}", comment(&seen(sightings)));
+        let _ = writeln!(text, "    # {}", comment(&describe_sightings(sightings)));
         match spec {
             PeerSpec::Block(block) => {
                 let _ =
@@ -180,7 +186,7 @@ fn rule(text: &mut String, direction: Direction, rule: &LearnedRule, namespace: 
             }
             PeerSpec::Pods(workload) if workload.namespace == namespace => {
                 text.push_str("    - podSelector:\n");
-                labels(text, 8, workload);
+                write_labels(text, 8, workload);
             }
             PeerSpec::Pods(workload) => {
                 let _ = write!(
@@ -191,14 +197,14 @@ fn rule(text: &mut String, direction: Direction, rule: &LearnedRule, namespace: 
                      \x20     podSelector:\n",
                     scalar(&workload.namespace)
                 );
-                labels(text, 8, workload);
+                write_labels(text, 8, workload);
             }
         }
     }
-    ports(text, &rule.ports);
+    write_ports(text, &rule.ports);
 }
 
-fn ports(text: &mut String, ports: &LearnedPorts) {
+fn write_ports(text: &mut String, ports: &LearnedPorts) {
     use netpold_core::model::PortMatch;
     let Some(rules) = ports.rules() else { return };
     text.push_str("    ports:\n");
@@ -214,7 +220,7 @@ fn ports(text: &mut String, ports: &LearnedPorts) {
 }
 
 /// Writes `matchLabels` below `podSelector`.
-fn labels(text: &mut String, indent: usize, workload: &Workload) {
+fn write_labels(text: &mut String, indent: usize, workload: &Workload) {
     let space = " ".repeat(indent);
     if workload.labels.is_empty() {
         // An empty selector stands on the line of its key.
@@ -229,7 +235,7 @@ fn labels(text: &mut String, indent: usize, workload: &Workload) {
 }
 
 /// Describes the observations of a peer.
-fn seen(sightings: &Sightings) -> String {
+fn describe_sightings(sightings: &Sightings) -> String {
     let Sightings { services, flows, last } = sightings;
     let mut text = match flows {
         1 => format!("1 flow, at {}", time(*last)),

@@ -7,6 +7,7 @@ use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use netpold_api::status::AgentStatus;
 use netpold_client::printable_document::printable_document;
+use netpold_core::first_names::short_list;
 use owo_colors::{OwoColorize, Style};
 use serde::{Deserialize, Serialize};
 
@@ -75,7 +76,7 @@ fn render(status: &ClusterStatus) -> String {
     if !problems.is_empty() {
         text.push_str(&format!("\n{}\n", "problems".bold()));
         for (problem, nodes) in problems {
-            text.push_str(&format!("  {}: {}\n", few(&nodes), problem.red()));
+            text.push_str(&format!("  {}: {}\n", short_list(nodes.iter(), NAMED), problem.red()));
         }
     }
     text
@@ -113,13 +114,6 @@ fn problems(status: &ClusterStatus) -> BTreeMap<String, Vec<&str>> {
         }
     }
     problems
-}
-
-fn few(nodes: &[&str]) -> String {
-    if nodes.len() <= NAMED + 1 {
-        return nodes.join(", ");
-    }
-    format!("{} and {} more", nodes[..NAMED].join(", "), nodes.len() - NAMED)
 }
 
 #[cfg(test)]

@@ -47,12 +47,12 @@ fn header(text: &mut String, status: &AgentStatus) {
         (false, _) => ("not in sync", Style::new().yellow().bold()),
     };
     let (desired, enforced) = (revision.desired, revision.enforced);
-    line(text, format!("node {}, netpold {}", status.node, status.version));
-    line(text, format!("{}: revision {enforced} of {desired}", word.style(style)));
+    write_line(text, format!("node {}, netpold {}", status.node, status.version));
+    write_line(text, format!("{}: revision {enforced} of {desired}", word.style(style)));
     if !status.in_sync {
-        line(text, "objects not in sync; the previous state stays in force".dimmed());
+        write_line(text, "objects not in sync; the previous state stays in force".dimmed());
     }
-    line(text, format!("source: {}", status.source.origin));
+    write_line(text, format!("source: {}", status.source.origin));
 }
 
 fn problems(text: &mut String, status: &AgentStatus) {
@@ -61,17 +61,17 @@ fn problems(text: &mut String, status: &AgentStatus) {
     if all.is_empty() {
         return;
     }
-    heading(text, "problems");
+    write_heading(text, "problems");
     for problem in all {
-        line(text, format!("  {}", problem.red()));
+        write_line(text, format!("  {}", problem.red()));
     }
 }
 
 fn not_enforced(text: &mut String, interfaces: &[String]) {
     if !interfaces.is_empty() {
-        heading(text, "further interfaces not enforced in full");
+        write_heading(text, "further interfaces not enforced in full");
         for interface in interfaces {
-            line(text, format!("  {}", interface.yellow()));
+            write_line(text, format!("  {}", interface.yellow()));
         }
     }
 }
@@ -81,10 +81,16 @@ fn interference(text: &mut String, status: &AgentStatus) {
     if !status.repaired.is_empty() {
         let counts: Vec<String> =
             status.repaired.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-        line(text, format!("repaired after changes by other programs: {}", list(&counts)));
+        write_line(
+            text,
+            format!("repaired after changes by other programs: {}", join_all(&counts)),
+        );
     }
     if !status.waiting.is_empty() {
-        line(text, format!("denied until their pods are known: {}", list(&status.waiting)));
+        write_line(
+            text,
+            format!("denied until their pods are known: {}", join_all(&status.waiting)),
+        );
     }
 }
 
@@ -94,7 +100,7 @@ fn files(text: &mut String, status: &AgentStatus) {
         let content = if file.current { "current" } else { "last good" };
         table.add_row([file.name.clone(), file.objects.to_string(), content.to_owned()]);
     }
-    show(text, "files", &table);
+    write_table(text, "files", &table);
 }
 
 fn kinds(text: &mut String, status: &AgentStatus) {
@@ -117,7 +123,7 @@ fn kinds(text: &mut String, status: &AgentStatus) {
             kind.restarts.to_string(),
         ]);
     }
-    show(text, "watches", &table);
+    write_table(text, "watches", &table);
 }
 
 fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
@@ -131,12 +137,12 @@ fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
         table.add_row([
             endpoint.pod.to_string(),
             interface,
-            list(&endpoint.addresses),
+            join_all(&endpoint.addresses),
             isolated(endpoint),
             attached(endpoint),
         ]);
     }
-    show(text, "pods", &table);
+    write_table(text, "pods", &table);
 }
 
 /// Formats the attachments of programs, XDP first.
@@ -148,8 +154,8 @@ fn attached(endpoint: &EndpointStatus) -> String {
 
 fn devices(text: &mut String, devices: &[String]) {
     if !devices.is_empty() {
-        heading(text, "node devices");
-        line(text, format!("  {}: {}", devices.len(), devices.join(", ")));
+        write_heading(text, "node devices");
+        write_line(text, format!("  {}: {}", devices.len(), devices.join(", ")));
     }
 }
 
@@ -158,7 +164,7 @@ fn uplinks(text: &mut String, uplinks: &[UplinkStatus]) {
     for uplink in uplinks {
         table.add_row([uplink.interface.clone(), uplink.mode.clone()]);
     }
-    show(text, "uplinks", &table);
+    write_table(text, "uplinks", &table);
 }
 
 fn tables<'a>(text: &mut String, tables: impl Iterator<Item = &'a TableStatus>) {
@@ -172,7 +178,7 @@ fn tables<'a>(text: &mut String, tables: impl Iterator<Item = &'a TableStatus>) 
             format!("{percent}%"),
         ]);
     }
-    show(text, "tables", &table);
+    write_table(text, "tables", &table);
 }
 
 fn drops(text: &mut String, status: &AgentStatus) {
@@ -181,15 +187,15 @@ fn drops(text: &mut String, status: &AgentStatus) {
         let packets = drop.packets.to_string();
         table.add_row([drop.reason.clone(), drop.direction.to_string(), packets]);
     }
-    show(text, "drops", &table);
+    write_table(text, "drops", &table);
     if !status.recent_drops.is_empty() {
-        heading(text, "recent drops");
+        write_heading(text, "recent drops");
     }
     for drop in &status.recent_drops {
         let (pod, direction, packet) = (&drop.pod, drop.direction, &drop.packet);
-        line(text, format!("  {direction} of {pod}: {packet}: {}", drop.reason));
+        write_line(text, format!("  {direction} of {pod}: {packet}: {}", drop.reason));
         for detail in &drop.explanation {
-            line(text, format!("    {}", detail.dimmed()));
+            write_line(text, format!("    {}", detail.dimmed()));
         }
     }
 }
@@ -203,13 +209,13 @@ fn isolated(endpoint: &EndpointStatus) -> String {
     });
     let directions: Vec<String> = directions.collect();
     match (directions.is_empty(), endpoint.observed) {
-        (false, _) => list(&directions),
+        (false, _) => join_all(&directions),
         (true, true) => "no (observed)".to_owned(),
         (true, false) => "no".to_owned(),
     }
 }
 
-fn list<T: Display>(items: &[T]) -> String {
+fn join_all<T: Display>(items: &[T]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -219,18 +225,18 @@ fn table(header: &[&str]) -> Table {
     table
 }
 
-fn show(text: &mut String, title: &str, table: &Table) {
+fn write_table(text: &mut String, title: &str, table: &Table) {
     if table.row_count() > 0 {
-        heading(text, title);
-        line(text, table);
+        write_heading(text, title);
+        write_line(text, table);
     }
 }
 
-fn heading(text: &mut String, title: &str) {
-    line(text, format!("\n{}", title.bold()));
+fn write_heading(text: &mut String, title: &str) {
+    write_line(text, format!("\n{}", title.bold()));
 }
 
-fn line(text: &mut String, line: impl Display) {
+fn write_line(text: &mut String, line: impl Display) {
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{line}");
 }

@@ -135,7 +135,7 @@ pub struct EventCounts {
 
 impl EventCounts {
     /// Counts a line of the stream, with printable text.
-    pub fn take(&mut self, line: &ObserveLine) {
+    pub fn count_line(&mut self, line: &ObserveLine) {
         let event = match line {
             ObserveLine::Event(event) => event,
             ObserveLine::Lost { lost, .. } => {

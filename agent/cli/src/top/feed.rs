@@ -10,10 +10,10 @@ use futures::StreamExt as _;
 use netpold_api::filter::ObserveRequest;
 use netpold_api::observe::ObserveLine;
 use netpold_client::live::{self, Agents, ClusterArgs};
-use netpold_client::socket::{AnswerLines, understood};
+use netpold_client::socket::{AnswerLines, parse_answer};
 use netpold_core::printable::printable;
 
-use crate::observe::{arguments, ask, printable_line};
+use crate::observe::{arguments, open_stream, printable_line};
 
 /// Pause between two attempts to reach an agent that has ended.
 const RETRY: Duration = Duration::from_secs(2);
@@ -21,13 +21,13 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Line of the stream, or the reason why there is none.
 pub(super) type FeedLine = Result<ObserveLine, String>;
 
-fn news(line: &str) -> FeedLine {
-    let line = understood(line).and_then(|line| printable_line(&line));
+fn parse_feed_line(line: &str) -> FeedLine {
+    let line = parse_answer(line).and_then(|line| printable_line(&line));
     line.map_err(|error| printable(&format!("{error:#}")).into_owned())
 }
 
 /// Sends lines until the receiver is gone; reconnects to an agent that has ended.
-pub(super) fn of_node(
+pub(super) fn send_node_lines(
     mut lines: AnswerLines,
     socket: &Path,
     request: &ObserveRequest,
@@ -38,7 +38,7 @@ pub(super) fn of_node(
     loop {
         let problem = loop {
             let line = match lines.read() {
-                Ok(Some(line)) => news(&line),
+                Ok(Some(line)) => parse_feed_line(&line),
                 Ok(None) => break "the agent closed the stream".to_owned(),
                 Err(error) => break format!("cannot read from the agent: {error}"),
             };
@@ -51,7 +51,7 @@ pub(super) fn of_node(
         }
         lines = loop {
             std::thread::sleep(RETRY);
-            if let Ok(lines) = ask(socket, &again, false) {
+            if let Ok(lines) = open_stream(socket, &again, false) {
                 break lines;
             }
         };
@@ -62,7 +62,7 @@ pub(super) fn of_node(
 ///
 /// # Errors
 /// The cluster cannot be reached, or it has no agents.
-pub(super) fn of_cluster(
+pub(super) fn send_cluster_lines(
     cluster: ClusterArgs,
     request: &ObserveRequest,
     sender: SyncSender<FeedLine>,
@@ -83,7 +83,7 @@ pub(super) fn of_cluster(
             let mut lines = pin!(agents.stream(&arguments));
             while let Some((node, line)) = lines.next().await {
                 let line = match line {
-                    Ok(line) => news(&line),
+                    Ok(line) => parse_feed_line(&line),
                     Err(error) => Err(printable(&format!("node {node}: {error}")).into_owned()),
                 };
                 // Blocks while the queue is full; nothing else runs on this thread.

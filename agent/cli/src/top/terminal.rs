@@ -15,7 +15,7 @@ use super::args::TopArgs;
 use super::board::{EventCounts, TopView};
 use super::feed::{self, FeedLine};
 use super::screen::{Choice, SHOWN, draw};
-use crate::observe::ask;
+use crate::observe::open_stream;
 
 /// Time between two frames, and longest delay of a signal.
 const FRAME: Duration = Duration::from_millis(250);
@@ -33,7 +33,7 @@ impl Terminal {
     ///
     /// # Errors
     /// Standard input or output is no terminal.
-    pub fn take() -> Result<Self> {
+    pub fn enter() -> Result<Self> {
         if !stdin().is_terminal() || !stdout().is_terminal() {
             bail!("standard input and output must be a terminal; `netpold observe` needs none");
         }
@@ -55,20 +55,20 @@ pub fn run(args: &TopArgs) -> Result<()> {
     static ENDS: AtomicBool = AtomicBool::new(false);
     let request = args.request()?;
     let (sender, news) = sync_channel(WAITING);
-    let source = match args.cluster.is_meant() {
+    let source = match args.cluster.is_requested() {
         true => {
-            feed::of_cluster(args.cluster.clone(), &request, sender)?;
+            feed::send_cluster_lines(args.cluster.clone(), &request, sender)?;
             "cluster".to_owned()
         }
         false => {
-            let lines = ask(&args.socket, &request, false)?;
+            let lines = open_stream(&args.socket, &request, false)?;
             let socket = args.socket.clone();
-            std::thread::spawn(move || feed::of_node(lines, &socket, &request, &sender));
+            std::thread::spawn(move || feed::send_node_lines(lines, &socket, &request, &sender));
             "this node".to_owned()
         }
     };
     end_with_signals(&ENDS)?;
-    let mut terminal = Terminal::take()?;
+    let mut terminal = Terminal::enter()?;
     show(&mut terminal.0, &news, &ENDS, source)
 }
 
@@ -119,7 +119,7 @@ fn show(
     let (mut board, mut choice) = (EventCounts::default(), Choice { source, ..Choice::default() });
     while !ends.load(Ordering::Relaxed) {
         if !choice.paused {
-            take(news, &mut board, &mut choice);
+            apply_lines(news, &mut board, &mut choice);
         }
         let now = Timestamp::now().as_millisecond();
         terminal.draw(|frame| draw(frame, &board, &choice, now))?;
@@ -144,12 +144,12 @@ fn show(
     Ok(())
 }
 
-fn take(news: &Receiver<FeedLine>, board: &mut EventCounts, choice: &mut Choice) {
+fn apply_lines(news: &Receiver<FeedLine>, board: &mut EventCounts, choice: &mut Choice) {
     for _ in 0..AT_ONCE {
         match news.try_recv() {
             Ok(Ok(line)) => {
                 choice.problem = None;
-                board.take(&line);
+                board.count_line(&line);
             }
             Ok(Err(problem)) => choice.problem = Some(problem),
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,

@@ -5,7 +5,7 @@ use netpold_api::learn::{LearnAnswer, merge};
 use netpold_client::arguments::check_namespace;
 use netpold_client::live;
 use netpold_core::cluster::is_subject;
-use netpold_core::explain::Within;
+use netpold_core::explain::ResolvedWithin;
 use netpold_core::model::{Direction, DomainName, Enforcement, Key, Pod};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 use netpold_review::diff::{DiffParty, NamedPair};
@@ -25,7 +25,7 @@ const USUAL: (IpProtocol, u16) = (IpProtocol::TCP, 80);
 ///
 /// # Errors
 /// There is no such party, or it has no pod or address.
-pub(super) fn edge(
+pub(super) fn explain_pair(
     world: &ObjectSnapshot,
     (from, to): (usize, usize),
     asked: Option<(IpProtocol, u16)>,
@@ -78,7 +78,7 @@ fn by_name(
 ) -> Result<Value> {
     let Party::Pod(pod) = sender else { return Err(anyhow!("{sender} is not a pod")) };
     let explainer = world.judge.explainer();
-    let answer = explainer.by_name(pod, name, &Within::public(), kind);
+    let answer = explainer.by_name(pod, name, &ResolvedWithin::public(), kind);
     let answer = answer.map_err(|error| anyhow!("{pod} to {name}: {error}"))?;
     let pod = world.cluster().pods().get(pod).ok_or_else(|| anyhow!("pod {pod} not found"))?;
     let judged =
@@ -94,7 +94,7 @@ fn by_name(
 ///
 /// # Errors
 /// There is no such party.
-pub(super) fn workload(world: &ObjectSnapshot, index: usize) -> Result<Value> {
+pub(super) fn describe_party(world: &ObjectSnapshot, index: usize) -> Result<Value> {
     let party = party(world, index)?;
     let keys: &[Key] =
         if let DiffParty::Workload(workload) = party { &workload.pods[1] } else { &[] };
@@ -105,7 +105,8 @@ pub(super) fn workload(world: &ObjectSnapshot, index: usize) -> Result<Value> {
     });
     let named: Vec<Value> = named.collect();
     let first = pods.clone().next();
-    let policies = |direction| first.map_or_else(Vec::new, |pod| about(world, pod, direction));
+    let policies =
+        |direction| first.map_or_else(Vec::new, |pod| policies_about(world, pod, direction));
     Ok(json!({
         "title": party.to_string(),
         "pods": named,
@@ -118,7 +119,7 @@ pub(super) fn workload(world: &ObjectSnapshot, index: usize) -> Result<Value> {
 }
 
 /// Returns the policies about a pod in a direction, ClusterNetworkPolicies first.
-fn about(world: &ObjectSnapshot, pod: &Pod, direction: Direction) -> Vec<Value> {
+fn policies_about(world: &ObjectSnapshot, pod: &Pod, direction: Direction) -> Vec<Value> {
     if !is_subject(pod) {
         return Vec::new();
     }
@@ -147,10 +148,10 @@ fn about(world: &ObjectSnapshot, pod: &Pod, direction: Direction) -> Vec<Value> 
 ///
 /// # Errors
 /// No agent answers, or there are no flows.
-pub(super) fn learned(source: &ObjectSource, namespace: &str) -> Result<Value> {
+pub(super) fn learn_policies(source: &ObjectSource, namespace: &str) -> Result<Value> {
     check_namespace(namespace)?;
     let arguments = ["learn", "-o", "json", "-n", namespace];
-    let all = live::ask::<LearnAnswer>(&source.cluster, &arguments)?;
+    let all = live::request_all::<LearnAnswer>(&source.cluster, &arguments)?;
     let unanswered = all.unanswered();
     let mut answer = merge(all.answers);
     answer.select(Some(namespace), 0);
@@ -172,7 +173,7 @@ pub(super) fn learned(source: &ObjectSource, namespace: &str) -> Result<Value> {
 ///
 /// # Errors
 /// The objects cannot be read.
-pub(super) fn report(source: &ObjectSource, world: &ObjectSnapshot) -> Result<Value> {
+pub(super) fn doctor_report(source: &ObjectSource, world: &ObjectSnapshot) -> Result<Value> {
     let report = match source.is_live() {
         true => doctor::examine_cluster(&source.cluster, source.namespace.as_deref())?,
         false => {

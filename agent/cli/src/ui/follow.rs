@@ -14,7 +14,7 @@ use netpold_api::filter::ObserveRequest;
 use netpold_api::observe::ObserveLine;
 use netpold_client::arguments::time;
 use netpold_client::live::{Agents, ClusterArgs};
-use netpold_client::socket::understood;
+use netpold_client::socket::parse_answer;
 use netpold_core::model::Direction;
 use netpold_core::printable::printable;
 use serde::Deserialize;
@@ -119,7 +119,7 @@ pub(super) async fn send(
 
 /// Returns a line of `observe` with its parties on the map, and its reason in words.
 fn event(places: &PartyIndex<'_>, line: &str) -> Result<Value> {
-    let line: ObserveLine = understood(line)?;
+    let line: ObserveLine = parse_answer(line)?;
     let (mut from, mut to, mut words) = (None, None, String::new());
     if let ObserveLine::Event(event) = &line {
         let pod = event.pod.as_ref().and_then(|pod| places.of_pod(pod));

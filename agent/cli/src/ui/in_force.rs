@@ -79,7 +79,7 @@ impl NodeReports {
     }
 
     /// Returns the state of a policy on the nodes of its pods, and on others that report it.
-    fn take(
+    fn take_states(
         &mut self,
         key: &(String, String),
         nodes: &BTreeSet<&str>,
@@ -94,7 +94,7 @@ impl NodeReports {
             let report = self.of_nodes.get(&node);
             let reason = match (report, &state) {
                 (None, _) => Some("no report".to_owned()),
-                (Some(report), Some(state)) => report.doubt().or_else(|| behind(state, generation)),
+                (Some(report), Some(state)) => report.doubt().or_else(|| reason_not_in_force(state, generation)),
                 (Some(report), None) => Some(report.doubt().unwrap_or_else(|| {
                     let omits = report.omitted > 0;
                     if omits { "its report omits policies" } else { "not in its report" }.to_owned()
@@ -118,7 +118,7 @@ impl NodeReports {
 }
 
 /// Returns the reason for which a policy is not in force on a node that reports it.
-fn behind(state: &PolicyOnNode, generation: i64) -> Option<String> {
+fn reason_not_in_force(state: &PolicyOnNode, generation: i64) -> Option<String> {
     if state.observed_generation != generation {
         return Some(format!("generation {}", state.observed_generation));
     }
@@ -137,7 +137,7 @@ pub(super) fn document(source: &ObjectSource, world: &ObjectSnapshot) -> Result<
             Ok(read) => reports = read,
             Err(error) => problems.push(format!("reports of the nodes: {error:#}")),
         }
-        match live::ask::<AgentStatus>(&source.cluster, &["status", "-o", "json"]) {
+        match live::request_all::<AgentStatus>(&source.cluster, &["status", "-o", "json"]) {
             Ok(all) => {
                 let unanswered = all.unanswered();
                 agents = serde_json::to_value(status::merge(all.answers, unanswered))?;
@@ -152,7 +152,7 @@ pub(super) fn document(source: &ObjectSource, world: &ObjectSnapshot) -> Result<
         .into_iter()
         .take(POLICIES)
         .map(|PolicyEntry { key, nodes, generation, mut policy }| {
-            policy["nodes"] = reports.take(&key, &nodes, generation).into();
+            policy["nodes"] = reports.take_states(&key, &nodes, generation).into();
             policy
         })
         .collect();
@@ -292,7 +292,7 @@ mod tests {
         let nodes =
             BTreeSet::from(["behind", "current", "missing", "old", "omits", "unsure", "without"]);
         let key = ("shop".to_owned(), "web".to_owned());
-        let states = reports.take(&key, &nodes, 3);
+        let states = reports.take_states(&key, &nodes, 3);
         let states: Vec<(&str, Option<&str>)> =
             states.iter().map(|it| (it["node"].as_str().unwrap(), it["reason"].as_str())).collect();
         assert_eq!(

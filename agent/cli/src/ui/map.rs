@@ -162,7 +162,7 @@ impl<'w> PartyIndex<'w> {
 
     fn of_remote(&self, flow: &ListedFlow) -> Option<usize> {
         let remote = flow.translated.map_or(flow.remote, |on| on.to.ip());
-        self.of_peer(&flow.pod, &self.cluster.whose(remote), Some(remote))
+        self.of_peer(&flow.pod, &self.cluster.owner_of_address(remote), Some(remote))
     }
 }
 

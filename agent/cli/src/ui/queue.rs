@@ -14,13 +14,13 @@ const PAGES: usize = 64;
 /// Changes to judge: one at a time, and of those of a page that wait only the newest.
 #[derive(Default)]
 pub(super) struct ChangeQueue {
-    newest: Mutex<Newest>,
+    newest: Mutex<NewestChanges>,
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl ChangeQueue {
     /// Waits for the turn of a page's change; `None` if the page has a newer one by then.
-    pub(super) async fn turn(&self, page: &str) -> Option<OwnedMutexGuard<()>> {
+    pub(super) async fn wait_for_turn(&self, page: &str) -> Option<OwnedMutexGuard<()>> {
         let newest = || self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let number = newest().add(page.to_owned());
         let turn = Arc::clone(&self.turn).lock_owned().await;
@@ -30,12 +30,12 @@ impl ChangeQueue {
 
 /// Number of the newest change of each page.
 #[derive(Default)]
-struct Newest {
+struct NewestChanges {
     last: u64,
     of_pages: BTreeMap<String, u64>,
 }
 
-impl Newest {
+impl NewestChanges {
     /// Adds a change of a page; beyond [`PAGES`], the page with the oldest change is forgotten.
     fn add(&mut self, page: String) -> u64 {
         self.last += 1;
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_change_replaces_older_ones_of_its_page_only() {
-        let mut newest = Newest::default();
+        let mut newest = NewestChanges::default();
         let [first, other, second] = ["a", "b", "a"].map(|page| newest.add(page.to_owned()));
         assert!(!newest.is_newest("a", first));
         assert!(newest.is_newest("a", second) && newest.is_newest("b", other));

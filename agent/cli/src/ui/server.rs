@@ -309,7 +309,7 @@ async fn answer_edge(State(server): State<SharedServer>, request: Request) -> Re
     work(server, request, |server, question: EdgeQuestion| {
         let world = server.world_of(question.revision)?;
         let kind = question.protocol.map(|protocol| (protocol, question.port.unwrap_or(0)));
-        answers::edge(&world, (question.from, question.to), kind).map_err(failed)
+        answers::explain_pair(&world, (question.from, question.to), kind).map_err(failed)
     })
     .await
 }
@@ -323,7 +323,7 @@ struct WorkloadQuestion {
 async fn answer_workload(State(server): State<SharedServer>, request: Request) -> Response {
     work(server, request, |server, question: WorkloadQuestion| {
         let world = server.world_of(question.revision)?;
-        answers::workload(&world, question.id).map_err(failed)
+        answers::describe_party(&world, question.id).map_err(failed)
     })
     .await
 }
@@ -331,7 +331,8 @@ async fn answer_workload(State(server): State<SharedServer>, request: Request) -
 async fn answer_rules(State(server): State<SharedServer>, request: Request) -> Response {
     work(server, request, |server, _: NoQuestion| {
         needs_agents(server)?;
-        let all = live::ask::<RulesAnswer>(&server.source.cluster, &["rules", "-o", "json"]);
+        let all =
+            live::request_all::<RulesAnswer>(&server.source.cluster, &["rules", "-o", "json"]);
         let all = all.map_err(failed)?;
         let unanswered = all.unanswered();
         serde_json::to_value(merge_rules(all.answers, unanswered)).map_err(|it| failed(it.into()))
@@ -347,14 +348,14 @@ async fn answer_what_if(State(server): State<SharedServer>, request: Request) ->
     if change.page.len() > queue::NAME {
         return refuse(StatusCode::BAD_REQUEST, "the name of the page is too long");
     }
-    let Some(turn) = server.changes.turn(&change.page).await else {
+    let Some(turn) = server.changes.wait_for_turn(&change.page).await else {
         return refuse(StatusCode::CONFLICT, "a newer change was sent");
     };
     let ended = Arc::new(AtomicBool::new(false));
     let _ends = EndsOnDrop(Arc::clone(&ended));
     blocking(move || {
         let _turn = turn;
-        what_if::answer(&server.source, &server.world(), &change, &ended).map_err(failed)
+        what_if::compare_change(&server.source, &server.world(), &change, &ended).map_err(failed)
     })
     .await
 }
@@ -385,7 +386,7 @@ struct LearnQuestion {
 async fn answer_learn(State(server): State<SharedServer>, request: Request) -> Response {
     work(server, request, |server, question: LearnQuestion| {
         needs_agents(server)?;
-        answers::learned(&server.source, &question.namespace).map_err(failed)
+        answers::learn_policies(&server.source, &question.namespace).map_err(failed)
     })
     .await
 }
@@ -399,7 +400,7 @@ async fn answer_in_force(State(server): State<SharedServer>, request: Request) -
 
 async fn answer_doctor(State(server): State<SharedServer>, request: Request) -> Response {
     work(server, request, |server, _: NoQuestion| {
-        answers::report(&server.source, &server.world()).map_err(failed)
+        answers::doctor_report(&server.source, &server.world()).map_err(failed)
     })
     .await
 }

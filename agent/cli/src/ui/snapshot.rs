@@ -66,7 +66,7 @@ impl ObjectSource {
         };
         let all = diff::lasting(objects.objects.clone());
         let judge = Judge::of_present(all, details, &self.pod_cidrs, manifests.is_some());
-        let judge = judge.without(objects.undecoded.clone(), objects.unread.clone());
+        let judge = judge.with_unread(objects.undecoded.clone(), objects.unread.clone());
         let named = named_pairs(judge.cluster(), judge.ranges(), PAIRS);
         let baseline = OnceLock::new();
         Ok(ObjectSnapshot { revision, title, namespace, objects, judge, named, baseline })

@@ -36,7 +36,7 @@ pub(super) struct WhatIf {
 ///
 /// # Errors
 /// The text is not YAML or JSON of Kubernetes objects, the agents do not answer, or `ended` was set.
-pub(super) fn answer(
+pub(super) fn compare_change(
     source: &ObjectSource,
     world: &ObjectSnapshot,
     change: &WhatIf,

@@ -66,7 +66,7 @@ impl<T> AgentAnswers<T> {
 ///
 /// # Errors
 /// See [`Agents::find`].
-pub fn ask<T: DeserializeOwned>(
+pub fn request_all<T: DeserializeOwned>(
     cluster: &ClusterArgs,
     arguments: &[&str],
 ) -> Result<AgentAnswers<T>> {
@@ -125,10 +125,13 @@ impl Agents {
     }
 
     /// Runs `netpold ARGUMENTS --local` in every agent's pod. Returns its standard output by node, or the error.
-    pub async fn run(&self, arguments: &[&str]) -> Vec<(String, Result<Vec<u8>, NodeError>)> {
+    pub async fn run_in_pods(
+        &self,
+        arguments: &[&str],
+    ) -> Vec<(String, Result<Vec<u8>, NodeError>)> {
         let asked = self.nodes.iter().map(|(node, pod)| async {
             let answer = match pod {
-                Ok(pod) => self.shared.target(pod).answer(arguments).await,
+                Ok(pod) => self.shared.target(pod).request_answer(arguments).await,
                 Err(error) => Err(error.clone()),
             };
             (node.clone(), answer)
@@ -136,10 +139,10 @@ impl Agents {
         futures::stream::iter(asked).buffered(AT_ONCE).collect().await
     }
 
-    /// Runs the command as [`Agents::run`] does, and parses each output as JSON.
+    /// Runs the command as [`Agents::run_in_pods`] does, and parses each output as JSON.
     pub async fn answers<T: DeserializeOwned>(&self, arguments: &[&str]) -> AgentAnswers<T> {
         let mut all = AgentAnswers { answers: Vec::new(), failures: Vec::new() };
-        for (node, answer) in self.run(arguments).await {
+        for (node, answer) in self.run_in_pods(arguments).await {
             let parsed = answer.and_then(|json| {
                 serde_json::from_slice(&json)
                     .map_err(|error| NodeError::NotUnderstood(error.to_string()))
@@ -212,7 +215,7 @@ impl AgentAccess {
     }
 
     fn not_listed(&self, error: kube::Error) -> anyhow::Error {
-        let failure = Failure::of(error);
+        let failure = Failure::from_error(error);
         let text = if let Failure::Forbidden(words) = failure {
             format!(
                 "cannot query the agents: {words}; list on pods in namespace {} is required (deploy/access.yaml)",
@@ -261,7 +264,7 @@ fn on_nodes(pods: Vec<ReadPod>) -> BTreeMap<String, Result<String, NodeError>> {
         let Some(node) = pod.spec.node_name.clone() else {
             continue;
         };
-        nodes.entry(node).or_default().push(AgentPod::of(pod));
+        nodes.entry(node).or_default().push(AgentPod::from_read(pod));
     }
     let choose = |(node, mut found): (String, Vec<AgentPod>)| {
         found.sort_by_key(|pod| (pod.trouble.is_none(), pod.ready, !pod.terminating, pod.created));
@@ -291,7 +294,7 @@ struct AgentPod {
 }
 
 impl AgentPod {
-    fn of(pod: ReadPod) -> Self {
+    fn from_read(pod: ReadPod) -> Self {
         let trouble = trouble(&pod);
         let mut statuses = pod.status.container_statuses.iter().flatten();
         let ready = statuses.any(|it| it.name == CONTAINER && it.ready);

@@ -38,7 +38,7 @@ pub struct ClusterArgs {
 impl ClusterArgs {
     /// Returns whether the flags select a cluster, not this node or a directory.
     #[must_use]
-    pub fn is_meant(&self) -> bool {
+    pub fn is_requested(&self) -> bool {
         !self.local && (self.kubeconfig.is_some() || self.context.is_some() || is_plugin())
     }
 
@@ -62,12 +62,12 @@ impl ClusterArgs {
 /// Returns whether kubectl started this process as a plugin.
 #[must_use]
 pub fn is_plugin() -> bool {
-    called(PLUGIN)
+    is_called_as(PLUGIN)
 }
 
 /// Returns whether this process was started under the given file name; without `.exe`.
 #[must_use]
-pub fn called(name: &str) -> bool {
+pub fn is_called_as(name: &str) -> bool {
     let called = std::env::args_os().next();
     called.is_some_and(|called| Path::new(&called).file_stem().is_some_and(|it| it == name))
 }

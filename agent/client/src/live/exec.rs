@@ -46,7 +46,7 @@ fn of_agent<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
 
 impl ExecTarget<'_> {
     /// Returns the answer of the container's agent.
-    pub(super) async fn answer(&self, arguments: &[&str]) -> Result<Vec<u8>, NodeError> {
+    pub(super) async fn request_answer(&self, arguments: &[&str]) -> Result<Vec<u8>, NodeError> {
         self.output(&of_agent(arguments), ANSWER_MAX).await
     }
 
@@ -83,7 +83,7 @@ impl ExecTarget<'_> {
             .max_stderr_buf_size(ERROR_MAX);
         let started = self.pods.exec(self.pod, command.iter().copied(), &params).await;
         started.map_err(|error| {
-            let failure = Failure::of(error);
+            let failure = Failure::from_error(error);
             let Failure::Forbidden(words) = failure else {
                 return NodeError::Refused { words: failure.text(self.purpose, self.server) };
             };

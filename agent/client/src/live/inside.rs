@@ -23,7 +23,7 @@ pub struct ContainerAccess {
 
 /// Reason why a command did not run, or failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotRun {
+pub enum CommandFailure {
     /// The container has no such program.
     NoProgram,
     /// Any other reason, as text.
@@ -46,8 +46,9 @@ impl ContainerAccess {
     pub async fn running(&self, pod: &Key) -> Result<Vec<String>, String> {
         let pods = Api::<ReadPod>::namespaced(self.lister.client(), &pod.namespace);
         let read = pods.get(&pod.name).await;
-        let read =
-            read.map_err(|error| Failure::of(error).text("get the pod", self.lister.server()))?;
+        let read = read.map_err(|error| {
+            Failure::from_error(error).text("get the pod", self.lister.server())
+        })?;
         let status = read.status;
         let all = status.container_statuses.into_iter().chain(status.ephemeral_container_statuses);
         let runs = |it: &ReadContainer| it.state.running.is_some();
@@ -57,13 +58,13 @@ impl ContainerAccess {
     /// Returns the standard output of a command in a container.
     ///
     /// # Errors
-    /// The command did not run or failed, see [`NotRun`].
+    /// The command did not run or failed, see [`CommandFailure`].
     pub async fn output(
         &self,
         pod: &Key,
         container: &str,
         command: &[&str],
-    ) -> Result<String, NotRun> {
+    ) -> Result<String, CommandFailure> {
         let target = ExecTarget {
             pods: Api::namespaced(self.lister.client(), &pod.namespace),
             namespace: &pod.namespace,
@@ -77,13 +78,13 @@ impl ContainerAccess {
     }
 }
 
-fn not_run(error: NodeError) -> NotRun {
+fn not_run(error: NodeError) -> CommandFailure {
     match error {
         NodeError::Failed { code: Some(code), .. } if NOT_STARTED.contains(&code) => {
-            NotRun::NoProgram
+            CommandFailure::NoProgram
         }
-        NodeError::Failed { text, .. } if names_no_program(&text) => NotRun::NoProgram,
-        NodeError::Forbidden { words, namespace } => NotRun::Otherwise(format!(
+        NodeError::Failed { text, .. } if names_no_program(&text) => CommandFailure::NoProgram,
+        NodeError::Forbidden { words, namespace } => CommandFailure::Otherwise(format!(
             "{words}; get and create on pods/exec in namespace {namespace} are required"
         )),
         error @ (NodeError::NoAgent { .. }
@@ -94,7 +95,7 @@ fn not_run(error: NodeError) -> NotRun {
         | NodeError::TooMany(_)
         | NodeError::BrokenOff
         | NodeError::Failed { .. }
-        | NodeError::NotUnderstood(_)) => NotRun::Otherwise(error.to_string()),
+        | NodeError::NotUnderstood(_)) => CommandFailure::Otherwise(error.to_string()),
     }
 }
 
@@ -114,8 +115,8 @@ mod tests {
         let failed = |code, text: &str| not_run(NodeError::Failed { code, text: text.into() });
         let runc = "failed to start exec \"0\": OCI runtime exec failed: exec failed: unable to start container \
                     process: exec: \"sh\": executable file not found in $PATH: unknown";
-        assert_eq!(failed(None, runc), NotRun::NoProgram);
-        assert_eq!(failed(Some(126), ""), NotRun::NoProgram);
-        assert!(matches!(failed(Some(1), "killed"), NotRun::Otherwise(_)));
+        assert_eq!(failed(None, runc), CommandFailure::NoProgram);
+        assert_eq!(failed(Some(126), ""), CommandFailure::NoProgram);
+        assert!(matches!(failed(Some(1), "killed"), CommandFailure::Otherwise(_)));
     }
 }

@@ -59,7 +59,7 @@ impl NameLister {
     }
 
     /// Returns the objects of a kind in a namespace; the default is the namespace of [`NameLister::open`].
-    pub async fn of(&self, kind: ListedKind, namespace: Option<&str>) -> Vec<String> {
+    pub async fn list(&self, kind: ListedKind, namespace: Option<&str>) -> Vec<String> {
         let namespace = namespace.unwrap_or(&self.namespace);
         match kind {
             ListedKind::Pod => list(&self.api::<Pod>(namespace)).await,

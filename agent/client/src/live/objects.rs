@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow, bail};
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::cluster::failure::Failure;
-use netpold_kube::cluster::{Listed, Lister, default_namespace};
+use netpold_kube::cluster::{KindListing, Lister, default_namespace};
 use netpold_kube::convert::{DEFAULT_NAMESPACE, Kind};
 
 use super::args::{ClusterArgs, SILENCE};
@@ -43,7 +43,7 @@ pub fn all_objects(
             let reviewed = offline::review_directory("--manifests", directory, namespace, depth)?;
             Ok(reviewed.reported_with_subdirectories())
         }
-        None if cluster.is_meant() => {
+        None if cluster.is_requested() => {
             let objects = block_on(objects(cluster, namespace))?;
             Ok(Reviewed { objects, ..Reviewed::default() })
         }
@@ -65,7 +65,7 @@ pub fn namespace(
 ) -> Result<String> {
     let name = match given {
         Some(name) => name.to_owned(),
-        None if manifests.is_none() && cluster.is_meant() => {
+        None if manifests.is_none() && cluster.is_requested() => {
             block_on(async { Ok(default_namespace(&cluster.access(SILENCE)).await?) })?
         }
         None => DEFAULT_NAMESPACE.to_owned(),
@@ -142,7 +142,7 @@ impl ObjectReader {
         }
     }
 
-    fn add(&mut self, kind: Kind, listed: Result<Listed, Failure>) -> Result<()> {
+    fn add(&mut self, kind: Kind, listed: Result<KindListing, Failure>) -> Result<()> {
         let name = Lister::name(kind);
         let listed = listed.map_err(|failure| {
             let text = failure.text(&format!("list {name}"), self.lister.server());

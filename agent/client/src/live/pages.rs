@@ -23,7 +23,7 @@ pub async fn pages(
     let mut params = ListParams::default().limit(PAGE);
     loop {
         let failed = |error| {
-            let text = Failure::of(error).text(&format!("list {path}"), lister.server());
+            let text = Failure::from_error(error).text(&format!("list {path}"), lister.server());
             anyhow!(printable(&text).into_owned())
         };
         let request = Request::new(path).list(&params);

@@ -18,7 +18,7 @@ pub async fn node_of(args: &ClusterArgs, pod: &Key) -> Result<String> {
     let lister = Lister::open(args.access(SILENCE)).await?;
     let api = Api::<ReadPod>::namespaced(lister.client(), &pod.namespace);
     let found = api.get_opt(&pod.name).await.map_err(|error| {
-        let text = Failure::of(error).text("get the pod", lister.server());
+        let text = Failure::from_error(error).text("get the pod", lister.server());
         anyhow!(printable(&text).into_owned())
     })?;
     let Some(found) = found else { bail!("pod {} not found", printable(&pod.to_string())) };

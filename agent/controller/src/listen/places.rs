@@ -17,7 +17,7 @@ pub(crate) enum ConnectionSource {
 }
 
 impl ConnectionSource {
-    pub(crate) fn of(peer: SocketAddr) -> Self {
+    pub(crate) fn from_peer(peer: SocketAddr) -> Self {
         match peer {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => Self::LinkLocal(v6.scope_id()),
             SocketAddr::V4(_) | SocketAddr::V6(_) => match peer.ip().to_canonical() {
@@ -73,7 +73,7 @@ impl ConnectionSlots {
     }
 
     /// Gives a connection a place; above a limit another connection loses its place.
-    pub(crate) fn take(&mut self, source: ConnectionSource, connection: AbortHandle) {
+    pub(crate) fn add_connection(&mut self, source: ConnectionSource, connection: AbortHandle) {
         self.held.retain(|place| !place.connection.is_finished());
         self.held.push_back(ConnectionSlot { source, connection });
         let ConnectionLimits { total, of_source, of_link_local } = self.limits;
@@ -122,21 +122,21 @@ mod tests {
     const LIMITS: ConnectionLimits = ConnectionLimits { total: 64, of_source: 4, of_link_local: 8 };
 
     /// Listener with clients that connect and wait.
-    struct Crowded {
+    struct CrowdedListener {
         places: ConnectionSlots,
         tasks: Vec<JoinHandle<()>>,
     }
 
-    impl Crowded {
+    impl CrowdedListener {
         fn new() -> Self {
             Self { places: ConnectionSlots::new(LIMITS), tasks: Vec::new() }
         }
 
         /// Connects a client that waits; returns the number of its connection.
         fn connect(&mut self, peer: &str) -> usize {
-            let source = ConnectionSource::of(peer.parse().unwrap());
+            let source = ConnectionSource::from_peer(peer.parse().unwrap());
             let task = tokio::spawn(std::future::pending::<()>());
-            self.places.take(source, task.abort_handle());
+            self.places.add_connection(source, task.abort_handle());
             self.tasks.push(task);
             self.tasks.len() - 1
         }
@@ -150,14 +150,14 @@ mod tests {
         }
 
         fn of(&self, peer: &str) -> usize {
-            let source = ConnectionSource::of(peer.parse().unwrap());
+            let source = ConnectionSource::from_peer(peer.parse().unwrap());
             self.places.held.iter().filter(|place| place.source == source).count()
         }
     }
 
     #[tokio::test]
     async fn the_oldest_connection_of_who_holds_most_gives_way() {
-        let mut crowded = Crowded::new();
+        let mut crowded = CrowdedListener::new();
         let peer = |n: u32| format!("10.0.{n}.1:1");
         for n in 0..16 {
             (0..6).for_each(|_| _ = crowded.connect(&peer(n)));
@@ -174,7 +174,7 @@ mod tests {
     #[tokio::test]
     async fn addresses_that_a_client_chooses_crowd_nobody_out() {
         for network in ["fe80::", "2001:db8::"] {
-            let mut crowded = Crowded::new();
+            let mut crowded = CrowdedListener::new();
             let peer = |n: u32, interface: u32| match network {
                 "fe80::" => format!("[fe80::{n:x}%{interface}]:1"),
                 _ => format!("[2001:db8::{n:x}]:1"),
@@ -196,14 +196,14 @@ mod tests {
 
     #[test]
     fn a_client_is_told_from_others_by_what_it_cannot_choose() {
-        let of = |peer: &str| ConnectionSource::of(peer.parse().unwrap());
+        let of = |peer: &str| ConnectionSource::from_peer(peer.parse().unwrap());
         assert_eq!(of("[fe80::1%7]:1"), of("[fe80::2%7]:2"));
         assert_ne!(of("[fe80::1%7]:1"), of("[fe80::1%8]:1"));
         assert_eq!(of("169.254.1.1:1"), of("169.254.1.2:1"));
         assert_eq!(of("[::ffff:10.0.0.1]:1"), of("10.0.0.1:1"));
         assert_ne!(of("[fd00::1]:1"), of("[fd00::2]:1"));
         let mapped = Ipv4Addr::new(169, 254, 1, 1).to_ipv6_mapped();
-        assert_eq!(ConnectionSource::of((mapped, 1).into()), of("169.254.1.1:1"));
+        assert_eq!(ConnectionSource::from_peer((mapped, 1).into()), of("169.254.1.1:1"));
         assert_eq!(of("[::1]:1"), ConnectionSource::Address(Ipv6Addr::LOCALHOST.into()));
     }
 }

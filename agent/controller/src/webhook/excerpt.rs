@@ -122,12 +122,12 @@ impl Excerpt {
                     b']' if may_end => return self.end(byte),
                     b'{' | b'[' => self.begin(byte, part),
                     b'"' => {
-                        self.keep(part.is_some(), byte);
+                        self.keep_byte(part.is_some(), byte);
                         self.state =
                             ParserState::InText { is_kept: part.is_some(), is_escaped: false };
                     }
                     b'-' | b'0'..=b'9' | b'a'..=b'z' => {
-                        self.keep(part.is_some(), byte);
+                        self.keep_byte(part.is_some(), byte);
                         self.state = ParserState::InScalar { is_kept: part.is_some() };
                     }
                     _ => return Err(ExcerptError::Malformed),
@@ -162,7 +162,7 @@ impl Excerpt {
                 let ends = byte == b'"' && !*is_escaped;
                 *is_escaped = byte == b'\\' && !*is_escaped;
                 let is_kept = *is_kept;
-                self.keep(is_kept, byte);
+                self.keep_byte(is_kept, byte);
                 if ends {
                     self.ends();
                 }
@@ -173,7 +173,7 @@ impl Excerpt {
                     return if is_space { Ok(()) } else { self.push_byte(byte) };
                 }
                 let is_kept = *is_kept;
-                self.keep(is_kept, byte);
+                self.keep_byte(is_kept, byte);
             }
             ParserState::LeftOut { depth, in_text, is_escaped } => {
                 if *in_text {
@@ -209,7 +209,7 @@ impl Excerpt {
         Ok(())
     }
 
-    fn keep(&mut self, is_kept: bool, byte: u8) {
+    fn keep_byte(&mut self, is_kept: bool, byte: u8) {
         if is_kept {
             self.kept.push(byte);
         }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::bindings::veth::{
-    Binding, CniResult, HeldVeth, Proof, as_judged, mirrored_uid, with_second_addresses,
+    Binding, CniResult, HeldVeth, Proof, as_judged, mirrored_uid, with_secondary_addresses,
 };
 use crate::cluster::{Cluster, precedence};
 use crate::model::{Bound, InterfaceOwner, Pod, Standing};
@@ -55,14 +55,14 @@ impl Candidate {
             created: 0,
             ports,
             foreign_sources: false,
-            second: Vec::new(),
+            secondary: Vec::new(),
             workload: None,
         };
         Self { pod: Arc::new(pod), standing, certain }
     }
 
     pub(super) fn bound(self) -> Bound {
-        Bound { pod: self.pod, standing: self.standing, second: false, station: None }
+        Bound { pod: self.pod, standing: self.standing, is_secondary: false, station: None }
     }
 
     fn is(&self, pod: &Pod) -> bool {
@@ -86,7 +86,7 @@ impl VethClaims {
     pub(super) fn owner(&self, held: &HeldVeth, cluster: &Cluster) -> InterfaceOwner {
         match &held.binding {
             Some(Binding { bound, .. }) => {
-                let station = held.station.filter(|_| !bound.second);
+                let station = held.station.filter(|_| !bound.is_secondary);
                 InterfaceOwner::Pod(Bound { station, ..bound.clone() })
             }
             None if held.lost || self.rival(held, cluster).is_some() => InterfaceOwner::Denied,
@@ -100,9 +100,9 @@ impl VethClaims {
         for held in self.veths.values_mut() {
             if let Some(binding) = &mut held.binding {
                 refresh(&mut binding.bound, cluster, &self.results);
-                if binding.bound.second {
+                if binding.bound.is_secondary {
                     let result = self.further.get(&held.veth.name);
-                    with_second_addresses(&mut binding.bound.pod, result);
+                    with_secondary_addresses(&mut binding.bound.pod, result);
                 }
             }
         }
@@ -117,8 +117,9 @@ impl VethClaims {
 
     /// Index of the pod's primary veth, and the evidence for that binding.
     fn holder(&self, pod: &Pod) -> Option<(u32, Proof)> {
-        let is_its =
-            |bound: &Bound| !bound.second && bound.pod.key == pod.key && bound.pod.uid == pod.uid;
+        let is_its = |bound: &Bound| {
+            !bound.is_secondary && bound.pod.key == pod.key && bound.pod.uid == pod.uid
+        };
         let mut held = self.veths.values();
         held.find_map(|held| {
             let binding = held.binding.as_ref().filter(|binding| is_its(&binding.bound))?;
@@ -170,7 +171,7 @@ impl VethClaims {
     /// Raises the evidence of a primary binding to [`Proof::Node`].
     fn confirm(&mut self, index: u32) {
         let binding = self.veths.get_mut(&index).and_then(|held| held.binding.as_mut());
-        if let Some(binding) = binding.filter(|binding| !binding.bound.second) {
+        if let Some(binding) = binding.filter(|binding| !binding.bound.is_secondary) {
             binding.by = Proof::Node;
         }
     }
@@ -223,8 +224,8 @@ impl VethClaims {
                 if self.is_unnamed(held, &bound.pod) {
                     return None;
                 }
-                bound.second = true;
-                with_second_addresses(&mut bound.pod, self.further.get(&held.veth.name));
+                bound.is_secondary = true;
+                with_secondary_addresses(&mut bound.pod, self.further.get(&held.veth.name));
                 Some((held.veth.index, bound))
             })
             .collect();
@@ -240,7 +241,7 @@ impl VethClaims {
         let same = |other: &&HeldVeth| other.veth.namespace == held.veth.namespace;
         let others = self.veths.values().filter(same);
         let mut bound = others.filter_map(|other| other.binding.as_ref().map(|it| &it.bound));
-        bound.find(|bound| !bound.second)
+        bound.find(|bound| !bound.is_secondary)
     }
 
     /// Whether a secondary veth lacks evidence of the node: the pod has CNI results, but no result of a secondary
@@ -300,7 +301,7 @@ fn refresh(bound: &mut Bound, cluster: &Cluster, results: &[CniResult]) {
         let now = Candidate::of_result(result, cluster).bound();
         (bound.pod, bound.standing) = (now.pod, now.standing);
     }
-    if bound.second {
+    if bound.is_secondary {
         return;
     }
     if bound.pod.addresses.is_empty() && !former.addresses.is_empty() {

@@ -160,7 +160,7 @@ fn of_unbound(claims: &VethClaims, held: &HeldVeth, cluster: &Cluster) -> Option
 
 fn of_bound(held: &HeldVeth, bound: &Bound, cluster: &Cluster) -> Vec<BindingProblem> {
     let (interface, pod) = (held.veth.name.clone(), bound.pod.key.clone());
-    if bound.second {
+    if bound.is_secondary {
         return Vec::new();
     }
     let mut problems: Vec<BindingProblem> = match bound.standing {

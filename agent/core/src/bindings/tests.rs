@@ -60,19 +60,19 @@ impl World {
     fn new(pods: &[Pod], veths: &[Veth]) -> Self {
         let options = Options { node: NODE.to_owned(), ..Options::default() };
         let mut world = Self { bindings: Bindings::default(), compiler: Compiler::new(options) };
-        veths.iter().for_each(|veth| world.bindings.veth_is(veth.clone()));
+        veths.iter().for_each(|veth| world.bindings.set_veth(veth.clone()));
         pods.iter().for_each(|pod| world.apply(Change::Pod(pod.clone())));
         world.settle();
         world
     }
 
     fn apply(&mut self, change: Change) {
-        self.bindings.note(&change, self.compiler.cluster());
+        self.bindings.mark_stale(&change, self.compiler.cluster());
         self.compiler.ingest(change);
     }
 
     fn settle(&mut self) {
-        for change in self.bindings.settle(self.compiler.cluster()) {
+        for change in self.bindings.bind_veths(self.compiler.cluster()) {
             self.compiler.ingest(change);
         }
         self.compiler.update().unwrap();
@@ -89,17 +89,17 @@ impl World {
     }
 
     fn veth_is(&mut self, veth: Veth) {
-        self.bindings.veth_is(veth);
+        self.bindings.set_veth(veth);
         self.settle();
     }
 
     fn veth_gone(&mut self, index: u32) {
-        self.bindings.veth_gone(index);
+        self.bindings.remove_veth(index);
         self.settle();
     }
 
     fn cni_results_are(&mut self, results: &[CniResult]) {
-        self.bindings.cni_results_are(results.to_vec());
+        self.bindings.set_cni_results(results.to_vec());
         self.settle();
     }
 
@@ -135,7 +135,7 @@ impl World {
         let bound = endpoints.map(|e| (e.ifindex, inherited(e.ifindex, e.uid_hash))).collect();
         let mut world = Self::new(&[], &[]);
         world.bindings.inherit(bound, remembered.to_vec());
-        veths.iter().for_each(|veth| world.bindings.veth_is(veth.clone()));
+        veths.iter().for_each(|veth| world.bindings.set_veth(veth.clone()));
         pods.iter().for_each(|pod| world.apply(Change::Pod(pod.clone())));
         world.settle();
         world
@@ -164,7 +164,7 @@ fn what_happens_inside_changes_nothing() {
         assert_eq!((world.uid(1), world.uid(2)), (uid("ua"), uid("ub")));
         assert_eq!(world.problems().len(), 2);
         // The owner of the address is removed, and its veth with it: the binding still does not move.
-        world.bindings.veth_gone(2);
+        world.bindings.remove_veth(2);
         world.settle();
         assert_eq!(world.uid(1), uid("ua"));
     }
@@ -184,7 +184,7 @@ fn a_newcomer_never_takes_a_bound_pod() {
     world.veth_is(Veth { inside: addresses(&["10.0.0.1"]), ..bridged(3, &[]) });
     assert!(world.is_denied(3));
     // Once the bound veth is gone, first addresses count and later ones do not.
-    world.bindings.veth_gone(2);
+    world.bindings.remove_veth(2);
     world.settle();
     assert_eq!((world.uid(1), world.uid(3)), (uid("ua"), None));
     assert!(world.is_denied(3));
@@ -280,7 +280,7 @@ fn bindings_outlive_the_agent() {
     assert!(lost.is_denied(1) && lost.uid(2) == uid("ub"));
     assert!(matches!(lost.problems()[0], BindingProblem::Lost { .. }));
     // After a restart, addresses inside are not the first ones and bind nothing.
-    lost.bindings.veth_gone(2);
+    lost.bindings.remove_veth(2);
     lost.settle();
     assert!(lost.is_denied(1));
     lost.cni_results_are(&[result(&b, 1)]);
@@ -293,9 +293,13 @@ fn further_veths_of_a_namespace_belong_to_its_pod() {
     let second = Veth { namespace: 1, ..bridged(2, &["192.168.7.1"]) };
     let mut world = World::new(std::slice::from_ref(&a), &[second, bridged(1, &["10.0.0.1"])]);
     let bound = world.bound(2).unwrap();
-    assert!(bound.second && bound.pod.addresses.is_empty() && !world.bound(1).unwrap().second);
+    assert!(
+        bound.is_secondary
+            && bound.pod.addresses.is_empty()
+            && !world.bound(1).unwrap().is_secondary
+    );
     assert_eq!(world.uid(2), uid("ua"));
-    world.bindings.veth_gone(1);
+    world.bindings.remove_veth(1);
     world.pod_gone("a");
     assert_eq!(world.uid(2), uid("ua"), "it stays when the first goes");
     // The namespace's identifier is reused for another namespace with better evidence.
@@ -329,9 +333,9 @@ fn a_further_veth_that_no_answer_names_is_denied_where_answers_are_kept() {
     world.cni_results_are(&[result(&a, 1), result(&b, 9), network(&b)]);
     assert!(world.is_denied(2), "another pod's network");
     world.cni_results_are(&[result(&a, 1), result(&b, 9), network(&a)]);
-    assert!(world.bound(2).unwrap().second && !unnamed(&world));
+    assert!(world.bound(2).unwrap().is_secondary && !unnamed(&world));
     world.veth_is(Veth { routed: addresses(&["192.168.7.2"]), index: 3, ..second.clone() });
-    assert!(world.bound(3).unwrap().second, "a route of the node names it");
+    assert!(world.bound(3).unwrap().is_secondary, "a route of the node names it");
 }
 
 #[test]

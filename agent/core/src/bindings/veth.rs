@@ -127,7 +127,7 @@ pub(super) fn as_judged(pod: &Arc<Pod>) -> (Arc<Pod>, Standing) {
 
 /// The pod of a further veth, with the addresses that a CNI plugin answered for that veth; none are known without an
 /// answer.
-pub(super) fn with_second_addresses(pod: &mut Arc<Pod>, answered: Option<&CniResult>) {
+pub(super) fn with_secondary_addresses(pod: &mut Arc<Pod>, answered: Option<&CniResult>) {
     let known = answered.filter(|result| result.is_of(pod));
     let known = known.map_or(&[][..], |result| &result.addresses[..]);
     if pod.addresses != known {

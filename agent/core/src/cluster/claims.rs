@@ -37,7 +37,7 @@ impl Claim {
 
 impl AddressClaims {
     /// The pods that claim an address.
-    pub(super) fn of(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
+    pub(super) fn pods_at(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
         let is_of = |claim: &Claim| claim.address() == Some(address);
         let first = self.first.find(self.hasher.hash_one(address), is_of);
         let others = first.and_then(|_| self.others.get(&address));
@@ -95,7 +95,7 @@ mod tests {
 
     fn names(claims: &AddressClaims, address: u8) -> Vec<&str> {
         let mut names: Vec<_> =
-            claims.of([10, 0, 0, address].into()).map(|pod| &*pod.key.name).collect();
+            claims.pods_at([10, 0, 0, address].into()).map(|pod| &*pod.key.name).collect();
         names.sort_unstable();
         names
     }

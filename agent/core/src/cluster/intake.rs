@@ -34,7 +34,7 @@ impl Extend<Change> for Cluster {
 impl Intake<'_> {
     /// Applies a change.
     pub(crate) fn ingest(&mut self, change: Change) {
-        if let Some(object) = Object::of(change, &self.cluster.policies) {
+        if let Some(object) = Object::unless_known(change, &self.cluster.policies) {
             self.take_in(object);
         }
     }
@@ -95,7 +95,7 @@ impl Intake<'_> {
         let ranges =
             |node: Option<&Node>| node.map(|node| node.pod_ranges.clone()).unwrap_or_default();
         if ranges(cluster.nodes().get(name)) != ranges(new.as_ref()) {
-            dirty.addresses.extend(cluster.pods.second().addresses());
+            dirty.addresses.extend(cluster.pods.secondary().addresses());
         }
         let ([before, after], relabelled) = cluster.nodes.set(name, new);
         cluster.translation.set_node(&before, &after, dirty);

@@ -25,9 +25,9 @@ impl Interfaces {
     }
 
     /// Indexes of the pods' interfaces on secondary networks.
-    pub(crate) fn second(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn secondary(&self) -> impl Iterator<Item = u32> {
         let is_second = |interface: &Interface| match &interface.owner {
-            InterfaceOwner::Pod(bound) => bound.second,
+            InterfaceOwner::Pod(bound) => bound.is_secondary,
             InterfaceOwner::Unbound | InterfaceOwner::Denied => false,
         };
         self.by_index.iter().filter(move |(_, it)| is_second(it)).map(|(index, _)| *index)
@@ -63,10 +63,10 @@ impl Interfaces {
 fn addresses_behind(interface: &Interface) -> impl Iterator<Item = IpAddr> {
     let (own, second) = match &interface.owner {
         InterfaceOwner::Pod(bound) => {
-            (&bound.pod.addresses[..], Some(&bound.pod).filter(|_| bound.second))
+            (&bound.pod.addresses[..], Some(&bound.pod).filter(|_| bound.is_secondary))
         }
         InterfaceOwner::Unbound => (&interface.addresses[..], None),
         InterfaceOwner::Denied => (&[][..], None),
     };
-    own.iter().copied().chain(second.into_iter().flat_map(|pod| pod.second_addresses()))
+    own.iter().copied().chain(second.into_iter().flat_map(|pod| pod.secondary_addresses()))
 }

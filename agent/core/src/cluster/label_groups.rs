@@ -42,7 +42,7 @@ impl PodsByLabels {
     }
 
     /// The pods of a namespace.
-    pub(crate) fn of(&self, namespace: &str) -> impl Iterator<Item = &LabelGroup> {
+    pub(crate) fn groups_in(&self, namespace: &str) -> impl Iterator<Item = &LabelGroup> {
         self.namespaces.get(namespace).into_iter().flatten()
     }
 
@@ -98,7 +98,7 @@ mod tests {
     /// The names of each group's pods, sorted.
     fn names(pods_by_labels: &PodsByLabels, namespace: &str) -> Vec<Vec<String>> {
         let mut all: Vec<Vec<String>> = pods_by_labels
-            .of(namespace)
+            .groups_in(namespace)
             .map(|group| {
                 let mut names: Vec<_> = group.pods().map(|pod| pod.key.name.clone()).collect();
                 names.sort_unstable();

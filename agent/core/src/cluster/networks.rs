@@ -17,15 +17,15 @@ pub const PRIVATE_RANGES: [IpNet; 5] = [
 /// Blocks in which addresses of secondary networks, from annotations of pods, are accepted. The default is
 /// [`PRIVATE_RANGES`], so that an annotation cannot claim an address of the Internet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SecondNetworks(pub Vec<IpNet>);
+pub struct SecondaryNetworks(pub Vec<IpNet>);
 
-impl Default for SecondNetworks {
+impl Default for SecondaryNetworks {
     fn default() -> Self {
         Self(PRIVATE_RANGES.to_vec())
     }
 }
 
-impl SecondNetworks {
+impl SecondaryNetworks {
     /// Whether an address is in one of the blocks.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {

@@ -65,7 +65,7 @@ impl ObjectKey {
 
     /// The change that removes the object; for the node's addresses, an empty list.
     #[must_use]
-    pub fn gone(self) -> Change {
+    pub fn removal(self) -> Change {
         match self {
             Self::Namespace(name) => Change::NamespaceGone(name),
             Self::Node(name) => Change::NodeGone(name),
@@ -113,7 +113,7 @@ pub(crate) enum Object {
 
 impl Object {
     /// The object of a change; `None` for a policy equal to the known one, whose weight is not computed again.
-    pub(super) fn of(change: Change, known: &Policies) -> Option<Self> {
+    pub(super) fn unless_known(change: Change, known: &Policies) -> Option<Self> {
         Some(match change {
             Change::Namespace(new) => Self::Namespace(new.name.clone(), Some(new)),
             Change::NamespaceGone(name) => Self::Namespace(name, None),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::cluster::claims::AddressClaims;
 use crate::cluster::label_groups::PodsByLabels;
 use crate::cluster::pods_by_name::PodsByName;
-use crate::cluster::secondary::SecondClaims;
+use crate::cluster::secondary::SecondaryClaims;
 use crate::cluster::strings::Strings;
 use crate::model::{Key, Pod};
 
@@ -20,7 +20,7 @@ pub(crate) struct Pods {
     /// Address claims of these pods.
     claims: AddressClaims,
     /// Claims of addresses on secondary networks.
-    second: SecondClaims,
+    secondary: SecondaryClaims,
     node_names: Strings,
 }
 
@@ -41,13 +41,13 @@ impl Pods {
     }
 
     /// Returns the claims of addresses on secondary networks.
-    pub(super) fn second(&self) -> &SecondClaims {
-        &self.second
+    pub(super) fn secondary(&self) -> &SecondaryClaims {
+        &self.secondary
     }
 
     /// Whether a pod claims an address on a secondary network.
     pub(crate) fn is_claimed_second(&self, address: IpAddr) -> bool {
-        self.second.has(address)
+        self.secondary.has(address)
     }
 
     /// Whether several pods claim an address.
@@ -57,7 +57,7 @@ impl Pods {
 
     /// The pods that claim an address.
     pub(crate) fn claimants(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
-        self.claims.of(address)
+        self.claims.pods_at(address)
     }
 
     /// Returns the pod with strings and labels shared with equal ones of known pods.
@@ -66,7 +66,7 @@ impl Pods {
         if let Some(own) = Arc::get_mut(&mut pod) {
             own.addresses.shrink_to_fit();
             own.ports.shrink_to_fit();
-            own.second.shrink_to_fit();
+            own.secondary.shrink_to_fit();
             self.node_names.share(&mut own.node);
             if let Some(kin) = self.by_labels.kin(own) {
                 own.labels.clone_from(&kin.labels);
@@ -81,12 +81,12 @@ impl Pods {
         if let Some(pod) = old.as_ref().filter(|pod| is_subject(pod)) {
             self.by_labels.remove(pod);
             self.claims.remove(pod);
-            self.second.remove(pod);
+            self.secondary.remove(pod);
         }
         if let Some(pod) = new.as_ref().filter(|pod| is_subject(pod)) {
             self.by_labels.add(pod);
             self.claims.add(pod);
-            self.second.add(pod);
+            self.secondary.add(pod);
         }
         self.by_name.set(key, new)
     }

@@ -70,7 +70,7 @@ impl PodsByName {
     }
 
     /// The pods of a namespace, by name.
-    pub(super) fn of(&self, namespace: &str) -> impl Iterator<Item = &Arc<Pod>> {
+    pub(super) fn pods_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<Pod>> {
         self.namespaces.get(namespace).into_iter().flatten().map(|ByName(pod)| pod)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::budget::{Weight, kept_at};
+use crate::budget::{Weight, reduced_by_weight};
 use crate::cluster::namespaces::in_namespace;
 use crate::model::{Key, Policy};
 
@@ -37,8 +37,8 @@ impl Policies {
         if self.by_key.get(&new.key).is_some_and(|known| **known == new) {
             return None;
         }
-        let weight = if self.hasty { Weight::hasty(&new) } else { Weight::of(&new) };
-        Some((Arc::new(kept_at(new, &weight)), weight))
+        let weight = if self.hasty { Weight::estimate(&new) } else { Weight::weigh(&new) };
+        Some((Arc::new(reduced_by_weight(new, &weight)), weight))
     }
 
     /// Sets whether slow parts of weighing new policies are left to [`Policies::weigh_exactly`].
@@ -50,7 +50,7 @@ impl Policies {
     pub(crate) fn weigh_exactly(&mut self) {
         for (key, weight) in &mut self.weights {
             if let Some(policy) = self.by_key.get(key).filter(|_| !weight.is_exact) {
-                *weight = Weight::of(policy);
+                *weight = Weight::weigh(policy);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Addresses of pods on secondary networks, claimed by annotation.
 //!
 //! Every author of a pod can write the annotation, so a claim is accepted only if it takes no address away: the address
-//! is in the operator's blocks for secondary networks ([`SecondNetworks`](super::SecondNetworks)), outside every node's
+//! is in the operator's blocks for secondary networks ([`SecondaryNetworks`](super::SecondaryNetworks)), outside every node's
 //! podCIDR, claimed by one pod alone, and held by no other object.
 
 use std::collections::BTreeMap;
@@ -39,12 +39,12 @@ impl fmt::Display for ClaimRefusal {
 
 /// Pods by claimed address on a secondary network.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SecondClaims(BTreeMap<IpAddr, Vec<Arc<Pod>>>);
+pub(super) struct SecondaryClaims(BTreeMap<IpAddr, Vec<Arc<Pod>>>);
 
-impl SecondClaims {
+impl SecondaryClaims {
     /// Adds the claims of a pod.
     pub(super) fn add(&mut self, pod: &Arc<Pod>) {
-        for address in pod.second_addresses() {
+        for address in pod.secondary_addresses() {
             let claimants = self.0.entry(address).or_default();
             // A pod may claim the same address for two of its interfaces.
             if !claimants.iter().any(|other| Arc::ptr_eq(other, pod)) {
@@ -55,7 +55,7 @@ impl SecondClaims {
 
     /// Removes the claims of a pod; it must be the same `Arc` that was added.
     pub(super) fn remove(&mut self, pod: &Arc<Pod>) {
-        for address in pod.second_addresses() {
+        for address in pod.secondary_addresses() {
             if let Some(claimants) = self.0.get_mut(&address) {
                 claimants.retain(|other| !Arc::ptr_eq(other, pod));
                 if claimants.is_empty() {
@@ -88,7 +88,7 @@ impl SecondClaims {
     }
 
     /// Returns the pods that claim an address.
-    pub(super) fn of(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
+    pub(super) fn pods_at(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
         self.0.get(&address).into_iter().flatten()
     }
 }
@@ -97,7 +97,7 @@ impl SecondClaims {
 mod tests {
     use super::*;
     use crate::cluster::Cluster;
-    use crate::model::{Change, Node, SecondInterface, Service};
+    use crate::model::{Change, Node, SecondaryInterface, Service};
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
@@ -105,9 +105,9 @@ mod tests {
 
     fn pod(name: &str, second: &[&str]) -> Pod {
         let addresses = second.iter().map(|address| ip(address)).collect();
-        let interface = SecondInterface { addresses, ..SecondInterface::default() };
+        let interface = SecondaryInterface { addresses, ..SecondaryInterface::default() };
         let key = Key::new("x", name);
-        Pod { uid: name.to_owned(), key, second: vec![interface], ..Pod::default() }
+        Pod { uid: name.to_owned(), key, secondary: vec![interface], ..Pod::default() }
     }
 
     fn owner(changes: &[Change], address: &str) -> Option<String> {
@@ -145,21 +145,21 @@ mod tests {
         let repeating = Pod { addresses: vec![ip("192.168.0.1")], ..pod("a", &["192.168.0.1"]) };
         let cluster: Cluster = [Change::Pod(repeating.clone())].into_iter().collect();
         assert_eq!(cluster.refused(&repeating, ip("192.168.0.1")), None);
-        assert_eq!(cluster.second_addresses(&repeating).count(), 0);
+        assert_eq!(cluster.secondary_addresses(&repeating).count(), 0);
         assert_eq!(owner(&[Change::Pod(repeating.clone())], "192.168.0.1").as_deref(), Some("a"));
         // The annotation still has an address, so policy covers the interface.
-        assert_eq!(repeating.second_addresses().count(), 1);
+        assert_eq!(repeating.secondary_addresses().count(), 1);
         // The pod as bound to a veth has the addresses of its CNI result alone, and may not send from the status' address
         // at another interface.
         let bound = Pod { addresses: Vec::new(), ..repeating };
-        assert_eq!(cluster.second_addresses(&bound).count(), 0);
+        assert_eq!(cluster.secondary_addresses(&bound).count(), 0);
     }
 
     #[test]
     fn an_address_of_another_object_cannot_be_claimed() {
         let address = "192.168.0.1";
         let claims = Change::Pod(pod("a", &[address, "8.8.8.8"]));
-        let has = Pod { second: Vec::new(), addresses: vec![ip(address)], ..pod("b", &[]) };
+        let has = Pod { secondary: Vec::new(), addresses: vec![ip(address)], ..pod("b", &[]) };
         let node = Node { name: "n".to_owned(), addresses: vec![ip(address)], ..Node::default() };
         let service = Service {
             key: Key::new("x", "web"),

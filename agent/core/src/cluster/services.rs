@@ -49,7 +49,7 @@ pub(crate) type SlicesByPort<'a> = HashMap<(&'a str, Protocol), Vec<(&'a Arc<End
 
 /// A Service port with a pod as backend.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Backed<'a> {
+pub(crate) struct BackedPort<'a> {
     pub(crate) service: &'a Service,
     pub(crate) port: &'a ServicePort,
     /// Address of the pod that is the backend.
@@ -242,7 +242,7 @@ impl Services {
     /// Ports of Services of the pod's own namespace with the pod as a backend; with duplicates. A slice of another
     /// namespace is another tenant's claim: no selector of a Service selects pods of other namespaces. Empty if the pod
     /// is in too many slices ([`Self::is_crowded`]).
-    pub(crate) fn backed_by<'a>(&'a self, pod: &'a Pod) -> Vec<Backed<'a>> {
+    pub(crate) fn backed_by<'a>(&'a self, pod: &'a Pod) -> Vec<BackedPort<'a>> {
         let mut backed = Vec::new();
         if self.is_crowded(pod) {
             return backed;
@@ -258,7 +258,7 @@ impl Services {
                 let name = (of_slice.name.as_str(), of_slice.protocol);
                 let number = of_slice.port;
                 let named = ports.get(&name).into_iter().flatten();
-                backed.extend(named.map(|port| Backed { service, port, address, number }));
+                backed.extend(named.map(|port| BackedPort { service, port, address, number }));
             }
         }
         backed

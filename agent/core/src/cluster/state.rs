@@ -9,7 +9,7 @@ use crate::cluster::address_owner::AddressOwner;
 use crate::cluster::cluster_policies::ClusterPolicies;
 use crate::cluster::interfaces::Interfaces;
 use crate::cluster::namespaces::Namespaces;
-use crate::cluster::networks::SecondNetworks;
+use crate::cluster::networks::SecondaryNetworks;
 use crate::cluster::nodes::Nodes;
 use crate::cluster::pod_policies::PodPolicies;
 use crate::cluster::pods::Pods;
@@ -34,7 +34,7 @@ pub struct Cluster {
     pub(crate) translation: Services,
     pub(crate) interfaces: Interfaces,
     /// Blocks in which addresses of secondary networks are accepted.
-    pub(super) second_networks: SecondNetworks,
+    pub(super) secondary_networks: SecondaryNetworks,
     /// Treatment of packets that policies without an annotation deny.
     denial: Denial,
 }
@@ -48,13 +48,13 @@ impl Cluster {
 
     /// Replaces the blocks in which addresses of secondary networks are accepted.
     #[must_use]
-    pub fn with_second_networks(self, second_networks: SecondNetworks) -> Self {
-        Self { second_networks, ..self }
+    pub fn with_secondary_networks(self, secondary_networks: SecondaryNetworks) -> Self {
+        Self { secondary_networks, ..self }
     }
 
     /// Blocks in which addresses of secondary networks are accepted.
-    pub(crate) fn second_networks(&self) -> &SecondNetworks {
-        &self.second_networks
+    pub(crate) fn secondary_networks(&self) -> &SecondaryNetworks {
+        &self.secondary_networks
     }
 
     /// Replaces the treatment of packets that policies without an annotation deny.
@@ -197,7 +197,7 @@ impl Cluster {
 
     /// The pods of a namespace, by name.
     pub fn pods_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<Pod>> {
-        self.pods.by_name().of(namespace)
+        self.pods.by_name().pods_in(namespace)
     }
 
     /// Labels of a namespace; for an unknown one, only the name label, which every namespace has.
@@ -222,13 +222,13 @@ impl Cluster {
     /// Returns the owner of an address on a secondary network: the only pod that claims it, if the address is in one of
     /// the blocks for such networks and belongs to no other object.
     fn secondary_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
-        let claimant = self.pods.second().only(address)?;
+        let claimant = self.pods.secondary().only(address)?;
         self.refusal(address).is_none().then_some(claimant)
     }
 
     /// Returns the reason why no claim to an address on a secondary network is accepted, apart from competing claims.
     fn refusal(&self, address: IpAddr) -> Option<ClaimRefusal> {
-        if !self.second_networks.contains(address) {
+        if !self.secondary_networks.contains(address) {
             return Some(ClaimRefusal::Elsewhere);
         }
         if let Some(pod) = self.status_owner(address) {
@@ -248,16 +248,16 @@ impl Cluster {
     /// accepted, or the pod does not claim the address.
     #[must_use]
     pub fn refused(&self, pod: &Pod, address: IpAddr) -> Option<ClaimRefusal> {
-        pod.second_with(address).next()?;
+        pod.secondary_with(address).next()?;
         if let Some(refusal) = self.refusal(address) {
             return Some(refusal);
         }
         // Pods of manifests may have no uid.
         let is_it = |other: &Pod| other.uid == pod.uid && other.key == pod.key;
-        if self.pods.second().only(address).is_some_and(|owner| is_it(owner)) {
+        if self.pods.secondary().only(address).is_some_and(|owner| is_it(owner)) {
             return None;
         }
-        let others = self.pods.second().of(address).filter(|other| !is_it(other));
+        let others = self.pods.secondary().pods_at(address).filter(|other| !is_it(other));
         Some(
             others
                 .map(|other| &other.key)
@@ -275,7 +275,7 @@ impl Cluster {
         if !is_claimed || is_held() || self.secondary_owner(address).is_some() {
             return Vec::new();
         }
-        let claimants = || self.pods.second().of(address);
+        let claimants = || self.pods.secondary().pods_at(address);
         let is_leaving = claimants().all(|pod| pod.terminating);
         let mut all: Vec<_> = claimants().filter(|pod| is_leaving || !pod.terminating).collect();
         all.sort_by_key(|pod| &pod.key);
@@ -290,7 +290,7 @@ impl Cluster {
         let pod = self.pod_behind(interface);
         let of_pod = || pod.map(|pod| pod.addresses.clone()).unwrap_or_default();
         match (&interface.owner, pod) {
-            (InterfaceOwner::Pod(bound), Some(pod)) if bound.second => self.second_at(pod),
+            (InterfaceOwner::Pod(bound), Some(pod)) if bound.is_secondary => self.secondary_at(pod),
             (InterfaceOwner::Pod(_) | InterfaceOwner::Unbound | InterfaceOwner::Denied, _) => {
                 of_pod()
             }
@@ -299,14 +299,14 @@ impl Cluster {
 
     /// Returns the permitted source addresses at a secondary interface. The addresses of the bound `pod` are those of
     /// the CNI result, or empty.
-    fn second_at(&self, pod: &Pod) -> Vec<IpAddr> {
+    fn secondary_at(&self, pod: &Pod) -> Vec<IpAddr> {
         let is_others = |address: &IpAddr| {
             self.nodes.is_any(*address)
                 || self.service_at(*address).is_some()
                 || self.owner(*address).is_some_and(|owner| owner.uid != pod.uid)
         };
         let mut addresses: Vec<IpAddr> = match pod.addresses.is_empty() {
-            true => self.second_addresses(pod).collect(),
+            true => self.secondary_addresses(pod).collect(),
             false => pod.addresses.iter().copied().filter(|address| !is_others(address)).collect(),
         };
         addresses.sort();
@@ -315,14 +315,14 @@ impl Cluster {
     }
 
     /// Returns the accepted addresses of a pod on secondary networks.
-    pub fn second_addresses<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = IpAddr> + 'a {
-        let claimed = pod.second.iter().flat_map(|interface| pod.claimed_at(interface));
+    pub fn secondary_addresses<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = IpAddr> + 'a {
+        let claimed = pod.secondary.iter().flat_map(|interface| pod.claimed_at(interface));
         claimed.filter(move |address| self.refused(pod, *address).is_none())
     }
 
     /// Returns the object with an address: a pod, else a node, else a Service.
     #[must_use]
-    pub fn whose(&self, address: IpAddr) -> AddressOwner {
+    pub fn owner_of_address(&self, address: IpAddr) -> AddressOwner {
         if let Some(pod) = self.owner(address) {
             return AddressOwner::Pod(pod.key.clone());
         }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::cluster::{Cluster, Dirty};
 use crate::compile::consumption;
-use crate::compile::image::Image;
-use crate::compile::rules::{Late, Rules};
+use crate::compile::image::TableImage;
+use crate::compile::rules::{LateCombination, Rules};
 use crate::compile::sets::Sets;
 use crate::compile::tables::{DesiredTables, TableSet};
 use crate::compile::update::Update;
@@ -71,7 +71,7 @@ impl Compiled {
     pub(super) fn overflow(&self, capacity: &Capacity) -> Option<CompileError> {
         Table::ALL.into_iter().find_map(|table| {
             let (_, needed) = self.tables.elements(table, &self.sets.classes);
-            let capacity = capacity.of(table);
+            let capacity = capacity.capacity_of(table);
             (needed > capacity).then_some(CompileError::Full { table, needed, capacity })
         })
     }
@@ -127,8 +127,8 @@ impl Compiled {
     }
 
     /// Desired contents of the tables.
-    pub(super) fn image(&self) -> Image {
-        Image::new(&self.sets, &self.rules.tries, &self.tables.endpoints.live)
+    pub(super) fn image(&self) -> TableImage {
+        TableImage::new(&self.sets, &self.rules.tries, &self.tables.endpoints.live)
     }
 
     /// Desired contents of the tables, element by element.
@@ -145,7 +145,8 @@ impl Compiled {
     pub(super) fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
         let late: BTreeSet<_> = self.tables.endpoints.late().filter(|it| it.is_closed).collect();
         let late = late.into_iter();
-        let late = late.map(|it| (&it.of.policies[..], it.of.direction, Late::REASON.to_owned()));
+        let late = late
+            .map(|it| (&it.of.policies[..], it.of.direction, LateCombination::REASON.to_owned()));
         self.rules.closed().chain(late)
     }
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use crate::budget::kept_change;
 use crate::cluster::{Cluster, Dirty, Intake, Object, ObjectKey};
 use crate::compile::compiled::{CompileError, Compiled};
-use crate::compile::image::Image;
+use crate::compile::image::TableImage;
 use crate::compile::report::{self, EndpointInfo, Problem};
 use crate::compile::snapshot::StateSnapshot;
 use crate::compile::tables::DesiredTables;
-use crate::compile::tables::endpoints::Given;
+use crate::compile::tables::endpoints::ReservedNumbers;
 use crate::model::{Change, Direction, DomainName, Key, Pod};
 use crate::ops::{Capacity, Op, Table, TableUse};
 use crate::options::Options;
@@ -19,7 +19,7 @@ use crate::options::Options;
 #[derive(Debug)]
 pub struct CompilerInput {
     objects: Vec<Object>,
-    given: Given,
+    given: ReservedNumbers,
     barred: BTreeMap<String, Table>,
 }
 
@@ -42,7 +42,7 @@ impl Compiler {
     pub fn new(options: Options) -> Self {
         Self {
             cluster: Cluster::new(options.node.clone())
-                .with_second_networks(options.second_networks.clone())
+                .with_secondary_networks(options.secondary_networks.clone())
                 .with_denial(options.denial),
             dirty: Dirty::default(),
             compiled: Compiled::new(&options),
@@ -225,7 +225,7 @@ impl Compiler {
     /// ([`Compiler::defer`]) whose edits of an eighth of the table caused one has all its policies closed from the next
     /// update on, until another compiler starts after its debt. `full`: the table that refused the update.
     pub fn take_causes(&mut self, full: Option<Table>) -> BTreeMap<String, u64> {
-        let full = full.map(|table| (table, self.options.capacity.of(table)));
+        let full = full.map(|table| (table, self.options.capacity.capacity_of(table)));
         let (shares, barred) = self.compiled.rules.limits.take_causes(full);
         self.dirty.policies.extend(barred);
         shares
@@ -296,7 +296,7 @@ impl Compiler {
     /// Closes combinations of policies until an eighth of a table is free, so that the next edits find room. Returns false
     /// if so much is free, or if policies of namespaces use less than half of the table.
     pub fn keep_reserve(&mut self, table: Table) -> bool {
-        let capacity = self.options.capacity.of(table);
+        let capacity = self.options.capacity.capacity_of(table);
         self.compiled.keep_reserve(table, capacity)
     }
 
@@ -343,7 +343,7 @@ impl Compiler {
 
     /// Desired contents of the tables as of the last update.
     #[must_use]
-    pub fn image(&self) -> Image {
+    pub fn image(&self) -> TableImage {
         self.compiled.image()
     }
 

@@ -84,7 +84,7 @@ fn elements(
             Table::Rows if !direction_policy.is_closed() => {
                 into.extend(rows.iter().copied().map(Element::Number));
             }
-            Table::TrieBlocks | Table::Hosts6 | Table::Cidrs6 => {
+            Table::TrieBlocks | Table::Hosts6 | Table::Blocks6 => {
                 let changes = direction_policy.blocks.changes.0.iter();
                 into.extend(changes.flat_map(|(prefix, _)| entries(*prefix, table)));
                 let peers = direction_policy.peers.keys().filter(|id| **id != OWN_NODE);
@@ -121,7 +121,7 @@ fn entries(prefix: Prefix, table: Table) -> impl Iterator<Item = Element> {
     let prefixes = match table {
         Table::TrieBlocks => [block(16), block(24)],
         Table::Hosts6 => [whole(true), None],
-        Table::Cidrs6 => [whole(false), None],
+        Table::Blocks6 => [whole(false), None],
         Table::Classes | Table::Bitmaps | Table::RowBlocks | Table::Rows | Table::Names => {
             [None, None]
         }
@@ -131,7 +131,7 @@ fn entries(prefix: Prefix, table: Table) -> impl Iterator<Item = Element> {
 
 /// Chooses by the elements of each combination.
 fn by_elements(of: BTreeMap<Combination, HashSet<Element>>, excess: usize) -> Closing {
-    let mut users = Users::default();
+    let mut users = ElementUsers::default();
     let mut namespaces: BTreeMap<String, Consumer> = BTreeMap::new();
     for (combination, elements) in of.into_iter().filter(|(_, elements)| !elements.is_empty()) {
         users.add(&elements);
@@ -166,9 +166,9 @@ fn large(uses: &BTreeMap<String, usize>, least: usize) -> BTreeSet<String> {
 
 /// Number of open combinations by element.
 #[derive(Default)]
-struct Users(HashMap<Element, u32>);
+struct ElementUsers(HashMap<Element, u32>);
 
-impl Users {
+impl ElementUsers {
     fn add(&mut self, elements: &HashSet<Element>) {
         elements.iter().for_each(|element| *self.0.entry(*element).or_default() += 1);
     }
@@ -193,7 +193,7 @@ impl Users {
 struct Consumer {
     /// The open combinations; the largest last.
     open: Vec<(Combination, HashSet<Element>)>,
-    users: Users,
+    users: ElementUsers,
 }
 
 impl Consumer {
@@ -220,7 +220,7 @@ struct Divisions<'a> {
 
 /// Direction policies, and the sets of addresses in their rules.
 #[derive(Default)]
-struct Removed {
+struct RemovedPolicies {
     policies: BTreeSet<PolicyId>,
     sets: HashSet<SetId>,
 }
@@ -245,8 +245,8 @@ impl<'a> Divisions<'a> {
     }
 
     /// The sets and blocks of direction policies.
-    fn removed<'b>(&self, all: impl Iterator<Item = &'b Arc<DirectionPolicy>>) -> Removed {
-        let mut removed = Removed::default();
+    fn removed<'b>(&self, all: impl Iterator<Item = &'b Arc<DirectionPolicy>>) -> RemovedPolicies {
+        let mut removed = RemovedPolicies::default();
         for direction_policy in all {
             removed.policies.extend(self.rules.direction_policies.id(direction_policy));
             removed.sets.extend(direction_policy.peers.keys().filter(|id| **id != OWN_NODE));
@@ -258,20 +258,23 @@ impl<'a> Divisions<'a> {
     }
 
     /// Number of classes that no longer differ from another class once these policies and sets are removed.
-    fn freed(&self, removed: &Removed) -> usize {
+    fn freed(&self, removed: &RemovedPolicies) -> usize {
         let distinct: HashSet<u64> = self.rests(removed).map(|(_, rest)| rest).collect();
         self.classes.len() - distinct.len()
     }
 
     /// Number of classes that only these policies and sets distinguish, or that they would distinguish alone: of two
     /// namespaces that divide the same addresses, neither frees a class by itself.
-    fn uses(&self, removed: &Removed) -> usize {
+    fn uses(&self, removed: &RemovedPolicies) -> usize {
         let (parts, rests): (HashSet<u64>, HashSet<u64>) = self.rests(removed).unzip();
         (self.classes.len() - rests.len()).max(parts.len().saturating_sub(1))
     }
 
     /// The hash sums of each class: of the parts that these remove, and of the others.
-    fn rests<'b>(&'b self, removed: &'b Removed) -> impl Iterator<Item = (u64, u64)> + use<'b> {
+    fn rests<'b>(
+        &'b self,
+        removed: &'b RemovedPolicies,
+    ) -> impl Iterator<Item = (u64, u64)> + use<'b> {
         self.classes.iter().map(|(membership, total)| {
             let mut rest = *total;
             for id in membership.iter() {

@@ -15,7 +15,7 @@ use crate::ports::{AllowedPorts, Ports};
 
 /// Desired contents of all tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Image {
+pub struct TableImage {
     /// Sets of each address, by longest prefix. Prefixes with the same sets as the enclosing prefix are left out; the
     /// default outside all prefixes is not a set.
     pub addresses: BTreeMap<IpNet, BTreeSet<PeerSet>>,
@@ -38,25 +38,25 @@ pub struct EndpointImage {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
     /// Ports granted to every address.
-    pub everyone: Granted,
+    pub everyone: GrantedPorts,
     /// Ports granted to the addresses of a peer set, in addition.
-    pub peers: BTreeMap<PeerSet, Granted>,
+    pub peers: BTreeMap<PeerSet, GrantedPorts>,
     /// Ports granted by ipBlocks, in addition; by longest prefix.
-    pub blocks: BTreeMap<IpNet, Granted>,
+    pub blocks: BTreeMap<IpNet, GrantedPorts>,
     /// Domain names of each group of rules.
     pub domains: Vec<BTreeSet<DomainName>>,
 }
 
 /// Ports granted to a set of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Granted {
+pub struct GrantedPorts {
     /// Port numbers.
     pub ports: Ports,
     /// Names of egress ports, resolved on each destination pod.
     pub names: BTreeSet<(Protocol, String)>,
 }
 
-impl Image {
+impl TableImage {
     /// Builds the image from sets, direction policies and endpoints.
     pub(crate) fn new(sets: &Sets, tries: &Tries, live: &BTreeMap<u32, Live>) -> Self {
         let endpoint = |live: &Live| {
@@ -96,7 +96,7 @@ fn addresses(sets: &Sets) -> BTreeMap<IpNet, BTreeSet<PeerSet>> {
 /// A direction policy with numbers replaced by the sets, ports and names they refer to.
 fn allowed(direction_policy: &DirectionPolicy, sets: &Sets, tries: &Tries) -> Allowed {
     let registry = &sets.peers.registry;
-    let granted = |grant: &AllowedPorts| Granted {
+    let granted = |grant: &AllowedPorts| GrantedPorts {
         ports: Ports::new(grant, tries),
         names: direction_policy
             .names

@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId, ROW_NOT_ISOLATED, untranslated};
 
 use crate::compile::sets::classes::Classes;
-use crate::compile::tables::addresses::{AddressTables, Move};
+use crate::compile::tables::addresses::{AddressTables, ClassMove};
 use crate::compile::tables::rows::{RowPair, RowTable};
 use crate::ops::Op;
 
@@ -28,8 +28,8 @@ enum FlipPhase {
 
 /// The moves of one update; `between` of each move is the address's class while the rows flip.
 #[derive(Debug)]
-pub(crate) struct Plan {
-    moves: Vec<Move>,
+pub(crate) struct MovePlan {
+    moves: Vec<ClassMove>,
 }
 
 /// Decides whether moves between two classes may come before or after the flip of rows.
@@ -71,11 +71,11 @@ impl OrderingCheck<'_> {
     }
 }
 
-impl Plan {
+impl MovePlan {
     /// Orders moves against the change of `words`, the row pairs of endpoints before and after. Returns the pairs of
     /// classes that need a temporary class, as `(from, to, temporary)`.
     pub(crate) fn new(
-        mut moves: Vec<Move>,
+        mut moves: Vec<ClassMove>,
         words: &BTreeSet<(RowPair, RowPair)>,
         rows: &RowTable,
         classes: &mut Classes,
@@ -111,7 +111,7 @@ impl Plan {
     }
 
     /// Whether an address flips after the rows. The removal of a prefix that flipped before the rows is not a flip.
-    pub(crate) fn goes_on_after_rows(&self) -> bool {
+    pub(crate) fn flips_after_rows(&self) -> bool {
         self.moves.iter().any(|step| step.between != step.to)
     }
 
@@ -125,7 +125,7 @@ impl Plan {
     /// Writes the flips that follow the flip of rows, and removes prefixes; `all`: [`Plan::before_rows`] was skipped,
     /// so all flips are written.
     pub(crate) fn after_rows(&self, all: bool, tables: &mut AddressTables, ops: &mut Vec<Op>) {
-        let flips = |step: &&Move| step.stays && (all || step.between != step.to);
+        let flips = |step: &&ClassMove| step.stays && (all || step.between != step.to);
         let set = self.moves.iter().filter(flips).map(|step| (step.prefix, step.to));
         let gone = self.moves.iter().filter(|step| !step.stays).map(|step| step.prefix);
         tables.write(set, gone, ops);

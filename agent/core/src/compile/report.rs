@@ -10,7 +10,7 @@ use crate::budget::{
     NAMESPACE_BACKENDS, NAMESPACE_FRONTENDS, POD_HAIRPINS, SLICE_ADDRESSES, SLICE_PORTS,
 };
 use crate::cluster::Cluster;
-use crate::compile::rules::{Late, Rules};
+use crate::compile::rules::{LateCombination, Rules};
 use crate::compile::tables::endpoints::{Endpoints, Live};
 use crate::model::{Direction, Key, Pod, uid_hash};
 
@@ -251,7 +251,7 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
     let late: BTreeSet<_> = endpoints.late().collect();
     problems.extend(late.into_iter().map(|late| {
         let (policies, direction) = (late.of.policies.clone(), late.of.direction);
-        let message = Late::REASON.to_owned();
+        let message = LateCombination::REASON.to_owned();
         match late.is_closed {
             true => Problem::Closed { policies, direction, message },
             false => Problem::Late { policies, direction, message },

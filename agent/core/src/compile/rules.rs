@@ -28,10 +28,10 @@ use build::Builder;
 pub(crate) use causes::Closing;
 use direction_policy::DirectionPolicy;
 use evaluate::Evaluator;
-pub(crate) use limits::Late;
+pub(crate) use limits::LateCombination;
 use limits::Limits;
-pub(crate) use policies::Before;
 use policies::DirectionPolicies;
+pub(crate) use policies::StateBefore;
 
 /// Direction policies in use, their limits and port sets.
 #[derive(Debug, Default)]
@@ -51,9 +51,9 @@ impl Rules {
         &mut self,
         cluster: &Cluster,
         pod: (&Pod, bool),
-        direction: (Direction, Option<Before<'_>>),
+        direction: (Direction, Option<StateBefore<'_>>),
         registry: &mut Registry,
-    ) -> Option<(Arc<DirectionPolicy>, Option<Late>)> {
+    ) -> Option<(Arc<DirectionPolicy>, Option<LateCombination>)> {
         let mut builder = Builder { registry, tries: &mut self.tries, hasher: &self.hasher };
         self.direction_policies.of_pod(cluster, pod, direction, &mut self.limits, &mut builder)
     }

@@ -23,9 +23,9 @@ use crate::prefix::Prefix;
 use block_groups::BlockGroups;
 use classes::Classes;
 use members::PeerSets;
-use partition::{AddressPartition, Settled};
+use partition::{AddressPartition, SettledPrefix};
 use service_targets::ServiceTargets;
-use services::{ServiceSets, Settling};
+use services::{ServiceSets, SettlingContext};
 use set::{HairpinService, NameId, PeerSet, ServiceTarget, SetId, is_group, is_targets};
 
 /// Sets and classes of addresses, as of the last update.
@@ -41,7 +41,7 @@ pub(crate) struct Sets {
 
 /// Changes in the number of users of peer sets and names.
 #[derive(Debug, Default)]
-pub(crate) struct Usage {
+pub(crate) struct UserChanges {
     pub(crate) peer_sets: BTreeMap<SetId, i32>,
     pub(crate) names: BTreeMap<NameId, i32>,
 }
@@ -61,15 +61,15 @@ impl Sets {
 
     /// Assigns a class to every address. `backed` returns the Services with a backend among the pods isolated for
     /// ingress alone. Returns the prefixes that were evaluated, in order.
-    pub(crate) fn settle(
+    pub(crate) fn assign_classes(
         &mut self,
         cluster: &Cluster,
         dirty: &Dirty,
-        usage: &Usage,
+        usage: &UserChanges,
         backed: impl FnOnce() -> BTreeSet<Key>,
-    ) -> Vec<Settled> {
+    ) -> Vec<SettledPrefix> {
         let served = self.refresh_addresses(cluster, dirty.addresses.clone(), usage);
-        let mut settling = Settling {
+        let mut settling = SettlingContext {
             cluster,
             registry: &self.peers.registry,
             services: &mut self.services,
@@ -77,7 +77,7 @@ impl Sets {
             partition: &mut self.partition,
             classes: &mut self.classes,
         };
-        settling.settle(dirty, &served, backed)
+        settling.assign_classes(dirty, &served, backed)
     }
 
     /// Updates the sets of addresses: for added and removed blocks, for dirty addresses, and for addresses that may
@@ -86,7 +86,7 @@ impl Sets {
         &mut self,
         cluster: &Cluster,
         mut addresses: AddressList,
-        usage: &Usage,
+        usage: &UserChanges,
     ) -> Vec<HairpinService> {
         let (mut of_pods, mut served) = (Vec::new(), Vec::new());
         for (id, _) in usage.peer_sets.iter().filter(|(_, change)| **change != 0) {
@@ -101,7 +101,7 @@ impl Sets {
                 _ => of_pods.push(*id),
             }
         }
-        self.partition.set_groups(&self.groups.settle());
+        self.partition.set_groups(&self.groups.regroup());
         let members = self.peers.members(cluster, &of_pods);
         let names = usage.names.iter().filter(|(_, change)| **change != 0);
         let names: Vec<NameId> = names.map(|(id, _)| *id).collect();
@@ -148,7 +148,7 @@ impl Sets {
         }
         let named =
             |peer_sets: &[SetId]| peer_sets.iter().filter_map(|id| self.content(*id)).collect();
-        let targets = self.targets.of(&[id])?;
+        let targets = self.targets.targets_in(&[id])?;
         let targets = targets.iter().map(|target| ServiceTarget {
             protocol: target.protocol,
             port: target.port,

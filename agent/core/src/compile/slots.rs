@@ -27,7 +27,7 @@ impl SlotAllocator {
     }
 
     /// The lowest free number.
-    pub(crate) fn take(&mut self) -> u32 {
+    pub(crate) fn allocate(&mut self) -> u32 {
         self.free.pop_first().unwrap_or_else(|| {
             self.next += 1;
             self.next - 1
@@ -81,15 +81,15 @@ mod tests {
     fn pairs_are_even_and_stay_pairs() {
         let mut slots = SlotAllocator::new(1);
         assert_eq!(
-            [slots.take_pair(), slots.take(), slots.take(), slots.take_pair()],
+            [slots.take_pair(), slots.allocate(), slots.allocate(), slots.take_pair()],
             [2, 1, 4, 6]
         );
-        assert_eq!((slots.take(), slots.needed(), slots.used()), (5, 8, 8));
+        assert_eq!((slots.allocate(), slots.needed(), slots.used()), (5, 8, 8));
         slots.retire_pair(2);
         assert_eq!((slots.take_pair(), slots.used()), (8, 10), "packets may still read it");
         slots.grace_passed();
         assert_eq!(slots.used(), 8);
-        assert_eq!(slots.take(), 10, "half a pair is not given");
+        assert_eq!(slots.allocate(), 10, "half a pair is not given");
         assert_eq!((slots.take_pair(), slots.used()), (2, 11));
     }
 }

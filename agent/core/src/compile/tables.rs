@@ -77,7 +77,7 @@ impl TableSet {
     pub(crate) fn fill(&self, classes: &Classes, capacity: &Capacity) -> Vec<TableUse> {
         let fill = |table| {
             let (used, _) = self.elements(table, classes);
-            TableUse { table, used, capacity: capacity.of(table) }
+            TableUse { table, used, capacity: capacity.capacity_of(table) }
         };
         Table::ALL.map(fill).to_vec()
     }
@@ -93,7 +93,7 @@ impl TableSet {
             Table::Rows => of(&self.rows.slots),
             Table::TrieBlocks => of(&self.addresses.ipv4_trie.slots),
             Table::Hosts6 => (count.0, peak.0),
-            Table::Cidrs6 => (count.1, peak.1),
+            Table::Blocks6 => (count.1, peak.1),
             Table::Names => (self.names.count(), self.names.count()),
         }
     }
@@ -112,10 +112,11 @@ pub struct DesiredTables<'a> {
 /// Number of elements of a section.
 type Count = fn(&DesiredTables<'_>) -> u32;
 /// Passes the elements of a section with indexes in a range to a callback.
-type Tell = fn(&DesiredTables<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredElement<'_>));
+type ElementCallback =
+    fn(&DesiredTables<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredElement<'_>));
 
 /// Sections of a pass, in order.
-const SECTIONS: [(Count, Tell); 7] = [
+const SECTIONS: [(Count, ElementCallback); 7] = [
     (|_| 65_536 / ROOT_CHUNK, |all, range, visit| all.visit_root(range, visit)),
     (
         |all| all.tables.addresses.ipv4_trie.slots.needed(),
@@ -169,15 +170,15 @@ impl DesiredTables<'_> {
     }
 
     /// Class of a prefix in the IPv6 prefix table.
-    pub(crate) fn class_of_cidr6(&self, net: Ipv6Net) -> Option<ClassId> {
+    pub(crate) fn class_of_block6(&self, net: Ipv6Net) -> Option<ClassId> {
         let prefix = Prefix::net(net.into());
         (!prefix.is_host()).then(|| self.tables.addresses.class_of(prefix)).flatten()
     }
 
     /// Whether the IPv6 prefix table contains a prefix.
     #[must_use]
-    pub fn has_cidr6(&self, net: Ipv6Net) -> bool {
-        self.class_of_cidr6(net).is_some()
+    pub fn has_block6(&self, net: Ipv6Net) -> bool {
+        self.class_of_block6(net).is_some()
     }
 
     fn ipv6_count(&self) -> u32 {
@@ -232,7 +233,7 @@ impl DesiredTables<'_> {
             visit(if prefix.is_host() {
                 DesiredElement::Host6(prefix.v6(), class)
             } else {
-                DesiredElement::Cidr6(prefix.net6(), class)
+                DesiredElement::Block6(prefix.net6(), class)
             });
         }
     }

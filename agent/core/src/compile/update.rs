@@ -6,11 +6,11 @@ use std::sync::Arc;
 use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, RowNames, untranslated};
 
 use crate::cluster::{Cluster, Dirty};
-use crate::compile::ordering::Plan;
+use crate::compile::ordering::MovePlan;
 use crate::compile::rules::Rules;
 use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::sets::set::Membership;
-use crate::compile::sets::{Sets, Usage};
+use crate::compile::sets::{Sets, UserChanges};
 use crate::compile::tables::TableSet;
 use crate::compile::tables::endpoints::Live;
 use crate::compile::tables::resolvers::resolvers;
@@ -53,14 +53,15 @@ impl Update<'_> {
         }
         let (mut changes, usage) = self.refresh_endpoints(dirty);
         self.tables.endpoints.version += u64::from(!changes.concerned.is_empty());
-        let touched =
-            self.sets.settle(self.cluster, dirty, &usage, || self.tables.endpoints.backed());
+        let touched = self
+            .sets
+            .assign_classes(self.cluster, dirty, &usage, || self.tables.endpoints.backed());
         self.fill_rows(&changes, &mut ops);
 
         let moves = self.tables.addresses.moves(&self.sets.partition, &touched);
         let words = self.changing_words(&changes);
         let (plan, via_temporary) =
-            Plan::new(moves, &words, &self.tables.rows, &mut self.sets.classes);
+            MovePlan::new(moves, &words, &self.tables.rows, &mut self.sets.classes);
         if !via_temporary.is_empty() {
             changes.concerned.extend(self.tables.endpoints.live.keys());
             self.separate_rows(&changes, &mut ops);
@@ -70,7 +71,7 @@ impl Update<'_> {
         self.tables.names.trust(resolvers(self.cluster, self.options), &mut ops);
 
         for slot in &changes.gone {
-            self.tables.endpoints.vanish(*slot, &mut ops);
+            self.tables.endpoints.free_slot(*slot, &mut ops);
         }
         if !changes.gone.is_empty() && !plan.is_empty() {
             ops.push(Op::Grace);
@@ -79,21 +80,21 @@ impl Update<'_> {
             plan.before_rows(&mut self.tables.addresses, &mut ops);
         }
         self.flip_endpoints(&changes, &mut ops);
-        if !words.is_empty() && plan.goes_on_after_rows() {
+        if !words.is_empty() && plan.flips_after_rows() {
             ops.push(Op::Grace);
         }
         plan.after_rows(words.is_empty(), &mut self.tables.addresses, &mut ops);
         self.tables.endpoints.unplaced.clear();
         for ifindex in self.tables.endpoints.in_order_of_slots(std::mem::take(&mut changes.new)) {
             let rows = self.desired_rows(ifindex);
-            self.tables.endpoints.appear(ifindex, rows, &mut ops);
+            self.tables.endpoints.fill_slot(ifindex, rows, &mut ops);
         }
         self.sweep(&changes);
         ops
     }
 
     /// Rebuilds the endpoints that may have changed, and counts the uses of direction policies.
-    fn refresh_endpoints(&mut self, dirty: &Dirty) -> (EndpointChanges, Usage) {
+    fn refresh_endpoints(&mut self, dirty: &Dirty) -> (EndpointChanges, UserChanges) {
         let mut indexes = dirty.interfaces.clone();
         indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces.with(*a)));
         // A pod that claims a backend's address may be behind an interface by any other of its addresses.
@@ -114,13 +115,13 @@ impl Update<'_> {
         }
         if dirty.namespaces {
             // A namespace's label may open secondary interfaces.
-            indexes.extend(self.cluster.interfaces.second());
+            indexes.extend(self.cluster.interfaces.secondary());
         }
         // An interface without a slot may get one now.
         indexes.extend(&self.tables.endpoints.unplaced);
         let mut changes = EndpointChanges::default();
         let mut released: Vec<Arc<DirectionPolicy>> = Vec::new();
-        let mut usage = Usage::default();
+        let mut usage = UserChanges::default();
         for ifindex in &indexes {
             let new = self.cluster.interfaces().get(ifindex).and_then(|interface| {
                 let (rules, registry) = (&mut *self.rules, &mut self.sets.peers.registry);
@@ -159,14 +160,14 @@ impl Update<'_> {
         now.chain(before).collect()
     }
 
-    fn acquire_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut Usage) {
+    fn acquire_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut UserChanges) {
         if let Some(id) = self.rules.direction_policies.acquire(direction_policy) {
             self.sets.groups.acquire(id, &direction_policy.blocks.changes);
             self.count_users(direction_policy, 1, usage);
         }
     }
 
-    fn release_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut Usage) {
+    fn release_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut UserChanges) {
         if let Some(id) = self.rules.release(direction_policy) {
             self.sets.groups.release(id, &direction_policy.blocks.changes);
             self.count_users(direction_policy, -1, usage);
@@ -174,7 +175,7 @@ impl Update<'_> {
     }
 
     /// Adds or drops (`change` is 1 or -1) one user of a direction policy's peer sets and names.
-    fn count_users(&mut self, of: &DirectionPolicy, change: i32, usage: &mut Usage) {
+    fn count_users(&mut self, of: &DirectionPolicy, change: i32, usage: &mut UserChanges) {
         let peers = &mut self.sets.peers;
         for id in of.peers.keys() {
             let is_turn = if change > 0 { peers.acquire(*id) } else { peers.release(*id) };

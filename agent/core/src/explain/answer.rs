@@ -104,7 +104,7 @@ pub struct ServiceBackend {
 
 impl Verdict {
     /// Combines two directions; `None` is a direction without a pod.
-    pub(super) fn of(directions: [&Option<Judgement>; 2]) -> Self {
+    pub(super) fn combine(directions: [&Option<Judgement>; 2]) -> Self {
         let denied = directions.into_iter().flatten().any(|j| j.verdict == Self::Deny);
         if denied { Self::Deny } else { Self::Allow }
     }

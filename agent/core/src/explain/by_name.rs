@@ -23,14 +23,14 @@ const SHOWN: usize = 3;
 
 /// Addresses to which a name is assumed to resolve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Within {
+pub struct ResolvedWithin {
     /// Blocks of these addresses; empty: every address.
     pub blocks: Vec<IpNet>,
     /// Blocks excluded from these addresses.
     pub except: Vec<IpNet>,
 }
 
-impl Within {
+impl ResolvedWithin {
     /// Addresses of the internet: without private, shared, link-local and reserved ones.
     #[must_use]
     pub fn public() -> Self {
@@ -121,7 +121,7 @@ impl Literal<'_> {
         &self,
         pod: &Key,
         name: &DomainName,
-        within: &Within,
+        within: &ResolvedWithin,
         kind: (IpProtocol, u16),
     ) -> Result<NameAnswer, String> {
         let pod = self.cluster.pods().get(pod).ok_or_else(|| format!("pod {pod} not found"))?;

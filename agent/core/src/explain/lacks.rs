@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use crate::cluster::is_unaddressed;
 use crate::explain::answer::Nearest;
-use crate::explain::rule::{ResolvableNames, Traffic, holds};
+use crate::explain::rule::{ResolvableNames, Traffic, contains_number};
 use crate::explain::text;
 use crate::first_names::first_names;
 use crate::model::{
@@ -80,7 +80,7 @@ impl Traffic<'_> {
             .collect();
         let mut lack = format!("port {} is not in it", self.port);
         if let Some((_, asked)) = self.asked
-            && same.clone().any(|port| holds(port, asked))
+            && same.clone().any(|port| contains_number(port, asked))
             && asked != self.port
         {
             lack.push_str(&format!("; {asked} is the Service's port, which is translated first"));

@@ -212,8 +212,9 @@ impl<'c> Literal<'c> {
             None => None,
         };
         let tiers = self.tiers(about);
-        if traffic.ask(Tier::Admin, &tiers, &mut judgement, detail)
-            || policies.is_empty() && traffic.ask(Tier::Baseline, &tiers, &mut judgement, detail)
+        if traffic.evaluate_tier(Tier::Admin, &tiers, &mut judgement, detail)
+            || policies.is_empty()
+                && traffic.evaluate_tier(Tier::Baseline, &tiers, &mut judgement, detail)
         {
             return judgement;
         }

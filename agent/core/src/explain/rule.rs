@@ -81,7 +81,7 @@ impl<'a> Traffic<'a> {
 /// Returns whether an address is only a candidate for a pod without an address. An address that the pod claims on a
 /// secondary network is no candidate: the claim is accepted, or the address counts for no pod.
 fn is_candidate(pod: &Pod, address: IpAddr) -> bool {
-    is_unaddressed(pod) && pod.second_with(address).next().is_none()
+    is_unaddressed(pod) && pod.secondary_with(address).next().is_none()
 }
 
 impl<'a> Traffic<'a> {
@@ -154,7 +154,7 @@ impl Traffic<'_> {
         let is_block = |peer: &Peer| matches!(peer, Peer::Block(block) if block.contains(address));
         let is_port = |port: &PortRule| {
             port.protocol.number() == self.protocol.0
-                && (port.port == PortMatch::Any || holds(port, number))
+                && (port.port == PortMatch::Any || contains_number(port, number))
         };
         let peer = peer.is_some() || rule.peers.iter().flatten().any(is_block);
         let port = port.is_some() || rule.ports.iter().flatten().any(is_port);
@@ -166,8 +166,8 @@ impl Traffic<'_> {
         let Some((_, number)) = self.asked else { return false };
         let is_asked = |port: &PortRule| {
             port.protocol.number() == self.protocol.0
-                && holds(port, number)
-                && !holds(port, self.port)
+                && contains_number(port, number)
+                && !contains_number(port, self.port)
         };
         rule.ports.iter().flatten().any(is_asked)
     }
@@ -335,6 +335,6 @@ fn selects_by_labels(rule: &Rule, peer: ListMatch) -> bool {
 }
 
 /// Returns whether a port of a rule has a number.
-pub(super) fn holds(port: &PortRule, number: u16) -> bool {
+pub(super) fn contains_number(port: &PortRule, number: u16) -> bool {
     matches!(port.port, PortMatch::Range(first, last) if (first..=last).contains(&number))
 }

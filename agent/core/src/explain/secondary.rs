@@ -12,18 +12,18 @@ use ipnet::IpNet;
 use crate::cluster::{Cluster, is_subject};
 use crate::explain::answer::{Detail, Explanation, Verdict};
 use crate::explain::unaddressed::{ProbeEnd, named, places};
-use crate::model::{Direction, Pod, SecondInterface};
+use crate::model::{Direction, Pod, SecondaryInterface};
 use crate::probe::{Party, Probe};
 
 /// Pods and addresses of a probe's sides, as far as they depend on secondary networks.
 #[derive(Clone, Copy)]
-pub(super) struct SecondSides<'c> {
+pub(super) struct SecondarySides<'c> {
     pub(super) cluster: &'c Cluster,
     /// Address ranges of pods without an address; empty: the blocks for secondary networks.
     pub(super) ranges: &'c [IpNet],
 }
 
-impl<'c> SecondSides<'c> {
+impl<'c> SecondarySides<'c> {
     /// Returns the possible senders and receivers of a probe; one pair if no secondary network matters.
     pub(super) fn pairs(
         self,
@@ -32,7 +32,7 @@ impl<'c> SecondSides<'c> {
         to: ProbeEnd<'c>,
     ) -> Vec<(ProbeEnd<'c>, ProbeEnd<'c>)> {
         let is_plain = from.claimants.is_empty() && to.claimants.is_empty();
-        if is_plain && from.pod.is_none_or(|pod| pod.second.is_empty()) {
+        if is_plain && from.pod.is_none_or(|pod| pod.secondary.is_empty()) {
             return vec![(from, to)];
         }
         let is_named = matches!(probe.from, Party::Pod(_));
@@ -55,18 +55,18 @@ impl<'c> SecondSides<'c> {
         let same_family = |address: &IpAddr| address.is_ipv4() == destination.is_ipv4();
         let is_known = from.places.is_empty() && is_subject(sender);
         let is_itself = to.pod.is_some_and(|receiver| receiver.key == sender.key);
-        if !is_known || is_itself || sender.second.is_empty() {
+        if !is_known || is_itself || sender.secondary.is_empty() {
             return from.clone();
         }
-        let on_second = |pod: &&Pod| pod.second_with(*destination).next().is_some();
-        let Some(receiver) = to.pod.filter(on_second) else {
+        let is_on_secondary = |pod: &&Pod| pod.secondary_with(*destination).next().is_some();
+        let Some(receiver) = to.pod.filter(is_on_secondary) else {
             // Other networks are reached by the first interface, unless it has no address of the family.
             return match from.addresses.iter().any(same_family) {
                 true => from.clone(),
                 false => ProbeEnd::new(Some(sender), sender.all_addresses().collect()),
             };
         };
-        let shared: Vec<&SecondInterface> = shared(sender, receiver, *destination).collect();
+        let shared: Vec<&SecondaryInterface> = shared(sender, receiver, *destination).collect();
         let own = shared.iter().flat_map(|interface| interface.addresses.iter().copied());
         let own: Vec<IpAddr> = own.filter(same_family).collect();
         if !own.is_empty() {
@@ -75,7 +75,7 @@ impl<'c> SecondSides<'c> {
         if shared.iter().any(|interface| interface.addresses.is_empty()) {
             let blocks = named(self.cluster, receiver, Direction::Ingress);
             let ranges = match self.ranges {
-                [] => &self.cluster.second_networks().0,
+                [] => &self.cluster.secondary_networks().0,
                 ranges => ranges,
             };
             let places = places(self.cluster, ranges, blocks);
@@ -112,7 +112,7 @@ impl<'c> SecondSides<'c> {
     fn refusals(self, side: &ProbeEnd<'_>) -> Vec<String> {
         let Some(pod) = side.pod else { return Vec::new() };
         let claims = side.addresses.iter().flat_map(|address| {
-            pod.second_with(*address).take(1).map(move |interface| (*address, interface))
+            pod.secondary_with(*address).take(1).map(move |interface| (*address, interface))
         });
         let refused = claims.filter_map(|(address, interface)| {
             let refusal = self.cluster.refused(pod, address)?;
@@ -128,7 +128,7 @@ impl<'c> SecondSides<'c> {
     fn refused_source(self, from: &ProbeEnd<'_>) -> Option<String> {
         let pod = from.pod?;
         let mut refused = from.addresses.iter().filter(|address| {
-            pod.second_with(**address).next().is_some()
+            pod.secondary_with(**address).next().is_some()
                 && self.cluster.refused(pod, **address).is_some()
         });
         let address = refused.next()?;
@@ -169,9 +169,9 @@ fn shared<'p>(
     sender: &'p Pod,
     receiver: &'p Pod,
     destination: IpAddr,
-) -> impl Iterator<Item = &'p SecondInterface> {
-    sender.second.iter().filter(move |own| {
-        let mut networks = receiver.second_with(destination).map(|interface| &interface.network);
+) -> impl Iterator<Item = &'p SecondaryInterface> {
+    sender.secondary.iter().filter(move |own| {
+        let mut networks = receiver.secondary_with(destination).map(|interface| &interface.network);
         !own.network.is_empty() && networks.any(|network| *network == own.network)
     })
 }
@@ -180,7 +180,7 @@ fn shared<'p>(
 fn sent_from(probe: &Probe, from: &ProbeEnd<'_>) -> Option<String> {
     let pod = from.pod.filter(|_| matches!(probe.from, Party::Pod(_)))?;
     let [address] = from.addresses[..] else { return None };
-    let interface = pod.second_with(address).next()?;
+    let interface = pod.secondary_with(address).next()?;
     Some(format!("pod {} sends from {address}, {}", pod.key, interface.title()))
 }
 
@@ -192,7 +192,7 @@ fn beyond_policy(answer: &Explanation, [from, to]: [&ProbeEnd<'_>; 2]) -> Option
     });
     let device = |side: &ProbeEnd<'_>| -> Option<(String, String)> {
         let pod = side.pod?;
-        let mut interfaces = side.addresses.iter().map(|at| pod.second_with(*at).next());
+        let mut interfaces = side.addresses.iter().map(|at| pod.secondary_with(*at).next());
         let first = interfaces.next()??;
         let is_device = !first.device.is_empty()
             && interfaces.all(|other| other.is_some_and(|other| !other.device.is_empty()));

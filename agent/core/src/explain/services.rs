@@ -271,7 +271,7 @@ impl ServiceTranslator<'_> {
             let kind = (probe.protocol, port);
             let asked = Some((destination, probe.port));
             let (egress, ingress) = self.literal.judge_pair(from, to, (kind, asked), detail);
-            let verdict = Verdict::of([&egress, &ingress]);
+            let verdict = Verdict::combine([&egress, &ingress]);
             let pod = pod.map(|pod| pod.key.clone());
             ServiceBackend { address, port, pod, verdict, egress, ingress }
         };
@@ -287,10 +287,10 @@ impl ServiceTranslator<'_> {
         });
         // Another node chooses the backend, unseen by the sender's veth, which has therefore judged all backends.
         let receives = |backend: &ServiceBackend| match out_of_sight {
-            true => Verdict::of([&None, &backend.ingress]),
+            true => Verdict::combine([&None, &backend.ingress]),
             false => backend.verdict,
         };
-        let allowed = Verdict::of([&egress, &None]) == Verdict::Allow
+        let allowed = Verdict::combine([&egress, &None]) == Verdict::Allow
             && backends.iter().any(|backend| receives(backend) == Verdict::Allow);
         let mut note = text::translated(&services, &backends, egress.as_ref(), out_of_sight);
         if has_terminating && let Some(note) = &mut note {

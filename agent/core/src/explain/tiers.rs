@@ -67,7 +67,7 @@ impl<'p> NameLimits<'p> {
 impl Traffic<'_> {
     /// Evaluates a tier; returns whether the tier decides. `policies`: the ordered policies of the pod in this
     /// direction, of both tiers.
-    pub(super) fn ask(
+    pub(super) fn evaluate_tier(
         &self,
         tier: Tier,
         policies: &[&ClusterPolicy],

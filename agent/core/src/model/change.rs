@@ -68,7 +68,7 @@ impl Change {
 
     /// The change that removes the object of this one.
     #[must_use]
-    pub fn gone(&self) -> Self {
+    pub fn removal(&self) -> Self {
         match self {
             Self::Namespace(namespace) => Self::NamespaceGone(namespace.name.clone()),
             Self::Node(node) => Self::NodeGone(node.name.clone()),

@@ -41,8 +41,8 @@ pub struct Bound {
     /// State of the pod in the API.
     pub standing: Standing,
     /// Whether the interface is on a secondary network of the pod. Its addresses are those of a CNI result, else the
-    /// accepted addresses of [`Pod::second`].
-    pub second: bool,
+    /// accepted addresses of [`Pod::secondary`].
+    pub is_secondary: bool,
     /// Hardware address from which frames must come; `None`: unknown.
     pub station: Option<[u8; 6]>,
 }

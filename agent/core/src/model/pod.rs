@@ -44,8 +44,8 @@ pub struct Pod {
     /// Interfaces on secondary networks, from the annotation `k8s.v1.cni.cncf.io/network-status`. Everyone who may
     /// write the pod can write the annotation; [`crate::cluster::Cluster::owner`] decides which addresses are
     /// accepted.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub second: Vec<SecondInterface>,
+    #[serde(rename = "second", default, skip_serializing_if = "Vec::is_empty")]
+    pub secondary: Vec<SecondaryInterface>,
     /// Workload object that creates the pod, if manifests name it. Absent in objects from an API server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<Box<WorkloadRef>>,
@@ -54,13 +54,13 @@ pub struct Pod {
 impl Pod {
     /// Returns [`Pod::addresses`] and the claimed addresses on secondary networks.
     pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.addresses.iter().copied().chain(self.second_addresses())
+        self.addresses.iter().copied().chain(self.secondary_addresses())
     }
 
     /// Returns the interfaces on secondary networks that claim an address; none for an address of the pod's status, which
     /// is the first interface's.
-    pub fn second_with(&self, address: IpAddr) -> impl Iterator<Item = &SecondInterface> {
-        let interfaces = self.second.iter();
+    pub fn secondary_with(&self, address: IpAddr) -> impl Iterator<Item = &SecondaryInterface> {
+        let interfaces = self.secondary.iter();
         interfaces.filter(move |interface| self.claimed_at(interface).any(|it| it == address))
     }
 
@@ -68,7 +68,7 @@ impl Pod {
     /// which the annotation may repeat.
     pub fn claimed_at<'p>(
         &'p self,
-        interface: &'p SecondInterface,
+        interface: &'p SecondaryInterface,
     ) -> impl Iterator<Item = IpAddr> + use<'p> {
         let addresses = interface.addresses.iter().copied();
         addresses.filter(|address| !self.addresses.contains(address))
@@ -76,8 +76,8 @@ impl Pod {
 
     /// Returns the addresses of the annotation, including repeated ones of the pod's status. Any such address shows
     /// that the network's addresses are known, so policy covers the interface; [`Self::claimed_at`] returns the claims.
-    pub fn second_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.second.iter().flat_map(|interface| interface.addresses.iter().copied())
+    pub fn secondary_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.secondary.iter().flat_map(|interface| interface.addresses.iter().copied())
     }
 
     /// Returns the workload if this pod represents its pod template.
@@ -140,7 +140,7 @@ pub struct WorkloadRef {
 
 /// Interface of a pod on a secondary network: an entry of `k8s.v1.cni.cncf.io/network-status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct SecondInterface {
+pub struct SecondaryInterface {
     /// `interface`: name inside the pod, such as `net1`; empty where absent.
     pub name: String,
     /// `name`: the network, a `NetworkAttachmentDefinition`, such as `storage/ceph`.
@@ -151,7 +151,7 @@ pub struct SecondInterface {
     pub device: String,
 }
 
-impl SecondInterface {
+impl SecondaryInterface {
     /// Returns the name inside the pod and the network, in the form `interface net1 (network storage/ceph)`.
     #[must_use]
     pub fn title(&self) -> String {

@@ -49,8 +49,12 @@ impl Requirement {
     #[must_use]
     pub fn matches(&self, labels: &Labels) -> bool {
         match self {
-            Self::In(key, values) => labels.get(key).is_some_and(|value| holds(values, value)),
-            Self::NotIn(key, values) => labels.get(key).is_none_or(|value| !holds(values, value)),
+            Self::In(key, values) => {
+                labels.get(key).is_some_and(|value| contains_sorted(values, value))
+            }
+            Self::NotIn(key, values) => {
+                labels.get(key).is_none_or(|value| !contains_sorted(values, value))
+            }
             Self::Exists(key) => labels.contains_key(key),
             Self::DoesNotExist(key) => !labels.contains_key(key),
         }
@@ -66,7 +70,7 @@ fn sorted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::
 }
 
 /// Whether sorted values contain a value. A tenant may write hundreds of thousands of values in each of many policies.
-fn holds(values: &[String], value: &str) -> bool {
+fn contains_sorted(values: &[String], value: &str) -> bool {
     debug_assert!(values.is_sorted(), "values of a requirement are sorted");
     values.binary_search_by(|known| known.as_str().cmp(value)).is_ok()
 }

@@ -118,7 +118,7 @@ impl Sweep {
         for (block, grant) in blocks {
             let cidr = Prefix::net(block.cidr);
             let except = || block.except.iter().map(|except| Prefix::net(*except));
-            if grant.is_none() || except().any(|except| except.holds(cidr)) {
+            if grant.is_none() || except().any(|except| except.contains(cidr)) {
                 continue;
             }
             let number = *distinct.entry(*grant).or_insert_with(|| {
@@ -128,7 +128,8 @@ impl Sweep {
             let block = grant_of.len() as u32;
             grant_of.push(number);
             events.push((cidr, block, false));
-            events.extend(except().filter(|e| cidr.holds(*e)).map(|except| (except, block, true)));
+            events
+                .extend(except().filter(|e| cidr.contains(*e)).map(|except| (except, block, true)));
         }
         if events.is_empty() {
             return None;
@@ -160,7 +161,7 @@ impl Sweep {
         let mut open: Vec<Open> = Vec::new();
         let mut next = 0;
         while let Some((prefix, ..)) = self.events.get(next).copied() {
-            while let Some(outer) = open.pop_if(|outer| !outer.prefix.holds(prefix)) {
+            while let Some(outer) = open.pop_if(|outer| !outer.prefix.contains(prefix)) {
                 self.pass(outer.events, false);
             }
             let same = self.events[next..].iter().take_while(|event| event.0 == prefix).count();
@@ -322,7 +323,7 @@ mod tests {
                     for port in 0..6 {
                         let expected =
                             blocks.iter().any(|(b, granted)| *granted == port && b.contains(address));
-                        let found = tries.contains(PORT, value.of(Protocol::Tcp), port.into());
+                        let found = tries.contains(PORT, value.for_protocol(Protocol::Tcp), port.into());
                         prop_assert_eq!(found, expected, "{} {}", address, port);
                     }
                 }

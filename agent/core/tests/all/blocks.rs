@@ -71,7 +71,7 @@ fn an_edit_of_a_long_list_moves_only_the_changed_addresses() {
     let mut world = cluster(vec![list(0..2000, 80)]);
     let trie_writes = |world: &mut World, rules: Vec<Rule>| {
         world.compiler.ingest(Change::Policy(allow(rules)));
-        let is_trie = |op: &&Op| matches!(op, Op::TrieWord(..) | Op::TrieRootWord(..));
+        let is_trie = |op: &&Op| matches!(op, Op::TrieWord { .. } | Op::TrieRootWord { .. });
         world.update().iter().filter(is_trie).count()
     };
     assert_eq!(trie_writes(&mut world, vec![list(0..2000, 81)]), 0, "other ports, the same blocks");

@@ -12,12 +12,12 @@ use netpold_testkit::oracle::{Oracle, OracleVerdict};
 /// several sources, and an address that counts for no claimant still leads to claimants.
 fn is_beyond_the_oracle(oracle: &Oracle, probe: &Probe) -> bool {
     let is_refused = |address: &IpAddr| {
-        let claims = |pod: &Pod| pod.second_addresses().any(|claimed| claimed == *address);
+        let claims = |pod: &Pod| pod.secondary_addresses().any(|claimed| claimed == *address);
         oracle.pod_at(*address).is_none() && oracle.pods.iter().any(claims)
     };
     let mut backends = oracle.slices.iter().flat_map(|slice| &slice.addresses);
     let is_sender = |pod: &Pod| probe.from == Party::Pod(pod.key.clone());
-    let is_second = |pod: &Pod| is_sender(pod) && !pod.second.is_empty();
+    let is_second = |pod: &Pod| is_sender(pod) && !pod.secondary.is_empty();
     let mut sides = [&probe.from, &probe.to].into_iter();
     oracle.pods.iter().any(is_second)
         || sides.any(|it| matches!(it, Party::Address(address) if is_refused(address)))

@@ -120,7 +120,7 @@ fn many_services_of_a_namespace_take_no_more_entries_than_it_may_have() {
         service
     };
     world.apply((0..20).map(|n| Change::Service(six(n))));
-    assert!(used(&world, Table::Hosts6) <= LIMIT + 2 && used(&world, Table::Cidrs6) < 10);
+    assert!(used(&world, Table::Hosts6) <= LIMIT + 2 && used(&world, Table::Blocks6) < 10);
     assert!(is_marked(&world, "2001:9::") && is_intact(&world));
 }
 
@@ -154,7 +154,7 @@ fn services_beyond_the_limit_do_not_depend_on_the_order() {
         assert_eq!(reported(world), ["tenant"]);
     }
     let [mut world, ..] = worlds;
-    world.apply([a.gone()]);
+    world.apply([a.removal()]);
     assert_eq!(of(&world), [(false, false), own, own, (false, false)]);
     assert!(reported(&world).is_empty());
 }

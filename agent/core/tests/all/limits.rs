@@ -293,7 +293,7 @@ const ROOM: Capacity = Capacity {
     rows: 2048,
     trie_blocks: 16_384,
     hosts6: 8,
-    cidrs6: 8,
+    blocks6: 8,
     names: 8,
 };
 
@@ -487,7 +487,7 @@ fn all_tables_that_are_too_small_grow_for_one_compilation() {
             Table::RowBlocks => Capacity { row_blocks: ROOM.row_blocks, ..capacity },
             Table::Rows => Capacity { rows: ROOM.rows, ..capacity },
             Table::TrieBlocks => Capacity { trie_blocks: ROOM.trie_blocks, ..capacity },
-            Table::Classes | Table::Hosts6 | Table::Cidrs6 | Table::Names => return None,
+            Table::Classes | Table::Hosts6 | Table::Blocks6 | Table::Names => return None,
         })
     });
     assert!(asked.borrow().len() >= 3, "{asked:?}");

@@ -389,7 +389,7 @@ fn an_event_writes_the_words_of_the_addresses_concerned() {
     let relabelled = |app: &str| far("b7", app, &["10.0.2.7"]);
     world.compiler.ingest(relabelled("good"));
     let ops = world.update();
-    let words = ops.iter().filter(|op| matches!(op, Op::TrieWord(..))).count();
+    let words = ops.iter().filter(|op| matches!(op, Op::TrieWord { .. })).count();
     assert_eq!(words, 2, "the pod and the Service it backs: {ops:?}");
     assert!(world.egress(1, "10.96.1.7", 80) && !world.egress(1, "10.96.1.8", 80));
     assert_eq!(world.apply([relabelled("good")]), 0);

@@ -99,7 +99,7 @@ fn blocks_that_became_uniform_are_given_back() {
         let reserved = match fill.table {
             Table::Classes | Table::Rows | Table::RowBlocks => 1,
             Table::Bitmaps => 2,
-            Table::TrieBlocks | Table::Hosts6 | Table::Cidrs6 | Table::Names => 0,
+            Table::TrieBlocks | Table::Hosts6 | Table::Blocks6 | Table::Names => 0,
         };
         assert_eq!(fill.used, reserved, "{}", fill.table);
     }
@@ -360,7 +360,7 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
         let owner = InterfaceOwner::Pod(Bound {
             pod,
             standing: Standing::Listed,
-            second: true,
+            is_secondary: true,
             station: None,
         });
         Change::Interface(Interface { index, owner, ..Interface::default() })

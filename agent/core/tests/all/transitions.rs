@@ -82,7 +82,7 @@ fn state_not_path() {
         let detour = first.objects.iter().cloned().chain(first.changes_to(second));
         let detour = detour.flat_map(|change| [change.clone(), change]);
         // All objects removed and sent again.
-        let again = direct().chain(second.objects.iter().map(Change::gone)).chain(direct());
+        let again = direct().chain(second.objects.iter().map(Change::removal)).chain(direct());
         let view = View::of(&[first, second], choices);
         for way in [direct().rev().collect(), turned, detour.collect(), again.collect::<Vec<_>>()] {
             let mut world = World::on(NODE, []);

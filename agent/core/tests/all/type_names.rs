@@ -16,7 +16,7 @@ const SHARED: [&str; 8] = [
     "Denial",
     "NewPods",
     "ObserveFlows",
-    "SecondInterfaces",
+    "SecondaryInterfaces",
 ];
 
 type Declarations = BTreeMap<String, BTreeSet<PathBuf>>;

@@ -72,12 +72,14 @@ fn line(op: &Op) -> String {
             let words: Vec<_> = words.map(|(at, it)| format!("word {at} {}", word(*it))).collect();
             format!("fill trie block {id}: {}", words.join(", "))
         }
-        Op::TrieWord(id, at, it) => format!("trie block {id} word {at}: {}", word(*it)),
-        Op::TrieRootWord(at, it) => format!("trie root word {at}: {}", word(*it)),
+        Op::TrieWord { block: id, index: at, word: it } => {
+            format!("trie block {id} word {at}: {}", word(*it))
+        }
+        Op::TrieRootWord { index: at, word: it } => format!("trie root word {at}: {}", word(*it)),
         Op::Endpoint(slot, it) => {
             format!("fill slot {slot}: interface {}, {}", it.ifindex, rows(it.rows))
         }
-        Op::EndpointRows(slot, it) => format!("slot {slot}: {}", rows(*it)),
+        Op::EndpointRows { slot, rows: it } => format!("slot {slot}: {}", rows(*it)),
         other => panic!("the example shows no {other:?}"),
     }
 }

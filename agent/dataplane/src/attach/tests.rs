@@ -320,7 +320,7 @@ fn a_guard_finds_a_program_throughout_a_promotion() {
             });
             for _ in 0..20 {
                 let fresh = classifier(NEXT);
-                assert!(attacher.watch(fresh.as_fd(), hook).unwrap());
+                assert!(attacher.attach_in_front(fresh.as_fd(), hook).unwrap());
                 attacher.promote(hook).unwrap();
                 let programs = sys::programs(hook.ifindex, hook.tcx_type()).unwrap();
                 assert_eq!(programs, [sys::program_id(fresh.as_fd()).unwrap()]);
@@ -374,9 +374,9 @@ fn a_new_interface_is_closed_once_the_engine_leaves_the_former_one() {
             for hook in LOOPBACK {
                 attacher.attach(classifier(NEXT).as_fd(), hook).unwrap();
                 guard.forget(hook.ifindex);
-                attacher.take(hook);
+                attacher.claim_hook(hook);
                 is_new.iter().for_each(|is_new| guard.close(hook, *is_new));
-                attacher.leave(hook).unwrap();
+                attacher.release_hook(hook).unwrap();
             }
             delivers()
         };
@@ -386,7 +386,7 @@ fn a_new_interface_is_closed_once_the_engine_leaves_the_former_one() {
         // A guard that closes late.
         attacher.attach(classifier(NEXT).as_fd(), LOOPBACK[0]).unwrap();
         guard.close(LOOPBACK[0], true);
-        attacher.leave(LOOPBACK[0]).unwrap();
+        attacher.release_hook(LOOPBACK[0]).unwrap();
         assert_eq!(attacher.attached().unwrap().len(), 1, "it closes no interface that was judged");
     });
 }
@@ -560,10 +560,10 @@ fn watchers_of_an_agent_that_ended_are_in_nobodys_way() {
         let [first, killed, next] = programs.each_ref();
         let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
         attacher.attach(first.as_fd(), hook).unwrap();
-        assert!(attacher.watch(killed.as_fd(), hook).unwrap());
+        assert!(attacher.attach_in_front(killed.as_fd(), hook).unwrap());
         drop(attacher);
         let mut attacher = Attacher::new(pins, AttachMode::Tcx).unwrap();
-        assert!(attacher.watch(next.as_fd(), hook).unwrap());
+        assert!(attacher.attach_in_front(next.as_fd(), hook).unwrap());
         attacher.promote(hook).unwrap();
         attacher.stop_watching().unwrap();
         let programs = sys::programs(hook.ifindex, hook.tcx_type()).unwrap();

@@ -4,7 +4,7 @@ use aya::Pod;
 use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::flow::key::{FlowTableKey, choices, hash, key6_words, words4};
 use netpold_ebpf::flow::relocate::{make_place, shift};
-use netpold_ebpf::flow::table::{Flow, Full};
+use netpold_ebpf::flow::table::{BucketsFull, Flow};
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::CT_WAYS;
 
@@ -37,8 +37,8 @@ impl Sweeper {
     /// Adds a flow, or completes its entry.
     ///
     /// # Errors
-    /// [`Full`] if its buckets have no room.
-    pub fn import(&self, flow: &TrackedFlow, now: u32) -> Result<(), Full> {
+    /// [`BucketsFull`] if its buckets have no room.
+    pub fn import(&self, flow: &TrackedFlow, now: u32) -> Result<(), BucketsFull> {
         self.add(flow, now, false)
     }
 
@@ -46,11 +46,11 @@ impl Sweeper {
     ///
     /// # Errors
     /// As [`Sweeper::import`].
-    pub fn migrate(&self, flow: &TrackedFlow, now: u32) -> Result<(), Full> {
+    pub fn migrate(&self, flow: &TrackedFlow, now: u32) -> Result<(), BucketsFull> {
         self.add(flow, now, true)
     }
 
-    fn add(&self, flow: &TrackedFlow, now: u32, judged: bool) -> Result<(), Full> {
+    fn add(&self, flow: &TrackedFlow, now: u32, judged: bool) -> Result<(), BucketsFull> {
         match &flow.key {
             FlowKey::V4(key) => {
                 let (key, mask) = (words4(key), self.settings.ct4_mask);
@@ -71,12 +71,12 @@ impl Sweeper {
         flow: &TrackedFlow,
         now: u32,
         judged: bool,
-    ) -> Result<(), Full> {
+    ) -> Result<(), BucketsFull> {
         let size = CT_WAYS * K::STRIDE;
         let words = table.words().unwrap_or_default();
         let bucket = |index: u32| {
             let start = index as usize * size;
-            let words = words.get(start..start + size).ok_or(Full)?;
+            let words = words.get(start..start + size).ok_or(BucketsFull)?;
             Ok(words.as_ptr().cast_mut().cast::<u64>())
         };
         let hash = hash(&self.settings, &key);

@@ -52,7 +52,7 @@ pub struct Occupancy {
 
 /// Result of one pass over both tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Pass {
+pub struct PassResult {
     /// Result for IPv4.
     pub v4: FlowCounts,
     /// Result for IPv6.
@@ -67,7 +67,7 @@ impl FlowCounts {
     }
 }
 
-impl Pass {
+impl PassResult {
     /// Returns whether the tables have no flow.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -108,11 +108,11 @@ impl Sweeper {
         now: u32,
         endpoints: Option<&BTreeSet<u32>>,
         mut meet: impl FnMut(&Sighting<'_>),
-    ) -> Pass {
+    ) -> PassResult {
         let v4 = self.census::<[u64; 2], _>(&self.four, (now, 0), endpoints, &mut meet);
         let behind = v4.capacity as u32;
         let v6 = self.census::<[u64; 4], _>(&self.six, (now, behind), endpoints, &mut meet);
-        Pass { v4, v6 }
+        PassResult { v4, v6 }
     }
 
     /// Returns the fill of the tables, IPv4 and IPv6.

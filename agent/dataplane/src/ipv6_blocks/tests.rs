@@ -20,7 +20,7 @@ fn map(nodes: u32) -> MapData {
 
 /// A tree with this many nodes.
 fn tree(nodes: u32, wait: fn()) -> Ipv6Blocks {
-    Ipv6Blocks::of(&map(nodes), wait).unwrap()
+    Ipv6Blocks::empty_in(&map(nodes), wait).unwrap()
 }
 
 /// Wait without readers.
@@ -248,7 +248,7 @@ fn readers_never_see_the_class_of_another_block() {
     };
     let around = net(0x2a << 120, 8);
     let map = map(NEEDED as u32 + 120);
-    let mut blocks = Ipv6Blocks::of(&map, wait).unwrap();
+    let mut blocks = Ipv6Blocks::empty_in(&map, wait).unwrap();
     blocks.set(around, 1).unwrap();
     let map = MappedArray::<Blocks6Node>::new(&map).unwrap();
     let root = AtomicU32::new(blocks.root());

@@ -16,14 +16,14 @@ pub(super) const NEEDED: usize = 256;
 
 /// Half of an address, as the key of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Half {
+enum AddressHalf {
     Upper,
     Lower,
 }
 
 /// A prefix and the new word of its addresses.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Paint {
+pub(super) struct RangeUpdate {
     /// The prefix, with host bits of zero.
     pub(super) bits: u128,
     pub(super) len: u8,
@@ -41,17 +41,17 @@ struct Keys {
 impl Keys {
     const ALL: Self = Self { first: 0, last: LAST };
 
-    const fn meet(self, other: Self) -> bool {
+    const fn intersects(self, other: Self) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 }
 
-impl Paint {
+impl RangeUpdate {
     /// Range of keys that the prefix covers in a tree, and whether it covers their first and second words.
-    fn covers(&self, half: Half) -> (Keys, [bool; 2]) {
+    fn covers(&self, half: AddressHalf) -> (Keys, [bool; 2]) {
         let (bits, len) = match half {
-            Half::Upper => ((self.bits >> 64) as u64, self.len.min(64)),
-            Half::Lower => (self.bits as u64, self.len.saturating_sub(64)),
+            AddressHalf::Upper => ((self.bits >> 64) as u64, self.len.min(64)),
+            AddressHalf::Lower => (self.bits as u64, self.len.saturating_sub(64)),
         };
         let first = bits >> 1;
         if len == 64 {
@@ -63,34 +63,38 @@ impl Paint {
 }
 
 /// Outcome of painting a node.
-enum Painted {
+enum UpdatedNode {
     /// The node stays in use.
     InPlace,
     /// The node is retired; the entries, in any number, are to replace its own.
-    Anew(Vec<KeyInterval>),
+    New(Vec<KeyInterval>),
 }
 
 /// A child of a node during an edit.
-enum Child {
+enum UpdatedChild {
     Kept(KeyInterval),
     Anew(Vec<KeyInterval>),
 }
 
 /// Gives the addresses of a prefix another word; returns the new word of the root.
-pub(super) fn paint(nodes: &mut TreeNodes, root: Word, paint: &Paint) -> Result<Word, TableError> {
-    paint_tree(nodes, root, Half::Upper, paint)
+pub(super) fn update_range(
+    nodes: &mut TreeNodes,
+    root: Word,
+    paint: &RangeUpdate,
+) -> Result<Word, TableError> {
+    paint_tree(nodes, root, AddressHalf::Upper, paint)
 }
 
 fn paint_tree(
     nodes: &mut TreeNodes,
     root: Word,
-    half: Half,
-    paint: &Paint,
+    half: AddressHalf,
+    paint: &RangeUpdate,
 ) -> Result<Word, TableError> {
     let mut entries = match root.node() {
         Some(node) => match paint_node(nodes, node, Keys::ALL, half, paint)? {
-            Painted::InPlace => return Ok(root),
-            Painted::Anew(entries) => entries,
+            UpdatedNode::InPlace => return Ok(root),
+            UpdatedNode::New(entries) => entries,
         },
         None => {
             let mut entries = vec![KeyInterval { first: 0, words: [root; 2] }];
@@ -102,16 +106,16 @@ fn paint_tree(
         entries = pack(nodes, &entries, paint.covers(half).0.last)?;
     }
     let Some(KeyInterval { words: [word, _], .. }) = entries.pop() else { return Ok(root) };
-    Ok(if half == Half::Lower && word.node().is_some() { word.lower() } else { word })
+    Ok(if half == AddressHalf::Lower && word.node().is_some() { word.lower() } else { word })
 }
 
 fn paint_node(
     nodes: &mut TreeNodes,
     node: u32,
     keys: Keys,
-    half: Half,
-    paint: &Paint,
-) -> Result<Painted, TableError> {
+    half: AddressHalf,
+    paint: &RangeUpdate,
+) -> Result<UpdatedNode, TableError> {
     let old = nodes.entries(node, keys.first);
     let is_leaf = old.iter().all(|entry| entry.words[0].child().is_none());
     let new = if is_leaf {
@@ -123,12 +127,12 @@ fn paint_node(
     };
     if old.len() != new.len() || old.iter().zip(&new).any(|(old, new)| old.first != new.first) {
         nodes.retire(node);
-        return Ok(Painted::Anew(new));
+        return Ok(UpdatedNode::New(new));
     }
     for (index, entry) in new.iter().enumerate().filter(|(index, entry)| old[*index] != **entry) {
         nodes.set(node, index, entry.words)?;
     }
-    Ok(Painted::InPlace)
+    Ok(UpdatedNode::InPlace)
 }
 
 /// Entries of an inner node after its children were painted.
@@ -136,46 +140,46 @@ fn paint_children(
     nodes: &mut TreeNodes,
     old: &[KeyInterval],
     last: u64,
-    half: Half,
-    paint: &Paint,
+    half: AddressHalf,
+    paint: &RangeUpdate,
 ) -> Result<Vec<KeyInterval>, TableError> {
     let (covered, _) = paint.covers(half);
     let mut children = Vec::with_capacity(old.len());
     for (index, entry) in old.iter().enumerate() {
         let last = old.get(index + 1).map_or(last, |next| next.first - 1);
         let keys = Keys { first: entry.first, last };
-        let child = entry.words[0].child().filter(|_| keys.meet(covered));
+        let child = entry.words[0].child().filter(|_| keys.intersects(covered));
         let painted = match child {
             Some(child) => paint_node(nodes, child, keys, half, paint)?,
-            None => Painted::InPlace,
+            None => UpdatedNode::InPlace,
         };
         children.push(match painted {
-            Painted::InPlace => Child::Kept(*entry),
-            Painted::Anew(entries) => Child::Anew(entries),
+            UpdatedNode::InPlace => UpdatedChild::Kept(*entry),
+            UpdatedNode::New(entries) => UpdatedChild::Anew(entries),
         });
     }
     join_small(nodes, &mut children);
     let mut entries = Vec::with_capacity(old.len() + 2);
     for child in children {
         match child {
-            Child::Kept(entry) => entries.push(entry),
-            Child::Anew(contents) => entries.extend(pack(nodes, &contents, covered.last)?),
+            UpdatedChild::Kept(entry) => entries.push(entry),
+            UpdatedChild::Anew(contents) => entries.extend(pack(nodes, &contents, covered.last)?),
         }
     }
     Ok(entries)
 }
 
 /// Joins children that have become too small with a neighbour.
-fn join_small(nodes: &mut TreeNodes, children: &mut Vec<Child>) {
-    let is_small = |child: &Child| matches!(child, Child::Anew(entries) if entries.len() < LEAST);
+fn join_small(nodes: &mut TreeNodes, children: &mut Vec<UpdatedChild>) {
+    let is_small = |child: &UpdatedChild| matches!(child, UpdatedChild::Anew(entries) if entries.len() < LEAST);
     while children.len() > 1 {
         let Some(small) = children.iter().position(is_small) else { return };
         let left = small.saturating_sub(1);
         let mut entries = Vec::new();
         for child in children.drain(left..left + 2) {
             match child {
-                Child::Anew(more) => entries.extend(more),
-                Child::Kept(entry) => {
+                UpdatedChild::Anew(more) => entries.extend(more),
+                UpdatedChild::Kept(entry) => {
                     if let Some(node) = entry.words[0].child() {
                         entries.extend(nodes.entries(node, entry.first));
                         nodes.retire(node);
@@ -184,7 +188,7 @@ fn join_small(nodes: &mut TreeNodes, children: &mut Vec<Child>) {
             }
         }
         merge_equal(&mut entries);
-        children.insert(left, Child::Anew(entries));
+        children.insert(left, UpdatedChild::Anew(entries));
     }
 }
 
@@ -193,8 +197,8 @@ fn paint_entries(
     nodes: &mut TreeNodes,
     entries: &mut Vec<KeyInterval>,
     last: u64,
-    half: Half,
-    paint: &Paint,
+    half: AddressHalf,
+    paint: &RangeUpdate,
 ) -> Result<(), TableError> {
     let (covered, which) = paint.covers(half);
     let behind = Some(covered.last + 1).filter(|behind| *behind <= last);
@@ -220,11 +224,11 @@ fn paint_entries(
 fn paint_word(
     nodes: &mut TreeNodes,
     word: Word,
-    half: Half,
-    paint: &Paint,
+    half: AddressHalf,
+    paint: &RangeUpdate,
 ) -> Result<Word, TableError> {
-    if half == Half::Upper && (paint.len > 64 || word.node().is_some()) {
-        return paint_tree(nodes, word, Half::Lower, paint);
+    if half == AddressHalf::Upper && (paint.len > 64 || word.node().is_some()) {
+        return paint_tree(nodes, word, AddressHalf::Lower, paint);
     }
     Ok(if word.len <= paint.len { paint.word } else { word })
 }

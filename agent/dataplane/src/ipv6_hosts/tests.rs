@@ -13,7 +13,8 @@ fn table(buckets: u32) -> (Ipv6Hosts, Settings) {
         MapData::from_fd(test_objects::array(value, elements, BPF_F_MMAPABLE)).unwrap()
     };
     let filter = map(size_of::<u64>() as u32, filter_for(buckets));
-    let table = Ipv6Hosts::of(&map(size_of::<Hosts6Bucket>() as u32, buckets), &filter).unwrap();
+    let table =
+        Ipv6Hosts::open_maps(&map(size_of::<Hosts6Bucket>() as u32, buckets), &filter).unwrap();
     let (hash_keys, ipv6_hosts_mask) = (hash_keys(7), table.mask());
     let settings = Settings { hash_keys, ipv6_hosts_mask, ..Settings::default() };
     (table, settings)
@@ -180,7 +181,7 @@ fn the_filter_has_the_bits_of_the_addresses_that_are_there() {
 #[test]
 fn an_uncounted_address_is_let_through() {
     let (table, settings) = table(2);
-    let addresses: Vec<_> = of_first_bucket(&settings, 12).take(2 * HOST6_WAYS).collect();
+    let addresses: Vec<_> = of_first_bucket(&settings, 12).take(2 * HOSTS6_WAYS).collect();
     for address in &addresses {
         assert_eq!(table.set(&settings, *address, 7).unwrap(), Ok(()));
     }
@@ -195,7 +196,7 @@ fn an_uncounted_address_is_let_through() {
 #[test]
 fn a_full_bucket_refuses_and_changes_classes() {
     let (table, settings) = table(1);
-    for number in 0..HOST6_WAYS as u128 {
+    for number in 0..HOSTS6_WAYS as u128 {
         assert_eq!(table.set(&settings, address(number), 1).unwrap(), Ok(()));
     }
     assert_eq!(table.set(&settings, address(9), 1).unwrap(), Err(HostsFull));

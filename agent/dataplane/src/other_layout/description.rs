@@ -94,8 +94,8 @@ impl Description {
             ("control.seen", 32, 32),
             ("settings.hash_seed", offset_of!(Settings, hash_seed), 8),
             // Bit 0 (`WATCH_ONLY`): the programs run in front of others, which judge. Bit 2 (`STANDS_ASIDE`): the programs at
-            // pods' hooks leave every packet as it is.
-            ("settings.watch", offset_of!(Settings, watch), 4),
+            // pods' hooks leave every packet as it is. The name is that of all versions.
+            ("settings.watch", offset_of!(Settings, handover), 4),
             ("settings.proof", offset_of!(Settings, proof), 4),
             // Not zero: all programs leave the proof.
             ("settings.demands_proof", offset_of!(Settings, demands_proof), 4),

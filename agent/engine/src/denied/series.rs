@@ -36,7 +36,7 @@ pub struct SeriesLabels {
 
 impl SeriesLabels {
     /// Returns the labels of an event; `None` for a flow that passed, and if the pod is unknown.
-    pub(super) fn of(event: &ObservedEvent) -> Option<Self> {
+    pub(super) fn from_event(event: &ObservedEvent) -> Option<Self> {
         let pod = event.pod.as_ref().filter(|_| event.verdict != TrafficVerdict::Allow)?;
         let name = |workload: &Option<_>| {
             workload.as_ref().map(|it: &netpold_api::workload::WorkloadName| it.name.clone())
@@ -281,7 +281,7 @@ pub(super) mod tests {
         };
         event.attribution.policies = (0..4).map(named).collect();
         event.attribution.more_policies = 3;
-        let policy = SeriesLabels::of(&event).unwrap().policy;
+        let policy = SeriesLabels::from_event(&event).unwrap().policy;
         assert!(policy.starts_with("shop/0p") && policy.ends_with(",+5"), "{policy}");
         assert!(policy.len() <= POLICIES_MAX + 10);
     }

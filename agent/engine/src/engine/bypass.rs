@@ -23,13 +23,13 @@ const REPORTED_FOR: Duration = Duration::from_mins(10);
 #[derive(Debug, Default)]
 pub(super) struct Bypass {
     requests: Option<NetlinkConnection>,
-    pods: BTreeMap<(u32, u32), Past>,
+    pods: BTreeMap<(u32, u32), PastCount>,
     /// Packets of removed pods.
     former: u64,
 }
 
 #[derive(Debug)]
-struct Past {
+struct PastCount {
     /// Interface index and namespace of the pod's side.
     peer: (u32, i32),
     /// Counter when the pod became isolated.
@@ -50,7 +50,7 @@ struct VethSide {
 
 impl Bypass {
     /// Counts packets that reached pods isolated for ingress past their programs.
-    pub(super) fn look(&mut self, compiler: &Compiler, interfaces: &NodeInterfaces) {
+    pub(super) fn count_bypassed(&mut self, compiler: &Compiler, interfaces: &NodeInterfaces) {
         let isolated = compiler.endpoints().filter(|e| e.ingress && !e.waiting);
         let isolated: BTreeSet<(u32, u32)> = isolated.map(|e| (e.ifindex, e.id)).collect();
         match self.count(&isolated) {
@@ -66,7 +66,7 @@ impl Bypass {
 
     /// Returns the pods that unjudged packets have reached lately.
     pub(super) fn problems(&self, interfaces: &NodeInterfaces) -> impl Iterator<Item = String> {
-        let lately = |past: &Past| past.last.is_some_and(|last| last.elapsed() < REPORTED_FOR);
+        let lately = |past: &PastCount| past.last.is_some_and(|last| last.elapsed() < REPORTED_FOR);
         self.pods.iter().filter(move |(_, past)| lately(past)).map(|((ifindex, _), past)| {
             format!(
                 "{}: {} packets reached the pod unjudged, past its programs: another tool redirects them \
@@ -99,11 +99,15 @@ impl Bypass {
         let mut fresh = Vec::new();
         for &key in isolated {
             let known = self.pods.get(&key).map(|past| past.peer);
-            let Some((peer, packets)) = past(requests, key.0, known) else {
+            let Some((peer, packets)) = read_bypassed(requests, key.0, known) else {
                 continue;
             };
-            let past =
-                self.pods.entry(key).or_insert(Past { peer, first: packets, packets, last: None });
+            let past = self.pods.entry(key).or_insert(PastCount {
+                peer,
+                first: packets,
+                packets,
+                last: None,
+            });
             past.peer = peer;
             if packets > past.packets {
                 fresh.push((key.0, packets - past.packets));
@@ -117,7 +121,7 @@ impl Bypass {
 
 /// Returns the packets that the pod's side received and the host's side did not send; `None` where the counters are not
 /// available, for example of a veth under removal.
-fn past(
+fn read_bypassed(
     requests: &mut NetlinkConnection,
     index: u32,
     known: Option<(u32, i32)>,
@@ -156,14 +160,14 @@ fn read(answer: MessageBody<'_>, side: &mut VethSide) {
             IFLA_LINK_NETNSID => side.namespace = word(value).map(u32::cast_signed),
             // struct rtnl_link_stats64: rx_packets, tx_packets
             IFLA_STATS64 => {
-                side.received = double(value);
-                side.sent = value.get(8..).map_or(0, double);
+                side.received = read_u64(value);
+                side.sent = value.get(8..).map_or(0, read_u64);
             }
             _ => {}
         }
     }
 }
 
-fn double(bytes: &[u8]) -> u64 {
+fn read_u64(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }

@@ -65,7 +65,7 @@ pub struct PolicyEnforcement {
 impl EnforcementState {
     /// Collects the enforced state of an engine.
     #[must_use]
-    pub fn of(engine: &Engine) -> Self {
+    pub fn collect(engine: &Engine) -> Self {
         let Reconciler { compiler, revision, restored, .. } = &engine.reconciler;
         let cluster = compiler.cluster();
         let local = || {
@@ -73,10 +73,10 @@ impl EnforcementState {
             all.filter(|pod| pod.node == cluster.node_name() && is_subject(pod))
         };
         let late = compiler.late();
-        let judged = Judged::by(&engine.reconciler);
+        let judged = JudgedInterfaces::by(&engine.reconciler);
         let pods: BTreeMap<Key, PodEnforcement> = local()
             .map(|pod| {
-                let judged = judged.of(pod);
+                let judged = judged.is_enforced(pod);
                 let lacks = match judged {
                     _ if *restored => Some("the source is not in sync"),
                     None => Some("its interface is not known"),
@@ -91,12 +91,12 @@ impl EnforcementState {
             })
             .collect();
         let (policies, omitted) = policies(compiler, local(), &judged, &late);
-        Self { revision: *revision, behind: behind(engine), pods, policies, omitted }
+        Self { revision: *revision, behind: reason_not_in_force(engine), pods, policies, omitted }
     }
 }
 
 /// Returns why the desired state is not in force.
-fn behind(engine: &Engine) -> Option<String> {
+fn reason_not_in_force(engine: &Engine) -> Option<String> {
     let Engine { reconciler: Reconciler { revision, restored, .. }, health, .. } = engine;
     let restored = restored.then(|| "the source is not in sync".to_owned());
     let failure = health.failure().map(str::to_owned);
@@ -106,9 +106,9 @@ fn behind(engine: &Engine) -> Option<String> {
 }
 
 /// The interfaces of pods, and whether programs judge their packets. A former pod of the same name may still have one.
-struct Judged(BTreeMap<Key, Vec<(EndpointInfo, bool)>>);
+struct JudgedInterfaces(BTreeMap<Key, Vec<(EndpointInfo, bool)>>);
 
-impl Judged {
+impl JudgedInterfaces {
     fn by(reconciler: &Reconciler) -> Self {
         let mut pods: BTreeMap<Key, Vec<_>> = BTreeMap::new();
         for endpoint in reconciler.compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
@@ -119,7 +119,7 @@ impl Judged {
     }
 
     /// Whether programs judge the packets of all interfaces of a pod; `None` if it has none.
-    fn of(&self, pod: &Pod) -> Option<bool> {
+    fn is_enforced(&self, pod: &Pod) -> Option<bool> {
         let interfaces = self.0.get(&pod.key)?.iter().filter(|(endpoint, _)| endpoint.is_of(pod));
         interfaces.map(|(_, judged)| *judged).reduce(|all, judged| all && judged)
     }
@@ -129,7 +129,7 @@ impl Judged {
 fn policies<'p>(
     compiler: &Compiler,
     local: impl Iterator<Item = &'p Arc<Pod>>,
-    judged: &Judged,
+    judged: &JudgedInterfaces,
     late: &BTreeSet<String>,
 ) -> (BTreeMap<Key, PolicyEnforcement>, usize) {
     let cluster = compiler.cluster();
@@ -144,7 +144,7 @@ fn policies<'p>(
         by_namespace.entry(&pod.key.namespace).or_default().push(pod);
     }
     // A pod without an address sends nothing yet.
-    let is_open = |pod: &Pod| !pod.addresses.is_empty() && judged.of(pod) != Some(true);
+    let is_open = |pod: &Pod| !pod.addresses.is_empty() && judged.is_enforced(pod) != Some(true);
     let state = |version: &PolicyVersion, enforcement, problems: &[String], selected: &[&Pod]| {
         (!selected.is_empty()).then(|| PolicyEnforcement {
             version: version.clone(),

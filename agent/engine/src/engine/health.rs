@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use netpold_dataplane::conntrack::Pass;
+use netpold_dataplane::conntrack::PassResult;
 
 use super::error::EngineError;
 
@@ -26,11 +26,11 @@ pub(super) struct Health {
     /// Repairs after changes by other tools, by kind.
     repaired: BTreeMap<&'static str, u64>,
     /// Flows at the last sweep.
-    pub(super) census: Option<Pass>,
+    pub(super) census: Option<PassResult>,
     /// Records of observed flows at the last sweep.
-    pub(super) observed: Option<Pass>,
+    pub(super) observed: Option<PassResult>,
     /// Flows removed by all sweeps.
-    pub(super) swept: Pass,
+    pub(super) swept: PassResult,
     /// Time when the oldest change that is not enforced yet was seen.
     noticed: Option<Instant>,
 }
@@ -44,7 +44,7 @@ struct UpdateFailure {
 
 impl Health {
     /// Sets the reason why nothing is written; `None`: updates are written.
-    pub(super) fn hold(&mut self, reason: Option<String>) {
+    pub(super) fn set_hold_reason(&mut self, reason: Option<String>) {
         if let Some(reason) = reason.as_ref().filter(|_| self.held != reason) {
             tracing::warn!(reason, "update withheld");
         }
@@ -106,7 +106,7 @@ impl Health {
     }
 
     /// Counts repairs of a kind.
-    pub(super) fn repaired(&mut self, kind: &'static str, count: u64) {
+    pub(super) fn count_repairs(&mut self, kind: &'static str, count: u64) {
         if count > 0 {
             *self.repaired.entry(kind).or_default() += count;
         }
@@ -121,7 +121,7 @@ impl Health {
     pub(super) fn pins(&mut self, outcome: Result<u64, String>) {
         match outcome {
             Ok(pinned) => {
-                self.repaired("pins", pinned);
+                self.count_repairs("pins", pinned);
                 self.pin_problem = None;
             }
             Err(reason) => {
@@ -139,7 +139,7 @@ impl Health {
     }
 
     /// Adds the result of a sweep.
-    pub(super) fn count_sweep(&mut self, pass: Option<Pass>) {
+    pub(super) fn count_sweep(&mut self, pass: Option<PassResult>) {
         if let Some(pass) = &pass {
             let families = [(&mut self.swept.v4, &pass.v4), (&mut self.swept.v6, &pass.v6)];
             for (all, one) in families {

@@ -109,7 +109,7 @@ pub(super) struct NodeInterfaces {
     /// Names of the latest removed veths.
     gone: BTreeMap<u32, String>,
     /// Veths that are not new: those of the first listing, or those judged by an earlier agent's programs.
-    familiar: Familiar,
+    familiar: FamiliarVeths,
     results: CniResults,
     /// All other interfaces.
     devices: BTreeMap<u32, Device>,
@@ -126,7 +126,7 @@ pub(super) struct NodeInterfaces {
 
 /// The veths that are not new.
 #[derive(Debug)]
-enum Familiar {
+enum FamiliarVeths {
     /// All veths: the first listing is incomplete.
     All,
     /// These veths, by interface index.
@@ -140,7 +140,7 @@ impl NodeInterfaces {
         Self {
             veths,
             gone: BTreeMap::new(),
-            familiar: Familiar::All,
+            familiar: FamiliarVeths::All,
             results: CniResults::None,
             devices,
             ports,
@@ -153,13 +153,13 @@ impl NodeInterfaces {
 
     /// Sets the interfaces that are not new: those judged by an earlier agent's programs, or those before the guard.
     pub(super) fn inherit(&mut self, judged: BTreeSet<u32>) {
-        self.familiar = Familiar::Only(judged);
+        self.familiar = FamiliarVeths::Only(judged);
     }
 
     /// Marks the first listing as complete: later veths are new.
     pub(super) fn in_sync(&mut self) {
-        if matches!(self.familiar, Familiar::All) {
-            self.familiar = Familiar::Only(BTreeSet::new());
+        if matches!(self.familiar, FamiliarVeths::All) {
+            self.familiar = FamiliarVeths::Only(BTreeSet::new());
         }
     }
 
@@ -176,14 +176,14 @@ impl NodeInterfaces {
     }
 
     /// Adds a veth, or replaces its attributes.
-    pub(super) fn veth_is(&mut self, veth: &bindings::Veth, now: Instant) {
+    pub(super) fn set_veth(&mut self, veth: &bindings::Veth, now: Instant) {
         let index = veth.index;
         if self.veths.get(&index).is_some_and(|it| it.incarnation != veth.incarnation) {
-            self.veth_gone(index);
+            self.remove_veth(index);
         }
         let is_new = match &self.familiar {
-            Familiar::All => false,
-            Familiar::Only(familiar) => !familiar.contains(&index),
+            FamiliarVeths::All => false,
+            FamiliarVeths::Only(familiar) => !familiar.contains(&index),
         };
         // With other options, a veth without a pod has no program, so a restarted agent would always treat it as new.
         let held = is_new && self.results != CniResults::None && self.judged == NodeDevices::Auto;
@@ -195,19 +195,19 @@ impl NodeInterfaces {
         self.roles = None;
     }
 
-    pub(super) fn veth_gone(&mut self, index: u32) {
+    pub(super) fn remove_veth(&mut self, index: u32) {
         self.gone.extend(self.veths.remove(&index).map(|veth| (index, veth.name)));
         if self.gone.len() > GONE_MAX {
             // The kernel assigns increasing indexes.
             self.gone.pop_first();
         }
-        if let Familiar::Only(familiar) = &mut self.familiar {
+        if let FamiliarVeths::Only(familiar) = &mut self.familiar {
             familiar.remove(&index);
         }
         self.roles = None;
     }
 
-    pub(super) fn devices_are(&mut self, devices: BTreeMap<u32, Device>) {
+    pub(super) fn set_devices(&mut self, devices: BTreeMap<u32, Device>) {
         for (index, device) in &devices {
             if device.is_exit && device.link.is_none() && self.judged.include(&device.name) {
                 tracing::warn!(
@@ -222,7 +222,7 @@ impl NodeInterfaces {
         self.roles = None;
     }
 
-    pub(super) fn ports_are(&mut self, ports: BTreeMap<u32, u32>) {
+    pub(super) fn set_ports(&mut self, ports: BTreeMap<u32, u32>) {
         self.ports = ports;
         self.roles = None;
     }
@@ -239,29 +239,33 @@ impl NodeInterfaces {
 
     /// Returns the interfaces from which packets are accepted without having passed a program: all that lead to no
     /// other namespace, and trusted ones. `None` before the devices are listed, and where not all veths get a program.
-    pub(super) fn own(&self) -> Option<BTreeSet<u32>> {
+    pub(super) fn trusted_interfaces(&self) -> Option<BTreeSet<u32>> {
         if self.devices.is_empty() || self.judged != NodeDevices::Auto {
             return None;
         }
-        let devices = self.devices.iter().filter(|(_, device)| !self.is_door(device));
+        let devices =
+            self.devices.iter().filter(|(_, device)| !self.leads_to_foreign_namespace(device));
         Some(devices.map(|(index, _)| *index).collect())
     }
 
     /// Returns whether a device admits packets of another namespace and is not trusted.
-    fn is_door(&self, device: &Device) -> bool {
+    fn leads_to_foreign_namespace(&self, device: &Device) -> bool {
         device.leads_away && !self.trusted.include(&device.name)
     }
 
     /// Returns the names of untrusted devices that lead to other namespaces; their packets are refused.
-    pub(super) fn doors(&self) -> impl Iterator<Item = &str> {
-        let doors = self.devices.values().filter(|device| self.is_door(device));
+    pub(super) fn foreign_devices(&self) -> impl Iterator<Item = &str> {
+        let doors = self.devices.values().filter(|device| self.leads_to_foreign_namespace(device));
         doors.map(|device| device.name.as_str())
     }
 
     /// Returns the devices that lead to no pod.
     pub(super) fn inner(&self) -> BTreeSet<u32> {
         let devices = self.devices.iter().filter(|(index, _)| !self.veths.contains_key(index));
-        devices.filter(|(_, device)| !self.is_door(device)).map(|(index, _)| *index).collect()
+        devices
+            .filter(|(_, device)| !self.leads_to_foreign_namespace(device))
+            .map(|(index, _)| *index)
+            .collect()
     }
 
     /// Returns whether discovery has reported an interface.
@@ -292,7 +296,9 @@ impl NodeInterfaces {
             }
         }
         // A door leaves no proof, and its packets must not carry one.
-        let is_door = |port: &u32| self.devices.get(port).is_some_and(|it| self.is_door(it));
+        let is_door = |port: &u32| {
+            self.devices.get(port).is_some_and(|it| self.leads_to_foreign_namespace(it))
+        };
         for (port, bridge) in self.ports.iter().filter(|(port, _)| !is_door(port)) {
             if let Some(bridge) = bridges.get_mut(bridge) {
                 bridge.ports.insert(*port);
@@ -308,7 +314,7 @@ impl NodeInterfaces {
     }
 
     /// Returns the time at which the roles become outdated without any event.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(super) fn next_change(&self) -> Option<Instant> {
         self.due
     }
 
@@ -341,13 +347,18 @@ impl NodeInterfaces {
         self.due = held.values().min().copied();
         let exits = self.devices.iter().filter(|(_, device)| device.is_exit);
         let devices = exits.map(|(index, it)| {
-            let link = it.link.map(|link| if self.is_door(it) { link.of_exit() } else { link });
+            let link = it.link.map(|link| {
+                if self.leads_to_foreign_namespace(it) { link.of_exit() } else { link }
+            });
             (*index, &it.name, link)
         });
         let veths = self.veths.iter().map(|(index, it)| (*index, &it.name, Some(DeviceLink::Veth)));
         let bridges = self.bridges(compiler);
         let with_pods = |index: &u32| {
-            let is_door = self.devices.get(index).is_some_and(|device| self.is_door(device));
+            let is_door = self
+                .devices
+                .get(index)
+                .is_some_and(|device| self.leads_to_foreign_namespace(device));
             !is_door && self.ports.get(index).is_some_and(|bridge| bridges.contains_key(bridge))
         };
         let devices = devices.chain(veths).filter_map(|(index, name, link)| {
@@ -431,24 +442,24 @@ mod tests {
             leads_away,
         };
         let mut interfaces = NodeInterfaces::new();
-        assert_eq!(interfaces.own(), None, "nothing is known yet");
-        interfaces.devices_are(BTreeMap::from([
+        assert_eq!(interfaces.trusted_interfaces(), None, "nothing is known yet");
+        interfaces.set_devices(BTreeMap::from([
             (2, device("eth0", DeviceLink::Ethernet, false)),
             (3, device("door", DeviceLink::EthernetTunnel, true)),
         ]));
         let compiler = Compiler::new(Options::default());
-        assert_eq!(interfaces.own(), Some([2].into()));
-        assert_eq!(interfaces.doors().collect::<Vec<_>>(), ["door"]);
+        assert_eq!(interfaces.trusted_interfaces(), Some([2].into()));
+        assert_eq!(interfaces.foreign_devices().collect::<Vec<_>>(), ["door"]);
         let role = interfaces.assign_roles(&compiler, false, Instant::now())[&3];
         assert_eq!(role, Role::Device(DeviceLink::Ethernet), "nothing proves what comes by it");
         interfaces.trust("do*".parse().unwrap());
-        assert_eq!(interfaces.own(), Some([2, 3].into()));
+        assert_eq!(interfaces.trusted_interfaces(), Some([2, 3].into()));
         assert_eq!(
             interfaces.assign_roles(&compiler, false, Instant::now())[&3],
             Role::Device(DeviceLink::EthernetTunnel)
         );
         interfaces.judge_at(NodeDevices::None);
-        assert_eq!(interfaces.own(), None, "not every veth gets a program");
+        assert_eq!(interfaces.trusted_interfaces(), None, "not every veth gets a program");
     }
 
     #[test]
@@ -460,7 +471,7 @@ mod tests {
         interfaces.in_sync();
         let begin = Instant::now();
         let veth = bindings::Veth { index: 7, name: "veth7".into(), ..bindings::Veth::default() };
-        interfaces.veth_is(&veth, begin);
+        interfaces.set_veth(&veth, begin);
         let mut role = |compiler: &Compiler, restored, seconds| {
             let now = begin + Duration::from_secs(seconds);
             interfaces.assign_roles(compiler, restored, now)[&7]

@@ -19,9 +19,9 @@ pub(super) struct Interference {
 
 impl Interference {
     /// Reads the counters since the last call.
-    pub(super) fn look(&mut self, reconciler: &Reconciler, interfaces: &NodeInterfaces) {
-        self.bypass.look(&reconciler.compiler, interfaces);
-        if self.missing.look(&reconciler.compiler, &reconciler.dataplane) {
+    pub(super) fn read_counters(&mut self, reconciler: &Reconciler, interfaces: &NodeInterfaces) {
+        self.bypass.count_bypassed(&reconciler.compiler, interfaces);
+        if self.missing.read_counters(&reconciler.compiler, &reconciler.dataplane) {
             for problem in self.unproven(reconciler, interfaces) {
                 tracing::warn!(problem, "packets of pods without proof");
             }

@@ -46,7 +46,7 @@ const LARGEST_DEBT: Duration = Duration::from_mins(10);
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// Time until which each namespace is in debt.
-    owed: BTreeMap<String, Instant>,
+    in_debt_until: BTreeMap<String, Instant>,
     /// Latest waiting change of each object.
     waiting: BTreeMap<PacedObject, Change>,
     /// Changes that the other thread is compiling.
@@ -196,7 +196,7 @@ impl Pace {
 
     /// Drops waiting changes of the object, because a newer change bypasses the queue. Returns the removal of its
     /// placeholder.
-    pub(super) fn overtaken(&mut self, change: &Change, cluster: &Cluster) -> Option<Change> {
+    pub(super) fn drop_overtaken(&mut self, change: &Change, cluster: &Cluster) -> Option<Change> {
         let (object, _) = weigh(change, cluster)?;
         self.waiting.remove(&object);
         self.taken.remove(&object);
@@ -205,26 +205,31 @@ impl Pace {
 
     /// Charges an update that took `took` of a processor while all other updates waited. `compiled`: compiled units
     /// beyond modest size, by namespace.
-    pub(super) fn spent(&mut self, took: Duration, compiled: BTreeMap<String, u64>, now: Instant) {
+    pub(super) fn charge_update(
+        &mut self,
+        took: Duration,
+        compiled: BTreeMap<String, u64>,
+        now: Instant,
+    ) {
         self.charge(took.saturating_sub(ORDINARY_TIME) * FACTOR_OF_ALL, compiled, now);
     }
 
     /// Charges a walk over the flows of the node, in which `share` (0 to 1) of the flows belong to these namespaces. They
     /// pay for that share, because other pods choose the number of the other flows, and for at least
     /// [`LEAST_OF_WALK`], because they choose how often the node's flows are walked.
-    pub(super) fn spent_for_walk(
+    pub(super) fn charge_walk(
         &mut self,
         took: Duration,
         share: f64,
         shares: BTreeMap<String, u64>,
         now: Instant,
     ) {
-        self.spent(took.mul_f64(share.clamp(LEAST_OF_WALK, 1.0)), shares, now);
+        self.charge_update(took.mul_f64(share.clamp(LEAST_OF_WALK, 1.0)), shares, now);
     }
 
     /// Ends the successful compilation of the taken changes and of large policies on another thread, and charges its
     /// processor time.
-    pub(super) fn succeeded(
+    pub(super) fn end_compilation(
         &mut self,
         took: Duration,
         shares: BTreeMap<String, u64>,
@@ -235,21 +240,21 @@ impl Pace {
     }
 
     fn charge(&mut self, debt: Duration, shares: BTreeMap<String, u64>, now: Instant) {
-        self.owed.retain(|_, owed| *owed > now);
+        self.in_debt_until.retain(|_, owed| *owed > now);
         let all: u64 = shares.values().sum();
         if debt.is_zero() || all == 0 {
             return;
         }
         for (namespace, units) in shares {
-            let owed = self.owed.entry(namespace).or_insert(now);
+            let owed = self.in_debt_until.entry(namespace).or_insert(now);
             let debt = debt.mul_f64(units as f64 / all as f64);
             *owed = ((*owed).max(now) + debt).min(now + LARGEST_DEBT);
         }
     }
 
     /// Returns the namespaces without credit; their large objects wait.
-    pub(super) fn held(&self, now: Instant) -> BTreeSet<String> {
-        let held = self.owed.keys().filter(|namespace| !self.is_ready(namespace, now));
+    pub(super) fn namespaces_in_debt(&self, now: Instant) -> BTreeSet<String> {
+        let held = self.in_debt_until.keys().filter(|namespace| !self.is_ready(namespace, now));
         held.cloned().collect()
     }
 
@@ -259,11 +264,11 @@ impl Pace {
     }
 
     fn ready_at(&self, namespace: &str) -> Option<Instant> {
-        self.owed.get(namespace).and_then(|owed| owed.checked_sub(CREDIT))
+        self.in_debt_until.get(namespace).and_then(|owed| owed.checked_sub(CREDIT))
     }
 
     /// Takes the changes that have waited long enough, with the removals of their placeholders.
-    pub(super) fn take(&mut self, now: Instant, cluster: &Cluster) -> Vec<Change> {
+    pub(super) fn take_due(&mut self, now: Instant, cluster: &Cluster) -> Vec<Change> {
         let waiting = std::mem::take(&mut self.waiting);
         let (taken, waiting): (BTreeMap<_, _>, _) =
             waiting.into_iter().partition(|((key, _), _)| self.is_ready(&key.namespace, now));
@@ -273,7 +278,7 @@ impl Pace {
     }
 
     /// Returns the namespaces of the last taken changes.
-    pub(super) fn taken(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn namespaces_of_taken(&self) -> impl Iterator<Item = &str> {
         self.taken.keys().map(|(key, _)| key.namespace.as_str())
     }
 
@@ -286,14 +291,14 @@ impl Pace {
 
     /// Returns the earliest time at which a waiting change or a large policy of a `late` namespace is due; `now` if
     /// nothing delays it.
-    pub(super) fn next(&self, late: &BTreeSet<String>, now: Instant) -> Option<Instant> {
+    pub(super) fn next_due(&self, late: &BTreeSet<String>, now: Instant) -> Option<Instant> {
         let waiting = self.waiting.keys().map(|(key, _)| &key.namespace);
         let all = waiting.chain(late);
         all.map(|namespace| self.ready_at(namespace).unwrap_or(now).max(now)).min()
     }
 
     /// Returns the namespaces with waiting changes.
-    pub(super) fn waiting(&self) -> Vec<&str> {
+    pub(super) fn waiting_namespaces(&self) -> Vec<&str> {
         let names = self.waiting.keys().chain(self.taken.keys());
         let names: BTreeSet<&str> = names.map(|(key, _)| key.namespace.as_str()).collect();
         names.into_iter().collect()
@@ -343,22 +348,22 @@ mod tests {
                 compiler.ingest(change);
                 small += 1;
             }
-            let update = pace.take(now, compiler.cluster());
+            let update = pace.take_due(now, compiler.cluster());
             if !update.is_empty() {
                 taken += 1;
                 update.into_iter().for_each(|change| compiler.ingest(change));
-                pace.succeeded(LARGE, BTreeMap::from([("large".to_owned(), 1)]), now);
+                pace.end_compilation(LARGE, BTreeMap::from([("large".to_owned(), 1)]), now);
             }
         }
         assert_eq!(small, 600, "what is ordinary never waits");
         // One at once, then one every twenty seconds.
         assert!((28..=32).contains(&taken), "{taken} in ten minutes");
-        assert_eq!(pace.waiting(), ["large"]);
+        assert_eq!(pace.waiting_namespaces(), ["large"]);
         // The last change is in force in the end.
-        let end = pace.next(&BTreeSet::new(), start + Duration::from_mins(10)).unwrap();
-        assert_eq!(pace.take(end, compiler.cluster()), [service("large", 200, 599)]);
-        pace.succeeded(LARGE, BTreeMap::new(), end);
-        assert_eq!(pace.next(&BTreeSet::new(), end), None);
+        let end = pace.next_due(&BTreeSet::new(), start + Duration::from_mins(10)).unwrap();
+        assert_eq!(pace.take_due(end, compiler.cluster()), [service("large", 200, 599)]);
+        pace.end_compilation(LARGE, BTreeMap::new(), end);
+        assert_eq!(pace.next_due(&BTreeSet::new(), end), None);
     }
 
     #[test]
@@ -366,19 +371,19 @@ mod tests {
         let compiler = Compiler::new(Options::default());
         let (mut pace, now) = (Pace::default(), Instant::now());
         assert_eq!(pace.admit(service("a", 200, 1), compiler.cluster()), None);
-        assert_eq!(pace.take(now, compiler.cluster()), [service("a", 200, 1)]);
+        assert_eq!(pace.take_due(now, compiler.cluster()), [service("a", 200, 1)]);
         let small = service("a", 2, 2);
         assert_eq!(pace.admit(small.clone(), compiler.cluster()), None, "overtakes nothing");
         pace.put_back();
         assert_eq!(
-            pace.take(now, compiler.cluster()),
+            pace.take_due(now, compiler.cluster()),
             [small],
             "what was not compiled is outdated"
         );
-        pace.succeeded(Duration::ZERO, BTreeMap::new(), now);
+        pace.end_compilation(Duration::ZERO, BTreeMap::new(), now);
         let small = service("a", 2, 3);
         assert_eq!(pace.admit(small.clone(), compiler.cluster()), Some(small));
-        assert!(pace.waiting().is_empty());
+        assert!(pace.waiting_namespaces().is_empty());
     }
 
     #[test]
@@ -401,10 +406,10 @@ mod tests {
         let admitted = pace.admit(large.clone(), compiler.cluster());
         assert_eq!(admitted, Some(placeholder(&["10.96.0.1"])));
         compiler.ingest(admitted.unwrap());
-        assert_eq!(pace.take(now, compiler.cluster()), [large.clone(), gone.clone()]);
+        assert_eq!(pace.take_due(now, compiler.cluster()), [large.clone(), gone.clone()]);
         pace.put_back();
-        pace.take(now, compiler.cluster()).into_iter().for_each(|it| compiler.ingest(it));
-        pace.succeeded(Duration::ZERO, BTreeMap::new(), now);
+        pace.take_due(now, compiler.cluster()).into_iter().for_each(|it| compiler.ingest(it));
+        pace.end_compilation(Duration::ZERO, BTreeMap::new(), now);
         assert_eq!(compiler.cluster().services().len(), 1);
         // Of an edit, the further addresses.
         let edited = with(200, &["10.96.0.1", "192.0.2.7"]);
@@ -419,7 +424,7 @@ mod tests {
         for again in [&edited, &large] {
             assert_eq!(pace.admit(again.clone(), compiler.cluster()), None);
         }
-        assert_eq!(pace.take(now, compiler.cluster()), [large, gone]);
+        assert_eq!(pace.take_due(now, compiler.cluster()), [large, gone]);
     }
 
     #[test]
@@ -450,14 +455,14 @@ mod tests {
         for again in [one, other] {
             assert_eq!(admit(&again), all, "the networks of both, the addresses of the last");
         }
-        pace.take(now, compiler.cluster()).into_iter().for_each(|it| compiler.ingest(it));
+        pace.take_due(now, compiler.cluster()).into_iter().for_each(|it| compiler.ingest(it));
         let services: Vec<_> = compiler.cluster().services().values().collect();
         assert!(services.len() == 1 && services[0].key == key && services[0].networks.len() == 2);
-        pace.succeeded(Duration::ZERO, BTreeMap::new(), now);
+        pace.end_compilation(Duration::ZERO, BTreeMap::new(), now);
         // The removal waits, too.
         let gone = Change::ServiceGone(key);
         assert_eq!(pace.admit(gone.clone(), compiler.cluster()), None);
-        assert_eq!(pace.take(now, compiler.cluster()), [gone]);
+        assert_eq!(pace.take_due(now, compiler.cluster()), [gone]);
     }
 
     /// Each edit reads all slices of the Service, so they weigh, too; those of an ordinary Service do not wait.
@@ -511,31 +516,32 @@ mod tests {
         let (mut pace, now) = (Pace::default(), Instant::now());
         let compiled = [("a", 30_000), ("b", 10_000)].map(|(of, units)| (of.to_owned(), units));
         let compiled = BTreeMap::from(compiled);
-        pace.spent(ORDINARY_TIME + Duration::from_millis(100), compiled, now);
-        let owed: Vec<_> = pace.owed.values().map(|owed| (*owed - now).as_millis()).collect();
+        pace.charge_update(ORDINARY_TIME + Duration::from_millis(100), compiled, now);
+        let owed: Vec<_> =
+            pace.in_debt_until.values().map(|owed| (*owed - now).as_millis()).collect();
         assert_eq!(owed, [7500, 2500]);
-        assert_eq!(pace.held(now), BTreeSet::from(["a".to_owned()]));
+        assert_eq!(pace.namespaces_in_debt(now), BTreeSet::from(["a".to_owned()]));
         let late = BTreeSet::from(["a".to_owned()]);
-        let later = pace.next(&late, now).unwrap();
+        let later = pace.next_due(&late, now).unwrap();
         assert_eq!((later - now).as_millis(), 2500);
-        assert!(pace.held(later).is_empty());
+        assert!(pace.namespaces_in_debt(later).is_empty());
         // An update without shares is charged to no namespace.
-        pace.spent(Duration::from_mins(1), BTreeMap::new(), now);
-        assert_eq!(pace.owed.len(), 2);
+        pace.charge_update(Duration::from_mins(1), BTreeMap::new(), now);
+        assert_eq!(pace.in_debt_until.len(), 2);
         // An update within the ordinary time costs nothing.
-        pace.spent(ORDINARY_TIME, BTreeMap::from([("c".to_owned(), 5000)]), now);
-        assert_eq!(pace.owed.len(), 2);
+        pace.charge_update(ORDINARY_TIME, BTreeMap::from([("c".to_owned(), 5000)]), now);
+        assert_eq!(pace.in_debt_until.len(), 2);
     }
 
     #[test]
     fn a_debt_ends_however_large_it_was() {
         let (mut pace, now) = (Pace::default(), Instant::now());
         for _ in 0..100 {
-            pace.spent(Duration::from_mins(1), BTreeMap::from([("a".to_owned(), 1)]), now);
+            pace.charge_update(Duration::from_mins(1), BTreeMap::from([("a".to_owned(), 1)]), now);
         }
         let waits = LARGEST_DEBT.saturating_sub(CREDIT);
-        assert_eq!(pace.held(now + waits.mul_f64(0.99)).len(), 1);
-        assert!(pace.held(now + waits).is_empty());
+        assert_eq!(pace.namespaces_in_debt(now + waits.mul_f64(0.99)).len(), 1);
+        assert!(pace.namespaces_in_debt(now + waits).is_empty());
     }
 
     #[test]
@@ -543,8 +549,8 @@ mod tests {
         let (mut pace, now) = (Pace::default(), Instant::now());
         let took = Duration::from_secs(1) + ORDINARY_TIME;
         let mut owed = |namespace: &str, share| {
-            pace.spent_for_walk(took, share, BTreeMap::from([(namespace.to_owned(), 1)]), now);
-            (pace.owed[namespace] - now).as_secs()
+            pace.charge_walk(took, share, BTreeMap::from([(namespace.to_owned(), 1)]), now);
+            (pace.in_debt_until[namespace] - now).as_secs()
         };
         assert_eq!([owed("many", 1.0), owed("half", 0.5), owed("few", 0.001)], [100, 49, 9]);
     }

@@ -87,17 +87,17 @@ impl Engine {
                 remote: at.remote,
                 port: at.port,
                 objects: allowed.map_or(SourceVerdict::Unknown, |allowed| {
-                    SourceVerdict::of(allowed || at.by_node)
+                    SourceVerdict::from_passes(allowed || at.by_node)
                 }),
                 tables: if may_be_named {
                     SourceVerdict::Unknown
                 } else {
-                    SourceVerdict::of(verdict.passes())
+                    SourceVerdict::from_passes(verdict.passes())
                 },
                 tables_reason: reason.as_str().to_owned(),
                 kernel: kernel
                     .as_ref()
-                    .map_or(SourceVerdict::Unknown, |passes| SourceVerdict::of(*passes)),
+                    .map_or(SourceVerdict::Unknown, |passes| SourceVerdict::from_passes(*passes)),
                 problem: kernel.err(),
             });
         }
@@ -132,22 +132,23 @@ impl<'c> EndpointsByPod<'c> {
         for info in endpoints.filter(|endpoint| !endpoint.waiting) {
             let interface = cluster.interfaces().get(&info.ifindex);
             let addresses = interface.map(|it| cluster.addresses_at(it)).unwrap_or_default();
-            let is_second = interface
-                .is_some_and(|it| matches!(&it.owner, InterfaceOwner::Pod(bound) if bound.second));
+            let is_second = interface.is_some_and(
+                |it| matches!(&it.owner, InterfaceOwner::Pod(bound) if bound.is_secondary),
+            );
             let endpoint = LocalEndpoint { info, addresses, is_second };
             by_pod.entry(endpoint.info.pod.clone()).or_default().push(endpoint);
         }
         Self { cluster, by_pod }
     }
 
-    fn of(&self, pod: &Key) -> &[LocalEndpoint] {
+    fn endpoints_of(&self, pod: &Key) -> &[LocalEndpoint] {
         self.by_pod.get(pod).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the endpoint with the address of a packet's local side; addresses of the pod's status are at the first
     /// interface. `None`: no program judges packets of this address.
     fn at(&self, at: &ProbedPacket) -> Option<&EndpointInfo> {
-        let of_pod = self.of(&at.pod);
+        let of_pod = self.endpoints_of(&at.pod);
         let known = of_pod.iter().find(|endpoint| endpoint.addresses.contains(&at.local));
         let is_first = !self.is_second(at);
         let first = || of_pod.iter().find(|endpoint| !endpoint.is_second && is_first);
@@ -230,10 +231,11 @@ fn side(
         }
         Party::Pod(key) => {
             let pod = cluster.pods().get(key);
-            let of_pod = pod
-                .into_iter()
-                .flat_map(|pod| pod.addresses.iter().copied().chain(cluster.second_addresses(pod)));
-            let here = local.of(key).iter().flat_map(|endpoint| &endpoint.addresses).copied();
+            let of_pod = pod.into_iter().flat_map(|pod| {
+                pod.addresses.iter().copied().chain(cluster.secondary_addresses(pod))
+            });
+            let here =
+                local.endpoints_of(key).iter().flat_map(|endpoint| &endpoint.addresses).copied();
             let addresses: BTreeSet<IpAddr> = of_pod.chain(here).collect();
             addresses.into_iter().map(|address| (Some(key.clone()), address)).collect()
         }

@@ -80,7 +80,7 @@ impl Reconciler {
             self.ingest(change);
         } else {
             // Nothing waits before the first installation.
-            let removal = self.pace.overtaken(&change, cluster);
+            let removal = self.pace.drop_overtaken(&change, cluster);
             self.ingest(removal.into_iter().chain([change]));
         }
     }
@@ -88,7 +88,7 @@ impl Reconciler {
     /// Ingests changes.
     pub(super) fn ingest(&mut self, changes: impl IntoIterator<Item = Change>) {
         for change in changes {
-            self.succession.note(&change);
+            self.succession.record_change(&change);
             self.compiler.ingest(change);
             self.revision.desired += 1;
         }
@@ -98,12 +98,12 @@ impl Reconciler {
     pub(super) fn write_within_credit(&mut self) -> Result<usize, EngineError> {
         let is_first = !self.installed;
         let begin = thread_time();
-        self.compiler.defer(Some(self.pace.held(Instant::now())));
+        self.compiler.defer(Some(self.pace.namespaces_in_debt(Instant::now())));
         let WrittenUpdate { operations, shares } = self.write()?;
         let took = thread_time().saturating_sub(begin);
         // At the start no update waits.
         if !is_first {
-            self.pace.spent(took, shares, Instant::now());
+            self.pace.charge_update(took, shares, Instant::now());
         }
         Ok(operations)
     }
@@ -123,7 +123,7 @@ impl Reconciler {
                 self.close_unplaced();
                 self.instruments.applying(|| self.dataplane.active_mut().write(&ops))?;
                 self.installed = true;
-                self.in_force.note(&self.compiler);
+                self.in_force.record_endpoints(&self.compiler);
                 Ok(WrittenUpdate { operations: ops.len(), shares: self.compiler.take_compiled() })
             }
             Err(error) => {
@@ -154,7 +154,7 @@ impl Reconciler {
         self.instruments.new_generation();
         self.import_conntrack();
         self.installed = true;
-        self.in_force.note(&self.compiler);
+        self.in_force.record_endpoints(&self.compiler);
         Ok(WrittenUpdate { operations: ops.len(), shares })
     }
 
@@ -239,7 +239,7 @@ impl Reconciler {
         if self.in_force.version.is_some() {
             let shares = newly.into_iter().map(|endpoint| (endpoint.pod.namespace, 1)).collect();
             let took = thread_time().saturating_sub(begin);
-            self.pace.spent_for_walk(took, share, shares, now);
+            self.pace.charge_walk(took, share, shares, now);
         }
     }
 
@@ -306,7 +306,7 @@ impl EndpointsInForce {
     }
 
     /// Records the endpoints of the written tables.
-    pub(super) fn note(&mut self, compiler: &Compiler) {
+    pub(super) fn record_endpoints(&mut self, compiler: &Compiler) {
         self.seeds = true;
         let version = compiler.endpoints_version();
         if self.version.replace(version) == Some(version) {

@@ -13,7 +13,7 @@ use netpold_core::first_names::first_names;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_dataplane::Dataplane;
-use netpold_dataplane::conntrack::{FlowCounts, Pass};
+use netpold_dataplane::conntrack::{FlowCounts, PassResult};
 use netpold_ebpf::layout::{LEARNED_BUCKETS, NAME_WAYS};
 use netpold_ebpf::reason::Reason;
 
@@ -93,7 +93,7 @@ pub fn to_tell_of_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
 
 /// Returns the problem of untrusted devices that let packets of another network namespace in.
 fn door_problem(interfaces: &NodeInterfaces) -> Option<String> {
-    let mut doors: Vec<&str> = interfaces.doors().collect();
+    let mut doors: Vec<&str> = interfaces.foreign_devices().collect();
     doors.sort_unstable();
     if doors.is_empty() {
         return None;
@@ -179,7 +179,7 @@ fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
         format!("not enforced yet: {reason}; the previous state stays in force, {left_out}")
     });
     let bindings = bindings.problems(compiler.cluster());
-    let waiting = pace.waiting().into_iter().map(|namespace| {
+    let waiting = pace.waiting_namespaces().into_iter().map(|namespace| {
         format!(
             "namespace {namespace}: changes of large Services are compiled in the background: in force soon, or \
              later if they are frequent"
@@ -295,14 +295,15 @@ fn left_out(endpoints: &[EndpointStatus]) -> String {
 }
 
 /// Returns the fill of the flow tables, and that of the tables of observed flows unless these are empty.
-fn flow_tables(tracked: Option<&Pass>, observed: Option<&Pass>) -> Vec<TableStatus> {
+fn flow_tables(tracked: Option<&PassResult>, observed: Option<&PassResult>) -> Vec<TableStatus> {
     let status = |name: &str, census: &FlowCounts| TableStatus {
         name: name.to_owned(),
         used: census.used(),
         capacity: census.capacity,
     };
-    let of =
-        |names: [&str; 2], pass: &Pass| [status(names[0], &pass.v4), status(names[1], &pass.v6)];
+    let of = |names: [&str; 2], pass: &PassResult| {
+        [status(names[0], &pass.v4), status(names[1], &pass.v6)]
+    };
     let tracked = tracked.map(|pass| of(["IPv4 flows", "IPv6 flows"], pass));
     let observed = observed.filter(|pass| !pass.is_empty());
     let observed = observed.map(|pass| of(["observed IPv4 flows", "observed IPv6 flows"], pass));

@@ -19,7 +19,7 @@ const LARGEST: Capacity = Capacity {
     rows: 16_384,
     trie_blocks: 262_144,
     hosts6: 1 << 20,
-    cidrs6: 262_144,
+    blocks6: 262_144,
     names: 262_144,
 };
 
@@ -73,7 +73,7 @@ fn enlarged(mut capacity: Capacity, table: Table, size: u32, least: u32) -> Opti
         Table::Rows => (&mut capacity.rows, LARGEST.rows),
         Table::TrieBlocks => (&mut capacity.trie_blocks, LARGEST.trie_blocks),
         Table::Hosts6 => (&mut capacity.hosts6, LARGEST.hosts6),
-        Table::Cidrs6 => (&mut capacity.cidrs6, LARGEST.cidrs6),
+        Table::Blocks6 => (&mut capacity.blocks6, LARGEST.blocks6),
         Table::Names => (&mut capacity.names, LARGEST.names),
     };
     // The configured size may be larger.
@@ -88,7 +88,7 @@ fn is_crowded(table: &TableUse) -> bool {
 
 /// Returns whether a table of small size is more than half full.
 fn is_outgrown(table: &TableUse) -> bool {
-    table.capacity < Capacity::default().of(table.table) && table.used > table.capacity / 2
+    table.capacity < Capacity::default().capacity_of(table.table) && table.used > table.capacity / 2
 }
 
 /// Returns sizes with spare room: at least [`Capacity::default`] for all tables once a small table is outgrown (for the
@@ -100,7 +100,7 @@ pub(super) fn roomy(capacity: Capacity, fill: &[TableUse]) -> Capacity {
         capacity.or_more(if fill.table == Table::Names { names } else { large })
     });
     fill.iter().filter(|fill| is_crowded(fill)).fold(capacity, |capacity, fill| {
-        let size = fill.used.saturating_add(fill.used / 3).max(capacity.of(fill.table));
+        let size = fill.used.saturating_add(fill.used / 3).max(capacity.capacity_of(fill.table));
         enlarged(capacity, fill.table, size, fill.capacity).unwrap_or(capacity)
     })
 }
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn crowded_tables_get_room_up_to_what_they_may_have() {
         let capacity = Capacity { bitmaps: 2000, rows: 16_000, ..Capacity::default() };
-        let fill = |table, used| TableUse { table, used, capacity: capacity.of(table) };
+        let fill = |table, used| TableUse { table, used, capacity: capacity.capacity_of(table) };
         let of = |fills: &[TableUse]| roomy(capacity, fills);
         assert_eq!(of(&[fill(Table::Bitmaps, 1750), fill(Table::Classes, 65_000)]), capacity);
         assert_eq!(of(&[fill(Table::Bitmaps, 1800)]), Capacity { bitmaps: 2400, ..capacity });
@@ -125,7 +125,9 @@ mod tests {
     #[test]
     fn a_node_that_is_not_small_any_more_has_room_everywhere() {
         let small = Capacity::SMALL;
-        let of = |table, used| roomy(small, &[TableUse { table, used, capacity: small.of(table) }]);
+        let of = |table, used| {
+            roomy(small, &[TableUse { table, used, capacity: small.capacity_of(table) }])
+        };
         assert_eq!(of(Table::Bitmaps, 32), small);
         assert_eq!(of(Table::Bitmaps, 33), Capacity::default());
         assert_eq!(of(Table::Rows, 128), Capacity::default());
@@ -133,7 +135,8 @@ mod tests {
         assert_eq!(of(Table::Names, 512), small);
         assert_eq!(of(Table::Names, 513), names, "names need no room elsewhere");
         let fills = [(Table::Names, 10_000), (Table::Bitmaps, 33)];
-        let fills = fills.map(|(table, used)| TableUse { table, used, capacity: names.of(table) });
+        let fills =
+            fills.map(|(table, used)| TableUse { table, used, capacity: names.capacity_of(table) });
         assert_eq!(roomy(names, &fills), Capacity::default());
         let grown = Capacity { rows: 4000, ..small };
         let fill = TableUse { table: Table::Bitmaps, used: 64, capacity: 64 };

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::bindings::Veth;
 use netpold_core::cluster::{Cluster, is_subject};
-use netpold_core::model::{Bound, Key, Pod, SecondInterface};
+use netpold_core::model::{Bound, Key, Pod, SecondaryInterface};
 
 use super::Engine;
 
@@ -19,7 +19,7 @@ pub(super) fn not_enforced(engine: &Engine) -> Vec<String> {
     let judged: BTreeMap<u32, bool> =
         compiler.endpoints().map(|endpoint| (endpoint.ifindex, endpoint.checked)).collect();
     let mut veths: BTreeMap<&Key, Vec<(&Veth, &Bound)>> = BTreeMap::new();
-    for (veth, bound) in engine.bindings.second() {
+    for (veth, bound) in engine.bindings.secondary() {
         veths.entry(&bound.pod.key).or_default().push((veth, bound));
     }
     let mut lines = Vec::new();
@@ -57,7 +57,7 @@ pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
     let mut lines = Vec::new();
     for pod in local(cluster) {
         let mut reported = BTreeSet::new();
-        for interface in &pod.second {
+        for interface in &pod.secondary {
             for address in interface.addresses.iter().filter(|address| reported.insert(**address)) {
                 if let Some(refusal) = cluster.refused(pod, *address) {
                     lines.push(format!(
@@ -75,11 +75,13 @@ pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
 /// Returns this node's pods with secondary interfaces by annotation.
 fn local(cluster: &Cluster) -> impl Iterator<Item = &Pod> {
     let pods = cluster.pods().values().map(|pod| &**pod);
-    pods.filter(|pod| !pod.second.is_empty() && pod.node == cluster.node_name() && is_subject(pod))
+    pods.filter(|pod| {
+        !pod.secondary.is_empty() && pod.node == cluster.node_name() && is_subject(pod)
+    })
 }
 
 fn has_addresses(pod: &Pod) -> bool {
-    pod.second_addresses().next().is_some()
+    pod.secondary_addresses().next().is_some()
 }
 
 /// Returns the annotated interfaces that match none of the pod's veths. An address identifies a veth; each remaining
@@ -87,10 +89,10 @@ fn has_addresses(pod: &Pod) -> bool {
 fn without_veth<'p>(
     pod: &'p Pod,
     veths: &[(&Veth, &Bound)],
-) -> impl Iterator<Item = &'p SecondInterface> + use<'p> {
+) -> impl Iterator<Item = &'p SecondaryInterface> + use<'p> {
     let mut left: Vec<&(&Veth, &Bound)> = veths.iter().collect();
     let mut rest = Vec::new();
-    for interface in &pod.second {
+    for interface in &pod.secondary {
         let has = |(veth, bound): &&(&Veth, &Bound)| {
             interface.device.is_empty()
                 && interface.addresses.iter().any(|address| {
@@ -109,7 +111,7 @@ fn without_veth<'p>(
     maybe.into_iter().skip(left.len()).chain(never)
 }
 
-fn no_veth(pod: &Pod, interface: &SecondInterface) -> String {
+fn no_veth(pod: &Pod, interface: &SecondaryInterface) -> String {
     let device = match interface.device.as_str() {
         "" => "macvlan, ipvlan or another device".to_owned(),
         device => format!("device-info {device}, as of SR-IOV"),
@@ -138,8 +140,8 @@ mod tests {
 
     use super::*;
 
-    fn interface(name: &str, address: &str, device: &str) -> SecondInterface {
-        SecondInterface {
+    fn interface(name: &str, address: &str, device: &str) -> SecondaryInterface {
+        SecondaryInterface {
             name: name.to_owned(),
             network: format!("shop/{name}"),
             addresses: address.parse::<IpAddr>().into_iter().collect(),
@@ -147,12 +149,12 @@ mod tests {
         }
     }
 
-    fn names(second: &[SecondInterface], inside: &[&[&str]]) -> Vec<String> {
-        let pod = Pod { second: second.to_vec(), ..objects::pod("x", "a", &[], &["10.0.0.1"]) };
+    fn names(second: &[SecondaryInterface], inside: &[&[&str]]) -> Vec<String> {
+        let pod = Pod { secondary: second.to_vec(), ..objects::pod("x", "a", &[], &["10.0.0.1"]) };
         let bound = Bound {
             pod: Arc::new(pod.clone()),
             standing: Standing::Listed,
-            second: true,
+            is_secondary: true,
             station: None,
         };
         let veth = |inside: &&[&str]| Veth { inside: objects::ips(inside), ..Veth::default() };

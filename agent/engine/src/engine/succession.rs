@@ -22,11 +22,11 @@ pub(super) const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration
 /// State of the compilation on another thread.
 #[derive(Default)]
 pub(super) struct Succession {
-    pub(super) job: Option<Job>,
+    pub(super) job: Option<CompilationJob>,
     /// Compiled, but many objects have changed since its start.
     pub(super) outdated: Option<OutdatedSuccessor>,
     /// Earliest start of the next successor.
-    pub(super) rests_until: Option<Instant>,
+    pub(super) next_start: Option<Instant>,
     /// Earliest start of a successor that only looks for room for closed policies.
     pub(super) searches_at: Option<Instant>,
     /// Time since when unused large policies are in the tables.
@@ -35,7 +35,7 @@ pub(super) struct Succession {
 }
 
 /// A compiler at work on another thread.
-pub(super) struct Job {
+pub(super) struct CompilationJob {
     pub(super) thread: JoinHandle<Result<BuiltSuccessor, EngineError>>,
     /// Objects that changed since the job received its input.
     pub(super) changed: BTreeSet<ObjectKey>,
@@ -46,7 +46,7 @@ pub(super) struct Job {
 
 /// A compiler that has to catch up with changes, on its own thread again.
 pub(super) struct OutdatedSuccessor {
-    pub(super) made: BuiltSuccessor,
+    pub(super) built: BuiltSuccessor,
     pub(super) changed: BTreeSet<ObjectKey>,
     pub(super) charged_namespaces: BTreeSet<String>,
     pub(super) rounds: u32,
@@ -81,12 +81,12 @@ pub(super) struct CompilationSettings {
 }
 
 impl CompilationInput {
-    pub(super) fn make(self) -> Result<BuiltSuccessor, EngineError> {
+    pub(super) fn build(self) -> Result<BuiltSuccessor, EngineError> {
         let Self { mut compiler, input, changes, settings } = self;
         let begin = thread_time();
         compiler.take_over(input);
         changes.into_iter().for_each(|change| compiler.ingest(change));
-        let mut made = settings.make(compiler)?;
+        let mut made = settings.build(compiler)?;
         made.took = thread_time().saturating_sub(begin);
         Ok(made)
     }
@@ -94,7 +94,7 @@ impl CompilationInput {
 
 impl CompilationSettings {
     /// Compiles everything into a new generation.
-    pub(super) fn make(self, mut compiler: Compiler) -> Result<BuiltSuccessor, EngineError> {
+    pub(super) fn build(self, mut compiler: Compiler) -> Result<BuiltSuccessor, EngineError> {
         let Self { capacity, full, generation_inputs, instruments } = &self;
         let ops = instruments.compiling(|| compile_with_room(&mut compiler, *capacity, full))?;
         let generation = generation_inputs.make(&compiler.capacity(), &ops)?;
@@ -118,7 +118,7 @@ impl BuiltSuccessor {
     }
 
     /// Takes over changes on the other thread; starts over if a table is too full for them.
-    pub(super) fn catch_up_beside(mut self, input: CompilerInput) -> Result<Self, EngineError> {
+    pub(super) fn catch_up_on_thread(mut self, input: CompilerInput) -> Result<Self, EngineError> {
         let begin = thread_time();
         let took = self.took;
         let mut made = match self.catch_up(input) {
@@ -131,7 +131,7 @@ impl BuiltSuccessor {
                 settings.full.extend(compiler.full_tables());
                 settings.capacity = compiler.capacity();
                 compiler.defer(None);
-                settings.make(compiler)?
+                settings.build(compiler)?
             }
             Err(error) => return Err(error),
         };
@@ -142,7 +142,7 @@ impl BuiltSuccessor {
 
 impl Succession {
     /// Records a changed object.
-    pub(super) fn note(&mut self, change: &Change) {
+    pub(super) fn record_change(&mut self, change: &Change) {
         let job = self.job.as_mut().map(|job| &mut job.changed);
         let changed = job.or(self.outdated.as_mut().map(|outdated| &mut outdated.changed));
         if let Some(changed) = changed {
@@ -165,7 +165,7 @@ impl Succession {
         let pause = self.failure.as_ref().map_or(RETRY.0, |(_, pause)| (*pause * 2).min(RETRY.1));
         tracing::error!(%error, retry_in = ?pause, "cannot compile large policies");
         self.failure = Some((error.to_string(), pause));
-        self.rests_until = Some(Instant::now() + pause);
+        self.next_start = Some(Instant::now() + pause);
     }
 }
 

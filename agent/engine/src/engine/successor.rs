@@ -23,7 +23,8 @@ use super::error::EngineError;
 use super::reconciler::Reconciler;
 use super::room::roomy;
 use super::succession::{
-    BuiltSuccessor, CompilationInput, CompilationSettings, Job, OutdatedSuccessor, WrittenUpdate,
+    BuiltSuccessor, CompilationInput, CompilationJob, CompilationSettings, OutdatedSuccessor,
+    WrittenUpdate,
 };
 
 /// Interval at which the engine checks whether the other thread has finished.
@@ -52,13 +53,13 @@ impl Reconciler {
         if !self.installed {
             return None;
         }
-        let rests = self.succession.rests_until.unwrap_or(now);
+        let rests = self.succession.next_start.unwrap_or(now);
         let linger = self.succession.lingering.map(|since| since + LINGER);
         let crowded = roomy(self.capacity, &self.compiler.fill()) != self.capacity
             || self.dataplane.active().is_outgrown();
         let search = self.compiler.has_room_again();
         let search = search.then(|| self.succession.searches_at.unwrap_or(now));
-        let asks = self.pace.next(&self.compiler.late(), now).into_iter();
+        let asks = self.pace.next_due(&self.compiler.late(), now).into_iter();
         let is_urgent = crowded || self.compiler.has_outdated_tiers();
         let asks = asks.chain(linger).chain(search).chain(is_urgent.then_some(now));
         asks.min().map(|at| at.max(rests))
@@ -81,8 +82,8 @@ impl Reconciler {
         let mut charged_namespaces = self.compiler.late();
         charged_namespaces.extend(lingering);
         charged_namespaces.retain(|namespace| self.pace.is_ready(namespace, now));
-        let changes = self.pace.take(now, self.compiler.cluster());
-        charged_namespaces.extend(self.pace.taken().map(str::to_owned));
+        let changes = self.pace.take_due(now, self.compiler.cluster());
+        charged_namespaces.extend(self.pace.namespaces_of_taken().map(str::to_owned));
         let compilation = CompilationInput {
             compiler: self.compiler.blank(),
             input: self.compiler.all_objects(),
@@ -94,14 +95,14 @@ impl Reconciler {
                 instruments: self.instruments.clone(),
             },
         };
-        self.spawn(charged_namespaces, 0, move || compilation.make());
+        self.spawn(charged_namespaces, 0, move || compilation.build());
     }
 
     /// Lets a compiler catch up on its own thread. Runs after an update, so that new endpoints have their numbers.
     fn catch_up(&mut self, outdated: OutdatedSuccessor) {
-        let OutdatedSuccessor { made, changed, charged_namespaces, rounds } = outdated;
+        let OutdatedSuccessor { built: made, changed, charged_namespaces, rounds } = outdated;
         let input = self.compiler.changed_objects(changed);
-        self.spawn(charged_namespaces, rounds + 1, move || made.catch_up_beside(input));
+        self.spawn(charged_namespaces, rounds + 1, move || made.catch_up_on_thread(input));
     }
 
     fn spawn(
@@ -117,7 +118,8 @@ impl Reconciler {
         match std::thread::Builder::new().name("successor".into()).spawn(work) {
             Ok(thread) => {
                 let changed = BTreeSet::new();
-                self.succession.job = Some(Job { thread, changed, charged_namespaces, rounds });
+                self.succession.job =
+                    Some(CompilationJob { thread, changed, charged_namespaces, rounds });
             }
             Err(error) => self.abandon(&EngineError::Thread(error)),
         }
@@ -134,7 +136,7 @@ impl Reconciler {
         let Some(job) = self.succession.job.take_if(|job| job.thread.is_finished()) else {
             return Ok(None);
         };
-        let Job { thread, changed, charged_namespaces, rounds } = job;
+        let CompilationJob { thread, changed, charged_namespaces, rounds } = job;
         let made = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let mut made = match made {
             Ok(made) => made,
@@ -145,11 +147,11 @@ impl Reconciler {
         };
         if changed.len() > FEW && rounds < ROUNDS {
             self.succession.outdated =
-                Some(OutdatedSuccessor { made, changed, charged_namespaces, rounds });
+                Some(OutdatedSuccessor { built: made, changed, charged_namespaces, rounds });
             return Ok(None);
         }
         let input = self.compiler.changed_objects(changed);
-        made.compiler.defer(Some(self.pace.held(Instant::now())));
+        made.compiler.defer(Some(self.pace.namespaces_in_debt(Instant::now())));
         let compiled = made.compiler.take_compiled();
         let shares = charged_namespaces.iter().map(|namespace| {
             (namespace.clone(), compiled.get(namespace).copied().unwrap_or(0).max(1))
@@ -169,9 +171,9 @@ impl Reconciler {
             }
         };
         let now = Instant::now();
-        self.pace.succeeded(took, shares.collect(), now);
+        self.pace.end_compilation(took, shares.collect(), now);
         self.succession.failure = None;
-        self.succession.rests_until = Some(now + took * REST);
+        self.succession.next_start = Some(now + took * REST);
         self.succession.searches_at = Some(now + SEARCH.0.max(took * SEARCH.1));
         tracing::debug!(?took, clients = ?charged_namespaces, "large policies and Services are in force");
         Ok(Some(written))
@@ -192,7 +194,7 @@ impl Reconciler {
         self.instruments.new_generation();
         self.import_conntrack();
         self.installed = true;
-        self.in_force.note(&self.compiler);
+        self.in_force.record_endpoints(&self.compiler);
         Ok(WrittenUpdate { operations, shares: self.compiler.take_compiled() })
     }
 

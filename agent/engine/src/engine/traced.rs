@@ -106,7 +106,7 @@ fn named(
         protocol: packet.protocol.map(IpProtocol),
         local: packet.local,
         local_port,
-        peer: packet.remote.map(|address| cluster.whose(address)),
+        peer: packet.remote.map(|address| cluster.owner_of_address(address)),
         remote: packet.remote,
         remote_port,
         length: packet.length,
@@ -130,12 +130,12 @@ fn attributed(
     let (outcome, direction) = match reason {
         Some(Reason::Policy) => (TrafficVerdict::Deny, own),
         Some(Reason::Allowed | Reason::Translated) => (TrafficVerdict::Allow, own),
-        Some(Reason::Reply | Reason::Answer) => (TrafficVerdict::Allow, own.opposite()),
+        Some(Reason::Reply | Reason::TranslatedReply) => (TrafficVerdict::Allow, own.opposite()),
         _ => return Attribution::default(),
     };
     let seen = JournalEvent { outcome, packet: Dropped { direction, ..packet.clone() } };
     let pod = cluster.pods().get(pod).map(|pod| &**pod);
-    match attributions.of(explainer, pod, &seen, std::time::Instant::now()) {
+    match attributions.attribute(explainer, pod, &seen, std::time::Instant::now()) {
         EventAttribution::Known(known) => (*known).clone(),
         EventAttribution::Omitted => Attribution::default(),
     }

@@ -70,7 +70,7 @@ struct EndpointCounters {
 
 /// Probable cause of missing proofs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Fault {
+enum ProofFault {
     /// The proof is cleared by another tool.
     Erased,
     /// Another tool clears the witness but not the proof.
@@ -80,14 +80,14 @@ enum Fault {
 }
 
 impl EndpointCounters {
-    fn fault(&self) -> Option<Fault> {
+    fn fault(&self) -> Option<ProofFault> {
         self.last.filter(|last| last.elapsed() < REPORTED_FOR)?;
         let Unproven { erased, skipped, unmarked } = self.recent;
         Some(match (erased, skipped) {
             (0, 0) if unmarked == 0 => return None,
-            (0, 0) => Fault::Unmarked,
-            _ if erased.saturating_mul(PACKETS_PER_GUESS) > skipped => Fault::Erased,
-            _ => Fault::Skipped,
+            (0, 0) => ProofFault::Unmarked,
+            _ if erased.saturating_mul(PACKETS_PER_GUESS) > skipped => ProofFault::Erased,
+            _ => ProofFault::Skipped,
         })
     }
 
@@ -98,7 +98,7 @@ impl EndpointCounters {
 
 impl UnprovenPackets {
     /// Reads the exits' counters; returns whether the causes have changed.
-    pub(super) fn look(&mut self, compiler: &Compiler, dataplane: &Dataplane) -> bool {
+    pub(super) fn read_counters(&mut self, compiler: &Compiler, dataplane: &Dataplane) -> bool {
         let pods = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
         let pods: BTreeSet<(u32, u32)> = pods.map(|e| (e.ifindex, e.id)).collect();
         let before = (self.faults(), self.fragments.is_recent());
@@ -116,8 +116,8 @@ impl UnprovenPackets {
     /// describes the pod of an interface and endpoint.
     pub(super) fn problems(&self, proof: u32, name: &dyn Fn(u32, u32) -> String) -> Vec<String> {
         let mut problems = Vec::new();
-        let (erased, packets) = self.at_fault(Fault::Erased, name);
-        let (skipped, others) = self.at_fault(Fault::Skipped, name);
+        let (erased, packets) = self.at_fault(ProofFault::Erased, name);
+        let (skipped, others) = self.at_fault(ProofFault::Skipped, name);
         if !erased.is_empty() {
             let pods = first_names([&erased[..], &skipped[..]].concat().iter(), NAMED);
             problems.push(format!(
@@ -145,7 +145,7 @@ impl UnprovenPackets {
                 first_names(skipped.iter(), NAMED)
             ));
         }
-        let (unmarked, packets) = self.at_fault(Fault::Unmarked, name);
+        let (unmarked, packets) = self.at_fault(ProofFault::Unmarked, name);
         if !unmarked.is_empty() {
             problems.push(format!(
                 "{packets} packets of {} lost skb->tc_index on this node after netpold had judged them: a tc filter \
@@ -171,7 +171,7 @@ impl UnprovenPackets {
     }
 
     /// Returns the pods with this cause, and their number of packets.
-    fn at_fault(&self, fault: Fault, name: &dyn Fn(u32, u32) -> String) -> (Vec<String>, u64) {
+    fn at_fault(&self, fault: ProofFault, name: &dyn Fn(u32, u32) -> String) -> (Vec<String>, u64) {
         let pods = self.pods.iter().filter(|(_, counted)| counted.fault() == Some(fault));
         let (mut names, mut packets) = (Vec::new(), 0);
         for ((ifindex, id), counted) in pods {
@@ -198,25 +198,25 @@ impl UnprovenPackets {
             self.pods.insert(key, EndpointCounters { read, recent, last: None });
             return;
         };
-        let fresh = since(read, counted.read);
+        let fresh = counters_since(read, counted.read);
         counted.read = read;
         if counted.last.is_some_and(|last| last.elapsed() >= REPORTED_FOR) {
             (counted.recent, counted.last) = (Unproven::default(), None);
         }
         if fresh != Unproven::default() {
-            counted.recent = plus(counted.recent, fresh);
-            self.total = plus(self.total, fresh);
+            counted.recent = sum(counted.recent, fresh);
+            self.total = sum(self.total, fresh);
             counted.last = Some(Instant::now());
         }
     }
 
-    fn faults(&self) -> Vec<((u32, u32), Fault)> {
+    fn faults(&self) -> Vec<((u32, u32), ProofFault)> {
         self.pods.iter().filter_map(|(key, counted)| Some((*key, counted.fault()?))).collect()
     }
 }
 
 /// Subtracts counters; a new generation counts from zero.
-fn since(now: Unproven, before: Unproven) -> Unproven {
+fn counters_since(now: Unproven, before: Unproven) -> Unproven {
     let fresh = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
     Unproven {
         erased: fresh(now.erased, before.erased),
@@ -225,7 +225,7 @@ fn since(now: Unproven, before: Unproven) -> Unproven {
     }
 }
 
-fn plus(one: Unproven, other: Unproven) -> Unproven {
+fn sum(one: Unproven, other: Unproven) -> Unproven {
     Unproven {
         erased: one.erased + other.erased,
         skipped: one.skipped + other.skipped,
@@ -237,7 +237,7 @@ fn plus(one: Unproven, other: Unproven) -> Unproven {
 mod tests {
     use super::*;
 
-    fn fault(looks: &[(u64, u64, u64)]) -> Option<Fault> {
+    fn fault(looks: &[(u64, u64, u64)]) -> Option<ProofFault> {
         let mut missing = UnprovenPackets::default();
         for &(erased, skipped, unmarked) in looks {
             missing.count((1, 1), Unproven { erased, skipped, unmarked });
@@ -249,20 +249,20 @@ mod tests {
     fn whose_fault_it_is() {
         assert_eq!(fault(&[(9, 9, 9)]), None, "from before the first look");
         assert_eq!(fault(&[(9, 9, 9), (9, 9, 9)]), None);
-        assert_eq!(fault(&[(0, 0, 0), (5, 0, 0)]), Some(Fault::Erased));
+        assert_eq!(fault(&[(0, 0, 0), (5, 0, 0)]), Some(ProofFault::Erased));
         assert_eq!(
             fault(&[(0, 0, 0), (5, 60, 0)]),
-            Some(Fault::Erased),
+            Some(ProofFault::Erased),
             "marked ones have no witness"
         );
-        assert_eq!(fault(&[(0, 0, 0), (0, 5, 0)]), Some(Fault::Skipped));
+        assert_eq!(fault(&[(0, 0, 0), (0, 5, 0)]), Some(ProofFault::Skipped));
         assert_eq!(
             fault(&[(0, 0, 0), (2, 1022, 0)]),
-            Some(Fault::Skipped),
+            Some(ProofFault::Skipped),
             "the witness is guessed"
         );
-        assert_eq!(fault(&[(0, 0, 0), (0, 0, 3)]), Some(Fault::Unmarked));
-        assert_eq!(fault(&[(0, 7, 0), (0, 2, 0)]), Some(Fault::Skipped), "a new generation");
+        assert_eq!(fault(&[(0, 0, 0), (0, 0, 3)]), Some(ProofFault::Unmarked));
+        assert_eq!(fault(&[(0, 7, 0), (0, 2, 0)]), Some(ProofFault::Skipped), "a new generation");
     }
 
     #[test]

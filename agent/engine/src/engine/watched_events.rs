@@ -40,7 +40,7 @@ pub fn watched_events(
         let packet = &seen.packet;
         let pod = rule_use.pod_of(packet.endpoint, packet.ifindex);
         let at = packet.unix_millis;
-        let peer = packet.remote.map(|address| rule_use.whose(cluster, address, at));
+        let peer = packet.remote.map(|address| rule_use.owner_of_address(cluster, address, at));
         let names = EventNames { pod: pod.map(|pod| pod.key.clone()), peer };
         if !admits_names(filter, seen, &names) {
             continue;
@@ -54,7 +54,7 @@ pub fn watched_events(
         };
         let explained = pod.filter(listed).filter(|_| !packet.remote.is_some_and(is_another));
         let explained = explained.map(|pod| &**pod);
-        let attributed = attributions.of(&explainer, explained, seen, Instant::now());
+        let attributed = attributions.attribute(&explainer, explained, seen, Instant::now());
         unattributed += u64::from(attributed == EventAttribution::Omitted);
         let peer_pod = packet.remote.and_then(|address| {
             let named = || match &names.peer {
@@ -63,7 +63,7 @@ pub fn watched_events(
             };
             rule_use.former(cluster, address, at).or_else(named)
         });
-        let workloads = [pod, peer_pod].map(|pod| pod.and_then(|pod| WorkloadName::of(pod)));
+        let workloads = [pod, peer_pod].map(|pod| pod.and_then(|pod| WorkloadName::of_pod(pod)));
         let own = pod.map(|pod| &pod.addresses[..]);
         let event = event(cluster, interfaces, (seen, own), names, &attributed);
         let [workload, peer_workload] = workloads;

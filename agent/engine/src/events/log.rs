@@ -81,7 +81,7 @@ impl DropLog {
 
     /// Returns the number of events read.
     #[must_use]
-    pub fn seen(&self) -> u64 {
+    pub fn events_read(&self) -> u64 {
         self.seen
     }
 
@@ -210,7 +210,7 @@ pub(super) mod tests {
         assert!(log.record(&egress, start).is_some(), "another direction");
         let later = start + QUIET;
         assert_eq!(log.record(&event(1, 80, 40_005), later).unwrap().times, 5);
-        assert_eq!((log.seen(), log.recent().len()), (9, 9));
+        assert_eq!((log.events_read(), log.recent().len()), (9, 9));
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Recorder {
         let new = pod.addresses.iter().filter(|address| !known.contains(address));
         for address in new.filter(|address| self.outside.contains_key(*address)).collect::<Vec<_>>()
         {
-            let Some(workload) = Workload::of(pod) else { return };
+            let Some(workload) = Workload::of_pod(pod) else { return };
             let peer = LearnedPeer::Workload(self.intern(workload));
             let since = |id: &u32| self.records.get(id).map_or(0, |counts| counts.first);
             let is_its = |(subject, id): &(&RecordKey, &u32)| {
@@ -223,7 +223,7 @@ impl Recorder {
 
     /// Records a flow of a pod. Returns the record's number, or 0 without a record. `former` returns the pod that had
     /// an address at the flow's last packet but has lost it since. `cost` grows by the cost of the call.
-    pub fn meet<'p>(
+    pub fn record_flow<'p>(
         &mut self,
         cluster: &Cluster,
         flow: PodFlow<'_>,
@@ -239,7 +239,7 @@ impl Recorder {
         let known = self.remembered.get(&kind).filter(|_| is_lasting).copied();
         let id = known.unwrap_or_else(|| {
             *cost += LOOK;
-            let id = self.look(cluster, flow, former, met);
+            let id = self.find_record(cluster, flow, former, met);
             if is_lasting && self.remembered.len() < REMEMBERED {
                 self.remembered.insert(kind, id);
             }
@@ -332,7 +332,7 @@ impl Recorder {
         }
     }
 
-    fn look(
+    fn find_record(
         &mut self,
         cluster: &Cluster,
         flow: PodFlow<'_>,
@@ -357,7 +357,7 @@ impl Recorder {
         if pod.addresses.contains(&remote) {
             return None;
         }
-        let workload = Workload::of(pod)?;
+        let workload = Workload::of_pod(pod)?;
         let explainer = Explainer::new(cluster);
         let service = || explainer.services_at(remote, protocol, port).into_iter().next();
         let is_egress = direction == Direction::Egress;
@@ -369,7 +369,7 @@ impl Recorder {
             let owner = former.or_else(|| cluster.owner(remote).map(|pod| &**pod));
             match owner.filter(|pod| is_subject(pod)) {
                 Some(pod) => {
-                    let peer = self.intern(Workload::of(pod)?);
+                    let peer = self.intern(Workload::of_pod(pod)?);
                     self.keep_address(remote, &peer, at);
                     let workload = self.intern(workload);
                     let peer = LearnedPeer::Workload(peer);
@@ -403,7 +403,7 @@ impl Recorder {
         address: IpAddr,
         at: u64,
     ) -> LearnedPeer<Arc<Workload>> {
-        let outside = || cluster.whose(address) == AddressOwner::Outside;
+        let outside = || cluster.owner_of_address(address) == AddressOwner::Outside;
         match self.addresses.get_mut(&address) {
             Some((workload, last)) if at < last.saturating_add(ADDRESS_KEPT) && outside() => {
                 *last = at.max(*last);

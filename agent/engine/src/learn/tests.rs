@@ -26,7 +26,7 @@ fn reach(recorder: &mut Recorder, from: &Pod, to: &Pod, ports: std::ops::Range<u
     for port in ports {
         let (remote, protocol) = (from.addresses[0], IpProtocol::TCP);
         let flow = PodFlow { pod: to, direction: Direction::Ingress, remote, protocol, port };
-        recorder.meet(&cluster, flow, |_| None, met(u64::from(port)), &mut 0);
+        recorder.record_flow(&cluster, flow, |_| None, met(u64::from(port)), &mut 0);
     }
 }
 
@@ -126,7 +126,7 @@ fn met_from(
         protocol: IpProtocol::TCP,
         port: 80,
     };
-    recorder.meet(cluster, flow, |_| former, met(at), &mut 0);
+    recorder.record_flow(cluster, flow, |_| former, met(at), &mut 0);
 }
 
 fn peers(recorder: &Recorder) -> Vec<(String, u64)> {
@@ -144,7 +144,7 @@ fn a_pod_whose_address_becomes_known_late_gives_its_flows_its_name() {
     met_from(&mut recorder, &cluster, remote, None, CREATED + 1000);
     let client = Pod { created: CREATED as i64 / 1000, ..pod("shop", 100) };
     let two = Pod { addresses: vec![remote, address(101)], ..client.clone() };
-    let workload = Workload::of(&client).unwrap().to_string();
+    let workload = Workload::of_pod(&client).unwrap().to_string();
     let nameless = Pod { addresses: Vec::new(), ..client.clone() };
     recorder.named(&nameless, &cluster, CREATED);
     assert_eq!(peers(&recorder).len(), 2);
@@ -186,7 +186,7 @@ fn a_flow_is_of_the_pod_that_had_the_address_then() {
     met_from(&mut recorder, &cluster, remote, Some(&old), 1000);
     met_from(&mut recorder, &cluster, remote, None, 2000);
     met_from(&mut recorder, &cluster, remote, Some(&old), 1000);
-    let mut expected = [&old, &new].map(|pod| Workload::of(pod).unwrap().to_string());
+    let mut expected = [&old, &new].map(|pod| Workload::of_pod(pod).unwrap().to_string());
     expected.sort();
     let mut seen: Vec<String> = peers(&recorder).into_iter().map(|(peer, _)| peer).collect();
     seen.sort();
@@ -201,7 +201,7 @@ fn a_record_keeps_the_names_of_its_address() {
     let name = |text: &str| DomainName::try_from(text.to_owned()).unwrap();
     let remote = "192.0.2.7".parse::<IpAddr>().unwrap();
     let flow = PodFlow { pod: &web, direction: Direction::Egress, remote, protocol, port };
-    let id = recorder.meet(&cluster, flow, |_| None, met(1000), &mut 0);
+    let id = recorder.record_flow(&cluster, flow, |_| None, met(1000), &mut 0);
     let names: Vec<DomainName> = (0..20)
         .map(|n| name(&format!("n{n:02}.example.com")))
         .chain([name("*.example.com")])

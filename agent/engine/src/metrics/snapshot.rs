@@ -4,7 +4,7 @@ use std::fmt;
 
 use netpold_api::status::{Revision, TableStatus};
 use netpold_core::model::{Direction, Key};
-use netpold_dataplane::conntrack::{FlowCounts, Pass};
+use netpold_dataplane::conntrack::{FlowCounts, PassResult};
 use netpold_ebpf::layout::Unproven;
 use netpold_ebpf::names::ignored::IgnoredAnswer;
 use netpold_ebpf::reason::Reason;
@@ -49,9 +49,9 @@ pub struct Snapshot {
     /// Fill levels of the policy tables.
     pub tables: Vec<TableStatus>,
     /// Content of the flow tables as of the last sweep.
-    pub conntrack: Pass,
+    pub conntrack: PassResult,
     /// Flows that sweeps removed since the agent's start.
-    pub swept: Pass,
+    pub swept: PassResult,
     /// Flows evicted for new ones, by family (IPv4, IPv6) and state (half-open, established).
     pub evicted: [[u64; 2]; 2],
     /// Dropped packets by direction and reason.
@@ -190,7 +190,7 @@ impl Snapshot {
     }
 }
 
-fn by_family(pass: &Pass) -> impl Iterator<Item = (&'static str, &FlowCounts)> {
+fn by_family(pass: &PassResult) -> impl Iterator<Item = (&'static str, &FlowCounts)> {
     [("ipv4", &pass.v4), ("ipv6", &pass.v6)].into_iter()
 }
 

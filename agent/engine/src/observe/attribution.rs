@@ -112,7 +112,7 @@ impl Attributions {
     }
 
     /// Attributes an event at a pod.
-    pub fn of(
+    pub fn attribute(
         &mut self,
         explainer: &Explainer<'_>,
         pod: Option<&Pod>,

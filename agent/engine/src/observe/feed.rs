@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const BATCHES: u32 = 32;
 
 /// Receiver of events, and of the numbers of packets and flows that were not reported one by one.
-pub type Sink = Box<dyn Fn(Vec<ObservedEvent>, Vec<(EventKind, u64)>) + Send + Sync>;
+pub type EventSink = Box<dyn Fn(Vec<ObservedEvent>, Vec<(EventKind, u64)>) + Send + Sync>;
 /// Reader of the kernel's packet counters; waits for the engine's lock.
 pub type DroppedPackets = Box<dyn Fn() -> Vec<(Direction, Reason, u64)> + Send + Sync>;
 
@@ -36,7 +36,7 @@ pub struct Feed {
     observer: Arc<ObserveServer>,
     dropped: Arc<DroppedPackets>,
     denied: Arc<Mutex<DeniedCounters>>,
-    sink: Arc<Sink>,
+    sink: Arc<EventSink>,
     filter: EventFilter,
     cursor: JournalCursor,
 }
@@ -49,7 +49,7 @@ impl Feed {
         observer: Arc<ObserveServer>,
         dropped: DroppedPackets,
         denied: Arc<Mutex<DeniedCounters>>,
-        sink: Sink,
+        sink: EventSink,
         with_flows: bool,
     ) -> Self {
         let verdicts =
@@ -79,10 +79,10 @@ impl Feed {
             tokio::select! {
                 () = &mut end => {
                     // A packet counts as unreported only after two reads of the totals.
-                    self.settle().await?;
-                    return self.settle().await;
+                    self.read_totals().await?;
+                    return self.read_totals().await;
                 }
-                _ = settle.tick() => self.settle().await?,
+                _ = settle.tick() => self.read_totals().await?,
                 () = observer.changed() => {
                     self.drain().await?;
                 }
@@ -108,7 +108,7 @@ impl Feed {
 
     /// Reads the totals, then every event until now, however late this task runs: no packet is both an event and
     /// unreported.
-    async fn settle(&mut self) -> io::Result<()> {
+    async fn read_totals(&mut self) -> io::Result<()> {
         let (dropped, flows) = (Arc::clone(&self.dropped), self.observer.flow_totals());
         let packets = spawn_blocking(move || dropped()).await.map_err(io::Error::other)?;
         let mut totals: Totals = totals(&packets, flows);
@@ -116,7 +116,7 @@ impl Feed {
         // After the timeout, packets of the unread ring count as packets without events.
         let _ = timeout(PATIENCE, self.observer.read_up()).await;
         while !self.drain().await? {}
-        let unreported = lock(&self.denied).settle(totals);
+        let unreported = lock(&self.denied).account_totals(totals);
         if !unreported.is_empty() {
             (self.sink)(Vec::new(), unreported);
         }

@@ -89,8 +89,8 @@ impl PolicyTables for CompiledTables<'_> {
         self.policy.host6(address)
     }
 
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        self.policy.cidr6(address)
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.policy.block6(address)
     }
 
     fn row_first(&self, row: u32, class: u8) -> PortWord {

@@ -40,7 +40,7 @@ impl ObservedState {
     }
 
     /// Returns why part of the source's state is not in force.
-    pub(super) fn behind(&self) -> Option<&str> {
+    pub(super) fn reason_not_in_force(&self) -> Option<&str> {
         let unknown = (!self.state.in_sync).then_some("the object source is not in sync yet");
         unknown.or(self.state.enforcement.behind.as_deref())
     }

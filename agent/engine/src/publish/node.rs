@@ -67,13 +67,13 @@ fn without_taint(node: &NodeObject) -> Option<Value> {
 /// Desired condition of the Node: status, reason, message.
 type DesiredNodeCondition = (&'static str, &'static str, String);
 
-fn wanted(seen: &ObservedState, started: Instant) -> Option<DesiredNodeCondition> {
+fn desired_condition(seen: &ObservedState, started: Instant) -> Option<DesiredNodeCondition> {
     if seen.begun && seen.is_current() {
         return Some(("True", "Enforcing", "Policy is in force on this node.".into()));
     }
     let due = seen.is_behind() && (seen.begun || started.elapsed() >= BEGINNING);
     let reason = if seen.begun { "UpdateNotInForce" } else { "NotStarted" };
-    let message = seen.behind().filter(|_| due)?;
+    let message = seen.reason_not_in_force().filter(|_| due)?;
     Some(("False", reason, cut(message.to_owned(), MESSAGE_MAX)))
 }
 
@@ -125,7 +125,7 @@ impl NodeWriter {
             tokio::select! {
                 changed = self.seen.changed() => if changed.is_err() { return },
                 event = events.recv() => match event {
-                    Some(Event::Apply(node) | Event::InitApply(node)) => self.take(node),
+                    Some(Event::Apply(node) | Event::InitApply(node)) => self.apply_node(node),
                     Some(Event::Delete(_)) => self.node = None,
                     Some(Event::Init | Event::InitDone) => {}
                     None => return,
@@ -136,11 +136,11 @@ impl NodeWriter {
             if seen.begun && seen.is_current() {
                 self.remove_taint().await;
             }
-            self.say(&seen).await;
+            self.write_condition(&seen).await;
         }
     }
 
-    fn take(&mut self, node: NodeObject) {
+    fn apply_node(&mut self, node: NodeObject) {
         self.uid.send_if_modified(|uid| {
             let modified = *uid != node.metadata.uid;
             uid.clone_from(&node.metadata.uid);
@@ -164,8 +164,8 @@ impl NodeWriter {
         }
     }
 
-    async fn say(&mut self, seen: &ObservedState) {
-        let wanted = wanted(seen, self.started);
+    async fn write_condition(&mut self, seen: &ObservedState) {
+        let wanted = desired_condition(seen, self.started);
         let node = self.node.as_mut().filter(|_| !self.condition.is_pausing());
         let (Some(node), Some((status, reason, message))) = (node, wanted) else { return };
         let conditions = node.status.conditions.get_or_insert_default();
@@ -268,17 +268,17 @@ mod tests {
         let now = Instant::now();
         let Some(long_ago) = now.checked_sub(2 * BEGINNING) else { return };
         let mut seen = ObservedState::default();
-        assert_eq!(wanted(&seen, now), None, "nothing was seen");
+        assert_eq!(desired_condition(&seen, now), None, "nothing was seen");
         seen.behind_since = Some(long_ago);
-        assert_eq!(wanted(&seen, now), None, "the agent has only started");
-        let (status, reason, _) = wanted(&seen, long_ago).unwrap();
+        assert_eq!(desired_condition(&seen, now), None, "the agent has only started");
+        let (status, reason, _) = desired_condition(&seen, long_ago).unwrap();
         assert_eq!((status, reason), ("False", "NotStarted"));
         seen.begun = true;
         seen.state.in_sync = true;
         seen.state.enforcement.behind = Some("the tables are full".into());
         let said = ("False", "UpdateNotInForce", "the tables are full".to_owned());
-        assert_eq!(wanted(&seen, now), Some(said));
+        assert_eq!(desired_condition(&seen, now), Some(said));
         seen.state.enforcement.behind = None;
-        assert_eq!(wanted(&seen, now).unwrap().0, "True");
+        assert_eq!(desired_condition(&seen, now).unwrap().0, "True");
     }
 }

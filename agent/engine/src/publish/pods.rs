@@ -80,7 +80,7 @@ struct GatedPod {
 
 impl GatedPod {
     /// Parses a pod; `None`: it has no gate, or is terminating.
-    fn of(object: PodObject, gate: &str) -> Option<(Key, Self)> {
+    fn parse_gated(object: PodObject, gate: &str) -> Option<(Key, Self)> {
         let PodObject { metadata, spec, status } = object;
         let gates = spec.readiness_gates.unwrap_or_default();
         if metadata.deletion_timestamp.is_some() || !gates.iter().any(|g| g.condition_type == gate)
@@ -122,7 +122,7 @@ struct DesiredCondition {
 
 impl DesiredCondition {
     /// Decides the desired condition; `None`: the agent cannot improve on the present one.
-    fn of(key: &Key, pod: &GatedPod, seen: &ObservedState) -> Option<Self> {
+    fn decide(key: &Key, pod: &GatedPod, seen: &ObservedState) -> Option<Self> {
         let met = |reason, message| Some(Self { met: true, reason, message });
         let unmet = |reason, message| Some(Self { met: false, reason, message });
         if pod.host_network {
@@ -156,7 +156,7 @@ impl DesiredCondition {
     }
 
     /// Returns whether the API's condition matches; True matches with any reason and message.
-    fn is_said(self, condition: Option<&Condition>) -> bool {
+    fn matches_api(self, condition: Option<&Condition>) -> bool {
         condition.is_some_and(|said| {
             said.status == self.status()
                 && (self.met
@@ -187,7 +187,7 @@ struct FollowedPod {
     /// Time since when the condition has been wrong.
     wrong_since: Option<Instant>,
     /// Time of the next attempt.
-    rests_until: Option<Instant>,
+    next_attempt: Option<Instant>,
     writing: bool,
     /// Failed writes in a row that concern this pod alone.
     failures: u32,
@@ -200,7 +200,7 @@ impl FollowedPod {
         Self {
             pod,
             wrong_since: None,
-            rests_until: None,
+            next_attempt: None,
             writing: false,
             failures: 0,
             unanswered: false,
@@ -208,22 +208,27 @@ impl FollowedPod {
     }
 
     /// Returns the condition to write now: True at once, False only if the cause lasts for [`PASSING`].
-    fn due(&mut self, key: &Key, seen: &ObservedState, now: Instant) -> Option<DesiredCondition> {
-        let wanted = DesiredCondition::of(key, &self.pod, seen);
-        let Some(wanted) = wanted.filter(|w| !w.is_said(self.pod.condition.as_ref())) else {
+    fn due_condition(
+        &mut self,
+        key: &Key,
+        seen: &ObservedState,
+        now: Instant,
+    ) -> Option<DesiredCondition> {
+        let wanted = DesiredCondition::decide(key, &self.pod, seen);
+        let Some(wanted) = wanted.filter(|w| !w.matches_api(self.pod.condition.as_ref())) else {
             self.wrong_since = None;
             return None;
         };
         let since = *self.wrong_since.get_or_insert(now);
         let lasts = wanted.met || now.saturating_duration_since(since) >= PASSING;
-        (lasts && !self.writing && self.rests_until.is_none_or(|until| until <= now))
+        (lasts && !self.writing && self.next_attempt.is_none_or(|until| until <= now))
             .then_some(wanted)
     }
 }
 
 impl FollowedPod {
     /// Records a written condition.
-    fn says(&mut self, gate: &str, wanted: DesiredCondition) {
+    fn record_written(&mut self, gate: &str, wanted: DesiredCondition) {
         self.pod.condition = Some(Condition {
             kind: gate.to_owned(),
             status: wanted.status().to_owned(),
@@ -235,16 +240,16 @@ impl FollowedPod {
         self.writing = false;
         self.failures = 0;
         self.unanswered = false;
-        self.rests_until = Some(Instant::now() + ECHO);
+        self.next_attempt = Some(Instant::now() + ECHO);
     }
 
     /// Records a failed write that concerns this pod alone and delays no other pod.
-    fn failed(&mut self, error: &WriteError, now: Instant) {
+    fn record_failure(&mut self, error: &WriteError, now: Instant) {
         let pause = if error.is_refusal() { REFUSED } else { ERROR };
         let pause = pause.saturating_mul(1 << self.failures.min(6)).min(PAUSE_MAX);
         self.failures += 1;
         self.unanswered = false;
-        self.rests_until = Some(now + pause + random_part(pause));
+        self.next_attempt = Some(now + pause + random_part(pause));
     }
 }
 
@@ -306,25 +311,25 @@ impl Readiness {
             tokio::select! {
                 changed = self.seen.changed() => if changed.is_err() { return },
                 event = events.recv() => match event {
-                    Some(event) => self.take(event),
+                    Some(event) => self.apply_event(event),
                     None => return,
                 },
                 Some(written) = self.writes.join_next() => {
                     if let Ok(written) = written {
-                        self.written(written).await;
+                        self.finish_write(written).await;
                     }
                 }
                 _ = tick.tick() => {}
             }
-            self.write();
+            self.start_writes();
         }
     }
 
-    fn take(&mut self, event: Event<PodObject>) {
+    fn apply_event(&mut self, event: Event<PodObject>) {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(object) => {
-                if let Some((key, pod)) = GatedPod::of(object, &self.gate) {
+                if let Some((key, pod)) = GatedPod::parse_gated(object, &self.gate) {
                     let known = self.pods.remove(&key);
                     let followed = updated(known, pod);
                     self.listed.insert(key, followed);
@@ -333,7 +338,7 @@ impl Readiness {
             Event::InitDone => self.pods = std::mem::take(&mut self.listed),
             Event::Apply(object) => {
                 let gone = key(&object.metadata);
-                match GatedPod::of(object, &self.gate) {
+                match GatedPod::parse_gated(object, &self.gate) {
                     Some((key, pod)) => {
                         let known = self.pods.remove(&key);
                         self.pods.insert(key, updated(known, pod));
@@ -347,7 +352,7 @@ impl Readiness {
 
     /// Starts the due writes, up to the limits. In an outage, tries only pods that have not met it yet, one at a time:
     /// one pod's error may look like an outage.
-    fn write(&mut self) {
+    fn start_writes(&mut self) {
         let seen = Arc::clone(&self.seen.borrow_and_update());
         let now = Instant::now();
         let is_outage = self.failing.is_pausing();
@@ -356,7 +361,8 @@ impl Readiness {
             *under_way.entry(key.namespace.clone()).or_default() += 1;
         }
         let all = self.pods.iter_mut();
-        let due = all.filter_map(|(key, it)| it.due(key, &seen, now).map(|w| (key, it, w)));
+        let due =
+            all.filter_map(|(key, it)| it.due_condition(key, &seen, now).map(|w| (key, it, w)));
         let due = due.filter(|(_, it, _)| !is_outage || !it.unanswered).collect();
         let room = if is_outage { 1 } else { AT_ONCE };
         let mut room = room.saturating_sub(self.writes.len());
@@ -380,14 +386,14 @@ impl Readiness {
         }
     }
 
-    async fn written(&mut self, written: FinishedWrite) {
+    async fn finish_write(&mut self, written: FinishedWrite) {
         let FinishedWrite { key, uid, wanted, began, outcome } = written;
         let followed = self.pods.get_mut(&key).filter(|followed| followed.pod.uid == uid);
         let error = match outcome {
             Ok(()) => {
                 debug!(pod = %key, status = wanted.status(), reason = wanted.reason, "wrote pod condition");
                 if let Some(followed) = followed {
-                    followed.says(&self.gate, wanted);
+                    followed.record_written(&self.gate, wanted);
                 }
                 self.worked_at = Some(Instant::now());
                 return self.failing.worked();
@@ -404,9 +410,9 @@ impl Readiness {
             followed.writing = false;
             if is_outage {
                 followed.unanswered = true;
-                followed.rests_until = Some(now);
+                followed.next_attempt = Some(now);
             } else {
-                followed.failed(&error, now);
+                followed.record_failure(&error, now);
                 // A pod that is gone or was recreated needs no warning.
                 let is_news = followed.failures == NAMED_AFTER && permitted;
                 if is_news && !(error.is_absent() || error.is_conflict()) {
@@ -428,7 +434,7 @@ fn ordered<'p>(
     mut due: Vec<(&'p Key, &'p mut FollowedPod, DesiredCondition)>,
     served: &str,
 ) -> Vec<(&'p Key, &'p mut FollowedPod, DesiredCondition)> {
-    due.sort_by_key(|(_, followed, _)| followed.rests_until);
+    due.sort_by_key(|(_, followed, _)| followed.next_attempt);
     in_turns(due, |(key, ..)| (key.namespace.as_str() <= served, &*key.namespace))
 }
 

@@ -60,7 +60,7 @@ const OPERATIONS: usize = 1000;
 fn report(seen: &ObservedState) -> NodeReport {
     let enforcement = &seen.state.enforcement;
     let (policies, left) = bounded(enforcement.policies.iter().map(|(key, it)| policy(key, it)));
-    let behind = seen.behind().map(str::to_owned).into_iter();
+    let behind = seen.reason_not_in_force().map(str::to_owned).into_iter();
     let problems = behind.chain(seen.state.problems.iter().cloned()).take(PROBLEMS);
     NodeReport {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),

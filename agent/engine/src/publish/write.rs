@@ -130,7 +130,7 @@ impl ObjectWriter {
     ) -> Result<Option<String>, WriteError> {
         let mut request = request.map_err(|error| error_of(kube::Error::BuildRequest(error)))?;
         request.headers_mut().insert(ACCEPT, HeaderValue::from_static(METADATA));
-        self.bucket.lock().await.take().await;
+        self.bucket.lock().await.wait_for_token().await;
         let client = self.connection.client();
         match timeout(PATIENCE, client.request_text(request)).await {
             Ok(Ok(answer)) => Ok(version(&answer)),
@@ -155,7 +155,7 @@ fn version(answer: &str) -> Option<String> {
 }
 
 fn error_of(error: kube::Error) -> WriteError {
-    WriteError { code: code_of(&error), failure: Failure::of(error) }
+    WriteError { code: code_of(&error), failure: Failure::from_error(error) }
 }
 
 /// A token bucket; waiting writes proceed in order.
@@ -166,7 +166,7 @@ struct TokenBucket {
 }
 
 impl TokenBucket {
-    async fn take(&mut self) {
+    async fn wait_for_token(&mut self) {
         let pause = self.reserve(Instant::now());
         sleep(pause).await;
     }

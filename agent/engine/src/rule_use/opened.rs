@@ -40,7 +40,7 @@ impl Default for OpenedFlows {
 impl OpenedFlows {
     /// Adds a flow; its flags in the table show the initiator. `reason`: why it passed, unless the node began it, which
     /// no policy can deny.
-    pub(super) fn met(&mut self, tuple: &EndpointFlow, flags: u16, reason: Reason) {
+    pub(super) fn add_flow(&mut self, tuple: &EndpointFlow, flags: u16, reason: Reason) {
         let began = [(Direction::Ingress, CT_INGRESS), (Direction::Egress, CT_EGRESS)];
         for (direction, _) in began.into_iter().filter(|(_, flag)| flags & flag != 0) {
             let by_node = direction == Direction::Ingress && flags & CT_NODE != 0;
@@ -59,11 +59,11 @@ impl OpenedFlows {
         let share = self.shares.get(&endpoint).copied().unwrap_or(0);
         let place = if share < ASSURED_PER_POD {
             let places: [usize; TRIES] = std::array::from_fn(|_| self.below(SAMPLE));
-            places.into_iter().find(|place| self.may_go(*place))
+            places.into_iter().find(|place| self.may_displace(*place))
         } else {
             // Reservoir sampling: each flow so far is in the sample with the same probability.
             let met = SAMPLE + usize::try_from(self.untold).unwrap_or(usize::MAX / 2);
-            Some(self.below(met)).filter(|place| *place < SAMPLE && self.may_go(*place))
+            Some(self.below(met)).filter(|place| *place < SAMPLE && self.may_displace(*place))
         };
         let Some(told) = place.and_then(|place| self.told.get_mut(place)) else { return };
         let former = std::mem::replace(told, seen()).packet.endpoint;
@@ -72,7 +72,7 @@ impl OpenedFlows {
     }
 
     /// Returns whether a flow of the sample may be displaced: its pod has enough others.
-    fn may_go(&self, place: usize) -> bool {
+    fn may_displace(&self, place: usize) -> bool {
         let share = self.told.get(place).and_then(|seen| self.shares.get(&seen.packet.endpoint));
         share.is_some_and(|share| *share > ASSURED_PER_POD)
     }
@@ -86,7 +86,7 @@ impl OpenedFlows {
     }
 
     /// Takes the reported flows, and the number of the others.
-    pub(super) fn take(&mut self) -> (Vec<JournalEvent>, u64) {
+    pub(super) fn take_flows(&mut self) -> (Vec<JournalEvent>, u64) {
         self.shares.clear();
         (std::mem::take(&mut self.told), std::mem::take(&mut self.untold))
     }
@@ -103,7 +103,7 @@ mod tests {
             let remote = Ipv4Addr::from(number).into();
             let (local_port, remote_port, protocol) = (80, 4000, 6);
             let tuple = EndpointFlow { endpoint, remote, local_port, remote_port, protocol };
-            opened.met(&tuple, CT_INGRESS, Reason::Allowed);
+            opened.add_flow(&tuple, CT_INGRESS, Reason::Allowed);
         }
     }
 
@@ -111,11 +111,11 @@ mod tests {
     fn few_flows_are_all_told_and_of_many_some_from_all_over() {
         let mut opened = OpenedFlows::default();
         meet(&mut opened, 1, 0..SAMPLE as u32);
-        let (told, untold) = opened.take();
+        let (told, untold) = opened.take_flows();
         assert_eq!((told.len(), untold), (SAMPLE, 0));
         let all = 16 * SAMPLE as u32;
         meet(&mut opened, 1, 0..all);
-        let (told, untold) = opened.take();
+        let (told, untold) = opened.take_flows();
         assert_eq!((told.len(), untold), (SAMPLE, u64::from(all) - SAMPLE as u64));
         let number = |seen: &JournalEvent| {
             let Some(IpAddr::V4(address)) = seen.packet.remote else { panic!("{seen:?}") };
@@ -135,12 +135,12 @@ mod tests {
         meet(&mut opened, 1, 0..20_000);
         (2..50).for_each(|endpoint| meet(&mut opened, endpoint, 0..10));
         meet(&mut opened, 1, 20_000..40_000);
-        let (told, untold) = opened.take();
+        let (told, untold) = opened.take_flows();
         assert_eq!((told.len() as u64 + untold, told.len()), (40_480, SAMPLE));
         for endpoint in 2..50 {
             let some = told.iter().filter(|seen| seen.packet.endpoint == endpoint).count();
             assert_eq!(some, 10, "of endpoint {endpoint}");
         }
-        assert_eq!(opened.take().1, 0);
+        assert_eq!(opened.take_flows().1, 0);
     }
 }

@@ -29,7 +29,7 @@ struct SweptPod {
 
 /// Time in which a former pod had an address.
 #[derive(Debug)]
-struct Tenure {
+struct AddressTenure {
     pod: Arc<Pod>,
     /// Time when the end was noticed, in milliseconds since the epoch.
     until: u64,
@@ -37,7 +37,7 @@ struct Tenure {
     next: Option<u64>,
 }
 
-impl Tenure {
+impl AddressTenure {
     fn began(&self) -> u64 {
         created(&self.pod)
     }
@@ -58,14 +58,20 @@ pub(super) struct SweptPods {
     /// [`Compiler::endpoints_version`] of the endpoints.
     version: Option<u64>,
     /// Ended tenures by address, oldest first; no list is empty.
-    former: BTreeMap<IpAddr, Vec<Tenure>>,
+    former: BTreeMap<IpAddr, Vec<AddressTenure>>,
     tenures: usize,
 }
 
 impl SweptPods {
     /// Records the addresses that a pod loses, before the cluster ingests its new state (`None`: removed). A pod first
     /// reported as finished had its addresses too.
-    pub(super) fn note(&mut self, key: &Key, new: Option<&Pod>, cluster: &Cluster, now: u64) {
+    pub(super) fn record_lost_addresses(
+        &mut self,
+        key: &Key,
+        new: Option<&Pod>,
+        cluster: &Cluster,
+        now: u64,
+    ) {
         let listed = cluster.pods().get(key);
         let known = listed.filter(|pod| is_subject(pod));
         let holds = new.filter(|pod| is_subject(pod));
@@ -106,7 +112,7 @@ impl SweptPods {
             all.remove(0);
             self.tenures -= 1;
         }
-        all.push(Tenure { pod: Arc::clone(pod), until: now, next: None });
+        all.push(AddressTenure { pod: Arc::clone(pod), until: now, next: None });
         self.tenures += 1;
     }
 
@@ -141,7 +147,7 @@ impl SweptPods {
     }
 
     /// Returns the pod of an endpoint number, until the sweep after the end of the endpoint.
-    pub(super) fn of(&self, endpoint: u32) -> Option<&Arc<Pod>> {
+    pub(super) fn pod_of(&self, endpoint: u32) -> Option<&Arc<Pod>> {
         self.endpoints.get(&endpoint).filter(|it| it.ended.is_none()).map(|it| &it.pod)
     }
 
@@ -168,10 +174,15 @@ impl SweptPods {
     }
 
     /// Returns the owner of an address at a time, in milliseconds since the epoch.
-    pub(super) fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> AddressOwner {
+    pub(super) fn owner_of_address(
+        &self,
+        cluster: &Cluster,
+        address: IpAddr,
+        at: u64,
+    ) -> AddressOwner {
         let pod =
             self.former(cluster, address, at).map(|pod| AddressOwner::Pod(Key::clone(&pod.key)));
-        pod.unwrap_or_else(|| cluster.whose(address))
+        pod.unwrap_or_else(|| cluster.owner_of_address(address))
     }
 
     /// Forgets names that ended long before this sweep. `live` has the present endpoints. Returns whether a tenure was
@@ -221,14 +232,16 @@ mod tests {
         for (when, change) in changes {
             let cluster: Cluster = so_far.iter().cloned().collect();
             match change {
-                Change::Pod(pod) => pods.note(&pod.key, Some(pod), &cluster, *when),
-                Change::PodGone(key) => pods.note(key, None, &cluster, *when),
+                Change::Pod(pod) => {
+                    pods.record_lost_addresses(&pod.key, Some(pod), &cluster, *when)
+                }
+                Change::PodGone(key) => pods.record_lost_addresses(key, None, &cluster, *when),
                 _ => panic!("{change:?}"),
             }
             so_far.push(change.clone());
         }
         let cluster: Cluster = so_far.into_iter().collect();
-        pods.whose(&cluster, "10.0.0.1".parse().unwrap(), at).to_string()
+        pods.owner_of_address(&cluster, "10.0.0.1".parse().unwrap(), at).to_string()
     }
 
     #[test]
@@ -299,9 +312,9 @@ mod tests {
         let cluster = Cluster::default();
         assert!(pods.former(&cluster, address, START + 60_000).is_some());
         assert!(!pods.forget(&BTreeSet::from([7]), START + 1000), "nothing to forget");
-        assert_eq!(pods.of(7), Some(&pod));
+        assert_eq!(pods.pod_of(7), Some(&pod));
         assert!(!pods.forget(&BTreeSet::new(), START + 2000));
-        assert_eq!((pods.of(7), pods.local().count()), (None, 0));
+        assert_eq!((pods.pod_of(7), pods.local().count()), (None, 0));
         assert_eq!(pods.named(7, 0), Some(&pod));
         assert_eq!(pods.named(99, 5), Some(&pod), "the interface's");
         assert_eq!(pods.named(99, 0), None);

@@ -126,7 +126,7 @@ impl RuleRecords {
             let uid = &source.version().uid;
             let mut known = match &before {
                 Some(watched) if watched.version().uid == *uid => {
-                    Direction::BOTH.map(|way| watched.of(way, &former).to_vec())
+                    Direction::BOTH.map(|way| watched.records_in(way, &former).to_vec())
                 }
                 _ => match self.kept.remove(&key) {
                     Some(kept) if kept.uid == *uid => [kept.ingress, kept.egress],
@@ -209,7 +209,7 @@ impl RuleRecords {
     pub(super) fn saved(&self) -> Vec<PolicyRecord> {
         let of = |(key, watched): (&Key, &WatchedPolicy)| {
             let [ingress, egress] =
-                Direction::BOTH.map(|way| watched.of(way, &self.rules).to_vec());
+                Direction::BOTH.map(|way| watched.records_in(way, &self.rules).to_vec());
             let Key { namespace, name } = key.clone();
             let uid = watched.version().uid.clone();
             PolicyRecord { namespace, name, uid, ingress, egress }
@@ -222,7 +222,7 @@ impl RuleRecords {
         let mut all = Vec::with_capacity(self.rules.len());
         for (key, watched) in &self.policies {
             for direction in Direction::BOTH {
-                let records = watched.of(direction, &self.rules);
+                let records = watched.records_in(direction, &self.rules);
                 all.extend(records.iter().enumerate().filter_map(|(index, record)| {
                     Some(RuleUsed {
                         kind: watched.kind().to_owned(),
@@ -318,7 +318,7 @@ impl WatchedPolicy {
         self.places[usize::from(direction == Direction::Egress)]
     }
 
-    fn of<'r>(&self, direction: Direction, all: &'r [RuleRecord]) -> &'r [RuleRecord] {
+    fn records_in<'r>(&self, direction: Direction, all: &'r [RuleRecord]) -> &'r [RuleRecord] {
         let (first, rules) = self.place(direction);
         all.get(first as usize..first as usize + rules).unwrap_or_default()
     }

@@ -77,7 +77,7 @@ impl RuleUse {
         compiler: &'u Compiler,
         revision: u64,
         restored: bool,
-    ) -> Round<'u> {
+    ) -> SweepRound<'u> {
         let version = self.pods.read(compiler);
         let changed = self.cache.follow((revision, version));
         self.recorder.begin(changed, unix_millis());
@@ -88,7 +88,7 @@ impl RuleUse {
             let (cluster, pods) = (compiler.cluster(), self.pods.local());
             self.records.follow(cluster, pods, &self.changed, (self.last.wall, restored));
         }
-        Round::new(self, compiler.cluster())
+        SweepRound::new(self, compiler.cluster())
     }
 }
 
@@ -97,7 +97,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// One sweep.
-pub struct Round<'u> {
+pub struct SweepRound<'u> {
     of: &'u mut RuleUse,
     cluster: &'u Cluster,
     /// Flows of the last sweep that this one has not visited yet, the next one last.
@@ -110,7 +110,7 @@ pub struct Round<'u> {
     now: Option<u32>,
 }
 
-impl<'u> Round<'u> {
+impl<'u> SweepRound<'u> {
     pub(super) fn new(of: &'u mut RuleUse, cluster: &'u Cluster) -> Self {
         let mut before = std::mem::take(&mut of.last.known);
         before.reverse();
@@ -122,7 +122,7 @@ impl<'u> Round<'u> {
 
     /// Ends the sweep after all flows.
     #[must_use]
-    pub fn done(self) -> SweepResult {
+    pub fn finish(self) -> SweepResult {
         let unattributed = self.before.iter().filter(|known| known.pending).count() as u64;
         let cursors =
             Cursors { new: self.new.ended.unwrap_or(0), old: self.old.ended.unwrap_or(0) };
@@ -131,9 +131,9 @@ impl<'u> Round<'u> {
     }
 
     /// Processes a flow of the table. Call in the order of the table.
-    pub fn meet(&mut self, at: &Sighting<'_>) {
+    pub fn visit_flow(&mut self, at: &Sighting<'_>) {
         self.now = Some(at.now);
-        let (incarnation, seen) = (at.control.incarnation(), at.control.seen());
+        let (incarnation, seen) = (at.control.incarnation(), at.control.last_seen());
         let fresh = VisitedFlow { way: at.way, incarnation, seen, ..VisitedFlow::default() };
         match self.before_at(at.way) {
             Some(known) if known.incarnation == incarnation => {
@@ -207,7 +207,7 @@ impl<'u> Round<'u> {
             let mut cost = FLOW;
             groups = [0; 2];
             if is_new {
-                self.of.opened.met(&tuple, flags, Reason::Allowed);
+                self.of.opened.add_flow(&tuple, flags, Reason::Allowed);
             }
             // Packets of the node itself need no rule.
             let ingress = flags & (CT_INGRESS | CT_NODE) == CT_INGRESS;
@@ -252,7 +252,7 @@ impl<'u> Round<'u> {
         cost: &mut usize,
     ) -> u32 {
         let RuleUse { pods, recorder, resolved, .. } = &mut *self.of;
-        let Some(pod) = pods.of(tuple.endpoint) else { return 0 };
+        let Some(pod) = pods.pod_of(tuple.endpoint) else { return 0 };
         // For TCP the table records the initiator. Requests of this node need no rule.
         let is_answer = tuple.protocol == UDP && answers(tuple, direction);
         let direction = match is_answer && !self.cluster.is_node_of(pod, tuple.remote) {
@@ -261,7 +261,7 @@ impl<'u> Round<'u> {
         };
         let cluster = self.cluster;
         let former = |address| pods.former(cluster, address, met.at).map(|pod| &**pod);
-        let id = recorder.meet(cluster, pod_flow(pod, tuple, direction), former, met, cost);
+        let id = recorder.record_flow(cluster, pod_flow(pod, tuple, direction), former, met, cost);
         if direction == Direction::Egress {
             recorder.resolved_to(id, resolved.names(&pod.key, tuple.remote));
         }
@@ -271,9 +271,9 @@ impl<'u> Round<'u> {
     /// Returns whether audited policies would deny a flow.
     fn audit(&mut self, tuple: &EndpointFlow, direction: Direction, cost: &mut usize) -> bool {
         let RuleUse { pods, trials, resolved, .. } = &mut *self.of;
-        let Some(pod) = pods.of(tuple.endpoint) else { return false };
+        let Some(pod) = pods.pod_of(tuple.endpoint) else { return false };
         let flow = pod_flow(pod, tuple, direction);
-        trials.meet((self.cluster, resolved), tuple, flow, kind(tuple, direction), cost)
+        trials.evaluate_flow((self.cluster, resolved), tuple, flow, kind(tuple, direction), cost)
     }
 
     fn group(&mut self, tuple: &EndpointFlow, direction: Direction, cost: &mut usize) -> u32 {
@@ -282,7 +282,7 @@ impl<'u> Round<'u> {
             return *group;
         }
         let RuleUse { records, pods, cache, resolved, .. } = &mut *self.of;
-        let Some(pod) = pods.of(tuple.endpoint) else { return 0 };
+        let Some(pod) = pods.pod_of(tuple.endpoint) else { return 0 };
         let allowing = Allowing::new(self.cluster).with_resolved(resolved);
         let watched = records.granting(allowing, (tuple.endpoint, pod), direction);
         let indexes: Vec<_> = watched.iter().map(|(index, _)| *index).collect();

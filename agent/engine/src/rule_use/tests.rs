@@ -62,11 +62,11 @@ impl World {
     }
 
     fn ingest(&mut self, rules: &mut RuleUse, change: Change) {
-        rules.note(&change, self.compiler.cluster());
+        rules.record_change(&change, self.compiler.cluster());
         self.compiler.ingest(change);
         self.compiler.update().unwrap();
         self.revision += 1;
-        rules.endpoints_are(&self.compiler);
+        rules.set_endpoints(&self.compiler);
     }
 
     /// Adds a flow in ingress or egress with a packet now; no other flow may displace it.
@@ -85,8 +85,8 @@ impl World {
     fn sweep(&self, rules: &mut RuleUse) {
         let live = self.compiler.endpoint_numbers();
         let mut round = rules.begin(&self.compiler, self.revision, false);
-        let _ = self.sweeper.pass(self.now, Some(&live), |flow| round.meet(flow));
-        let met = round.done();
+        let _ = self.sweeper.pass(self.now, Some(&live), |flow| round.visit_flow(flow));
+        let met = round.finish();
         rules.end(&self.compiler, met);
     }
 

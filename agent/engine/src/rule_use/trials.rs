@@ -25,7 +25,7 @@ const REMEMBERED: usize = 16_384;
 
 /// Flows found so far.
 #[derive(Debug, Default)]
-pub(super) struct Trials {
+pub(super) struct TrialFlows {
     /// Flows by policy; a ClusterNetworkPolicy has no namespace.
     counts: BTreeMap<Key, u64>,
     /// Flows of policies beyond [`COUNTED`].
@@ -45,14 +45,14 @@ struct TrialCache {
     denied_by: HashMap<AllowedFlowKey, Box<[Key]>>,
 }
 
-impl Trials {
+impl TrialFlows {
     /// Clears the cache after a change of the cluster's state.
     pub(super) fn forget(&mut self) {
         self.cache = TrialCache::default();
     }
 
     /// Takes the flows of the last sweep as drops, and the number of the others.
-    pub(super) fn take(&mut self) -> (Vec<Dropped>, u64) {
+    pub(super) fn take_drops(&mut self) -> (Vec<Dropped>, u64) {
         (std::mem::take(&mut self.told), std::mem::take(&mut self.untold))
     }
 
@@ -64,7 +64,7 @@ impl Trials {
 
     /// Evaluates a flow that is not counted yet; returns whether it would be denied. `resolved`: addresses that pods
     /// resolved, for the names of enforced rules. Adds the effort to `cost`.
-    pub(super) fn meet(
+    pub(super) fn evaluate_flow(
         &mut self,
         (cluster, resolved): (&Cluster, &ResolvedNames),
         tuple: &EndpointFlow,

@@ -29,12 +29,12 @@ impl SweepRecords {
         opened: &'o mut OpenedFlows,
         counted_until: Option<u64>,
         unrecorded: u64,
-    ) -> ObservedRound<'o> {
+    ) -> ObservedSweep<'o> {
         // The first sweep does not count flows before this agent.
         let before = self.unrecorded.replace(unrecorded).unwrap_or(unrecorded);
         self.missed += unrecorded.saturating_sub(before);
         let last = self.last;
-        ObservedRound { of: self, opened, counted_until, last }
+        ObservedSweep { of: self, opened, counted_until, last }
     }
 
     /// Returns the number of flows not reported one by one since the last call: replaced before a sweep, or without a
@@ -45,7 +45,7 @@ impl SweepRecords {
 }
 
 /// One sweep.
-pub struct ObservedRound<'o> {
+pub struct ObservedSweep<'o> {
     of: &'o mut SweepRecords,
     opened: &'o mut OpenedFlows,
     /// Time until which an earlier agent has reported flows, in milliseconds since the epoch.
@@ -54,9 +54,9 @@ pub struct ObservedRound<'o> {
     last: Option<u32>,
 }
 
-impl ObservedRound<'_> {
+impl ObservedSweep<'_> {
     /// Processes a record.
-    pub fn meet(&mut self, at: &Sighting<'_>) {
+    pub fn visit_record(&mut self, at: &Sighting<'_>) {
         let (way, incarnation) = (at.way as usize, at.control.incarnation());
         self.of.last = Some(at.now);
         if self.of.ways.len() <= way {
@@ -72,7 +72,7 @@ impl ObservedRound<'_> {
             None => {}
         }
         if let Some(tuple) = at.tuple() {
-            self.opened.met(&tuple, at.control.flags(), Reason::NotIsolated);
+            self.opened.add_flow(&tuple, at.control.flags(), Reason::NotIsolated);
         }
     }
 
@@ -101,9 +101,9 @@ mod tests {
             let control = Control::new(1_000, *incarnation, CT_VALID | CT_EGRESS);
             let words =
                 [control.0, 7 | 9 << 32, 0x50 | 0xfa0 << 16 | 6 << 32, 0].map(AtomicU64::new);
-            round.meet(&Sighting::new(*way, control, (2_000, 1_000), &words));
+            round.visit_record(&Sighting::new(*way, control, (2_000, 1_000), &words));
         }
-        let (reported, unreported) = opened.take();
+        let (reported, unreported) = opened.take_flows();
         assert_eq!(unreported, 0);
         assert!(reported.iter().all(|seen| seen.packet.reason == "not_isolated"), "{reported:?}");
         (reported.len(), observed.take_missed())

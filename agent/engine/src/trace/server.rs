@@ -72,7 +72,7 @@ pub struct Tracer<T> {
 }
 
 /// A running trace; attaches the ordinary programs again on drop.
-struct Session<T: Tracing> {
+struct TraceSession<T: Tracing> {
     node: Arc<Mutex<T>>,
     name: String,
     request: TraceRequest,
@@ -86,13 +86,13 @@ struct Session<T: Tracing> {
     _turn: OwnedSemaphorePermit,
 }
 
-impl<T: Tracing> Drop for Session<T> {
+impl<T: Tracing> Drop for TraceSession<T> {
     fn drop(&mut self) {
         lock(&self.node).end();
     }
 }
 
-impl<T: Tracing> Session<T> {
+impl<T: Tracing> TraceSession<T> {
     fn begin(
         node: Arc<Mutex<T>>,
         request: TraceRequest,
@@ -123,7 +123,8 @@ impl<T: Tracing> Session<T> {
             _turn: turn,
         };
         // From here on, the drop of `session` ends the trace.
-        let asked = filter.and_then(|it| session.programs.ask(&it).map_err(|e| e.to_string()));
+        let asked =
+            filter.and_then(|it| session.programs.set_filter(&it).map_err(|e| e.to_string()));
         asked.map(|()| (session, started))
     }
 
@@ -139,7 +140,7 @@ impl<T: Tracing> Session<T> {
     fn read_lines(&mut self) -> io::Result<Vec<u8>> {
         let matched = self.programs.matched();
         let lines = self.programs.read();
-        let packets = self.assembler.take(&lines);
+        let packets = self.assembler.add_lines(&lines);
         let packets = lock(&self.node).name(&self.request, packets, &mut self.attributions);
         let mut text = Vec::new();
         for packet in packets {
@@ -195,7 +196,7 @@ impl<T: Tracing> Tracer<T> {
             "another trace is running on this node: try again when it has ended".to_owned()
         })?;
         let node = Arc::clone(&self.node);
-        let begun = spawn_blocking(move || Session::begin(node, request, turn)).await;
+        let begun = spawn_blocking(move || TraceSession::begin(node, request, turn)).await;
         let (session, started) = begun.map_err(|error| error.to_string())??;
         Ok(serve(session, started, lines))
     }
@@ -203,7 +204,7 @@ impl<T: Tracing> Tracer<T> {
 
 /// Serves a client until the trace ends.
 async fn serve<T: Tracing>(
-    session: Session<T>,
+    session: TraceSession<T>,
     started: TraceLine,
     lines: LineSender,
 ) -> io::Result<()> {
@@ -237,7 +238,7 @@ enum TraceEnd {
 /// Sends lines until the trace ends; `None` if the client has disconnected.
 async fn send<T: Tracing>(
     lines: &LineSender,
-    session: &Arc<Mutex<Session<T>>>,
+    session: &Arc<Mutex<TraceSession<T>>>,
     started: &TraceLine,
     time: Duration,
 ) -> io::Result<Option<TraceEnd>> {

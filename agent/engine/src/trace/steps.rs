@@ -39,7 +39,7 @@ pub(super) struct Assembler {
 
 impl Assembler {
     /// Adds lines, and returns the packets that the lines complete.
-    pub(super) fn take(&mut self, lines: &[String]) -> Vec<RawPacket> {
+    pub(super) fn add_lines(&mut self, lines: &[String]) -> Vec<RawPacket> {
         let mut packets = Vec::new();
         for line in lines {
             let Some([number, step, first, second]) = parse(line) else { continue };
@@ -230,8 +230,8 @@ mod tests {
         let (one, other) = (packet(1), packet(1 | 1 << 48));
         let mixed: Vec<String> = one.into_iter().zip(other).flat_map(|(a, b)| [a, b]).collect();
         let mut assembler = Assembler::default();
-        assert_eq!(assembler.take(&mixed[..9]), []);
-        let packets = assembler.take(&mixed[9..]);
+        assert_eq!(assembler.add_lines(&mixed[..9]), []);
+        let packets = assembler.add_lines(&mixed[9..]);
         assert_eq!((packets.len(), assembler.complete()), (2, 2));
         let first = &packets[0];
         assert_eq!(first, &packets[1]);
@@ -258,13 +258,17 @@ mod tests {
             let mut lines = packet(1);
             lines.remove(missing);
             let mut assembler = Assembler::default();
-            assert_eq!((assembler.take(&lines), assembler.complete()), (vec![], 0), "{missing}");
+            assert_eq!(
+                (assembler.add_lines(&lines), assembler.complete()),
+                (vec![], 0),
+                "{missing}"
+            );
         }
         let mut assembler = Assembler::default();
         let endless = (0..5000).map(|number| line(number, Step::Class, 0, 0));
-        assert_eq!(assembler.take(&endless.collect::<Vec<_>>()), []);
+        assert_eq!(assembler.add_lines(&endless.collect::<Vec<_>>()), []);
         assert_eq!(assembler.pending.len(), PENDING, "incomplete packets are bounded");
-        assert_eq!(assembler.take(&["x".into(), "1 2".into(), "one 2 3 4".into()]), []);
+        assert_eq!(assembler.add_lines(&["x".into(), "1 2".into(), "one 2 3 4".into()]), []);
     }
 
     #[test]
@@ -274,7 +278,7 @@ mod tests {
             line(3, Step::Sender, Reason::ServiceBackend as u64, 0),
             line(3, Step::Verdict, SETTLED, 1 | 2 << 8),
         ];
-        let packets = Assembler::default().take(&lines);
+        let packets = Assembler::default().add_lines(&lines);
         assert_eq!(packets[0].event.reason, Reason::ServiceBackend as u8);
         assert!(packets[0].dropped);
     }

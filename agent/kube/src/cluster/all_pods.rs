@@ -5,7 +5,7 @@ use netpold_core::model::Change;
 use tokio::task::JoinHandle;
 
 use super::hub::{KindUpdate, Problems};
-use crate::gathered::Gathered;
+use crate::gathered::GatheredChanges;
 
 /// Starts a follower of all pods with this number.
 pub(super) type StartPods = Box<dyn Fn(usize) -> JoinHandle<()> + Send>;
@@ -19,7 +19,7 @@ pub(super) struct AllPods {
     status: KindStatus,
     problems: Problems,
     /// Changes that wait until slices replace this watch, or until that fails, with their version; `None`: none wait.
-    waiting: Option<(Gathered, u64)>,
+    waiting: Option<(GatheredChanges, u64)>,
 }
 
 impl Drop for AllPods {
@@ -47,7 +47,7 @@ impl AllPods {
     }
 
     /// Takes in an update; returns its changes, unless they wait.
-    pub(super) fn take(&mut self, update: KindUpdate) -> Vec<Change> {
+    pub(super) fn apply_update(&mut self, update: KindUpdate) -> Vec<Change> {
         self.status = update.status;
         if let Some(problems) = update.problems {
             self.problems = problems;

@@ -15,7 +15,7 @@ use kube::runtime::watcher;
 use tokio::time::timeout;
 
 use super::failure::Failure;
-use super::split::{Raw, ResponsePart, Splitter};
+use super::split::{RawValue, ResponsePart, Splitter};
 use crate::convert::{self, ObjectIdentity, Read};
 
 /// Maximum number of bytes taken in at once if they are already available.
@@ -44,7 +44,7 @@ impl ResponseStream {
         let body = timeout(patience, client.request_stream(request))
             .await
             .map_err(|_| Failure::Silent(patience))?
-            .map_err(Failure::of)?;
+            .map_err(Failure::from_error)?;
         Ok(Self { body: Box::pin(body), splitter: Splitter::default(), patience })
     }
 
@@ -162,8 +162,8 @@ impl Events {
             }
             (ResponsePart::End, kind) => {
                 let early = kind.zip(self.early.as_ref());
-                let early =
-                    early.map(|(kind, (text, whole))| event(of, kind, Raw { text, whole: *whole }));
+                let early = early
+                    .map(|(kind, (text, whole))| event(of, kind, RawValue { text, whole: *whole }));
                 let nothing = || {
                     let reason = "an event has no type or no object".to_owned();
                     WatchEvent::Failed(Failure::Undecodable(reason))
@@ -178,7 +178,7 @@ impl Events {
     }
 }
 
-fn event(of: convert::Kind, kind: &[u8], object: Raw<'_>) -> WatchEvent {
+fn event(of: convert::Kind, kind: &[u8], object: RawValue<'_>) -> WatchEvent {
     let undecodable = |error: &dyn ToString| {
         WatchEvent::Failed(Failure::Undecodable(format!("an event: {}", error.to_string())))
     };
@@ -186,7 +186,7 @@ fn event(of: convert::Kind, kind: &[u8], object: Raw<'_>) -> WatchEvent {
         b"\"ADDED\"" | b"\"MODIFIED\"" => {
             WatchEvent::Object(Box::new(convert::read(of, object.text, object.whole)))
         }
-        b"\"DELETED\"" => WatchEvent::Gone(ObjectIdentity::of(object.text)),
+        b"\"DELETED\"" => WatchEvent::Gone(ObjectIdentity::parse_identity(object.text)),
         b"\"BOOKMARK\"" => match serde_json::from_slice::<Bookmark>(object.text) {
             Ok(Bookmark { metadata, .. }) => WatchEvent::Bookmark(metadata.resource_version),
             Err(error) => undecodable(&error),

@@ -25,7 +25,7 @@ pub(super) struct Availability {
 
 /// Meaning of a failure for the known objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(super) enum FailureMeaning {
     /// None: a later request may succeed.
     Nothing,
     /// The known objects are complete: nothing waits for a list.
@@ -60,7 +60,12 @@ impl Availability {
     }
 
     /// Records a failed request. `text` describes the failure for people; `known` is the number of known objects.
-    pub(super) fn failed(&mut self, failure: &Failure, text: String, known: usize) -> Meaning {
+    pub(super) fn failed(
+        &mut self,
+        failure: &Failure,
+        text: String,
+        known: usize,
+    ) -> FailureMeaning {
         let absent = matches!(failure, Failure::NotServed);
         let refused = matches!(failure, Failure::Forbidden(_) | Failure::NoPath(_));
         self.missing = if absent || refused { self.missing.saturating_add(1) } else { 0 };
@@ -73,26 +78,26 @@ impl Availability {
                 self.status.served = false;
                 self.status.in_sync = true;
                 self.status.error = Some(format!("{text}; it counts as empty"));
-                Meaning::KnownIsAll
+                FailureMeaning::KnownIsAll
             }
             Absence::Usual if absent => {
                 self.status.served = false;
                 self.status.error = None;
                 self.status.last_event = None;
                 if known > 0 && self.missing < ABSENCES {
-                    return Meaning::Nothing;
+                    return FailureMeaning::Nothing;
                 }
                 self.status.in_sync = true;
-                Meaning::AllGone
+                FailureMeaning::AllGone
             }
             Absence::Usual if refused && self.missing >= REFUSALS => {
                 let outcome = "its last known objects stay, everything else is enforced without it";
                 self.status.error = Some(format!("{text}; {outcome}"));
-                Meaning::KnownIsAll
+                FailureMeaning::KnownIsAll
             }
             Absence::Wrong | Absence::Unusual | Absence::Usual => {
                 self.status.error = Some(text);
-                Meaning::Nothing
+                FailureMeaning::Nothing
             }
         }
     }
@@ -103,7 +108,7 @@ mod tests {
     use super::*;
 
     /// Returns the meaning of a failure that occurs `times` in a row, and the error then shown.
-    fn after(absence: Absence, failure: &Failure, times: u32) -> (Meaning, Option<String>) {
+    fn after(absence: Absence, failure: &Failure, times: u32) -> (FailureMeaning, Option<String>) {
         let mut kind = Availability::new("pods".into(), absence);
         kind.heard();
         let mut failed = || kind.failed(failure, "no".into(), 1);
@@ -115,27 +120,27 @@ mod tests {
     fn what_a_failure_means_depends_on_the_kind_and_on_how_often_it_comes() {
         let (absent, refused) = (Failure::NotServed, Failure::Forbidden("no".into()));
         let error = |text: &str| Some(text.to_owned());
-        assert_eq!(after(Absence::Wrong, &absent, 9), (Meaning::Nothing, error("no")));
+        assert_eq!(after(Absence::Wrong, &absent, 9), (FailureMeaning::Nothing, error("no")));
         let empty = error("no; it counts as empty");
-        assert_eq!(after(Absence::Unusual, &absent, 1), (Meaning::KnownIsAll, empty));
-        assert_eq!(after(Absence::Unusual, &refused, 9), (Meaning::Nothing, error("no")));
-        assert_eq!(after(Absence::Usual, &absent, 1), (Meaning::Nothing, None));
-        assert_eq!(after(Absence::Usual, &absent, 2), (Meaning::AllGone, None));
-        assert_eq!(after(Absence::Usual, &refused, 2), (Meaning::Nothing, error("no")));
-        assert_eq!(after(Absence::Usual, &refused, 3).0, Meaning::KnownIsAll);
+        assert_eq!(after(Absence::Unusual, &absent, 1), (FailureMeaning::KnownIsAll, empty));
+        assert_eq!(after(Absence::Unusual, &refused, 9), (FailureMeaning::Nothing, error("no")));
+        assert_eq!(after(Absence::Usual, &absent, 1), (FailureMeaning::Nothing, None));
+        assert_eq!(after(Absence::Usual, &absent, 2), (FailureMeaning::AllGone, None));
+        assert_eq!(after(Absence::Usual, &refused, 2), (FailureMeaning::Nothing, error("no")));
+        assert_eq!(after(Absence::Usual, &refused, 3).0, FailureMeaning::KnownIsAll);
     }
 
     #[test]
     fn only_answers_in_a_row_count() {
         let mut kind = Availability::new("pods".into(), Absence::Usual);
         let mut failed = |failure: Failure| kind.failed(&failure, "no".into(), 1);
-        assert_eq!(failed(Failure::NotServed), Meaning::Nothing);
-        assert_eq!(failed(Failure::Unreachable("no".into())), Meaning::Nothing);
-        assert_eq!(failed(Failure::NotServed), Meaning::Nothing);
+        assert_eq!(failed(Failure::NotServed), FailureMeaning::Nothing);
+        assert_eq!(failed(Failure::Unreachable("no".into())), FailureMeaning::Nothing);
+        assert_eq!(failed(Failure::NotServed), FailureMeaning::Nothing);
         kind.heard();
         assert_eq!(
             kind.failed(&Failure::NotServed, "no".into(), 0),
-            Meaning::AllGone,
+            FailureMeaning::AllGone,
             "there was none"
         );
         assert_eq!((kind.status.restarts, kind.status.in_sync), (1, true));

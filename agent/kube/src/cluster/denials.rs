@@ -59,11 +59,11 @@ pub(super) async fn write(
     instance: String,
     mut denials: mpsc::Receiver<Denials>,
 ) {
-    let mut told = Told::default();
+    let mut told = RecentEvents::default();
     while let Some(Denials { all, nodes }) = denials.recv().await {
         let pace = pace(nodes);
         for denial in all {
-            let Some(note) = told.note(&denial, Instant::now()) else { continue };
+            let Some(note) = told.event_note(&denial, Instant::now()) else { continue };
             let regarding = regarding(&denial);
             let reason = ("NetworkPolicyDenied", "Deny");
             let written = publish(&connection, &instance, reason, &note, regarding).await;
@@ -104,18 +104,18 @@ fn regarding(denial: &DenialReport) -> ObjectReference {
 
 /// Recent Events of each pod, by its UID. The node's pace and [`PERIOD`] bound the number of pods.
 #[derive(Default)]
-struct Told(HashMap<String, OfPod>);
+struct RecentEvents(HashMap<String, PodEvents>);
 
 #[derive(Default)]
-struct OfPod {
+struct PodEvents {
     events: Vec<(DropKey, Instant)>,
     /// Number of denials above the limit since the last Event.
     untold: u64,
 }
 
-impl Told {
+impl RecentEvents {
     /// Returns the note of an Event to write for a denial now; `None` for no Event.
-    fn note(&mut self, denial: &DenialReport, now: Instant) -> Option<String> {
+    fn event_note(&mut self, denial: &DenialReport, now: Instant) -> Option<String> {
         let is_recent = |at: &Instant| now.saturating_duration_since(*at) < PERIOD;
         self.0.retain(|_, pod| {
             pod.events.retain(|(_, at)| is_recent(at));
@@ -149,25 +149,25 @@ mod tests {
 
     #[test]
     fn a_pod_has_five_events_in_ten_minutes_and_none_twice() {
-        let (mut told, start) = (Told::default(), Instant::now());
+        let (mut told, start) = (RecentEvents::default(), Instant::now());
         let ports = (0..1000).map(|n| n % 100);
-        let notes: Vec<_> = ports.filter_map(|n| told.note(&denial("a", n), start)).collect();
+        let notes: Vec<_> = ports.filter_map(|n| told.event_note(&denial("a", n), start)).collect();
         assert_eq!(notes, ["port 0", "port 1", "port 2", "port 3", "port 4"]);
-        assert!(told.note(&denial("b", 0), start).is_some(), "another pod has its own");
+        assert!(told.event_note(&denial("b", 0), start).is_some(), "another pod has its own");
         let later = start + PERIOD;
-        assert!(told.note(&denial("b", 7), later).is_some());
+        assert!(told.event_note(&denial("b", 7), later).is_some());
         assert_eq!(told.0.len(), 1, "what is long ago is forgotten");
-        assert_eq!(told.note(&denial("a", 0), later).as_deref(), Some("port 0"));
+        assert_eq!(told.event_note(&denial("a", 0), later).as_deref(), Some("port 0"));
     }
 
     #[test]
     fn an_event_says_that_others_were_not_told() {
-        let (mut told, start) = (Told::default(), Instant::now());
+        let (mut told, start) = (RecentEvents::default(), Instant::now());
         let first = start + PERIOD / 2;
-        assert!(told.note(&denial("a", 0), start).is_some());
-        let notes = (1..20).filter_map(|n| told.note(&denial("a", n), first)).count();
+        assert!(told.event_note(&denial("a", 0), start).is_some());
+        let notes = (1..20).filter_map(|n| told.event_note(&denial("a", n), first)).count();
         assert_eq!(notes, OF_POD - 1);
-        let note = told.note(&denial("a", 0), start + PERIOD);
+        let note = told.event_note(&denial("a", 0), start + PERIOD);
         assert_eq!(note.as_deref(), Some("port 0 (and 15 other denials before)"));
     }
 

@@ -22,7 +22,7 @@ use super::denials::{self, Denials};
 use super::event::{EventError, NOTE_MAX, publish};
 
 /// Problems of the node, by the reason of their Event.
-pub(super) type OfNode = BTreeMap<&'static str, Vec<String>>;
+pub(super) type NodeProblems = BTreeMap<&'static str, Vec<String>>;
 /// Policies that select a local pod and cannot be honoured, with UID and reasons. The key of a ClusterNetworkPolicy has
 /// no namespace.
 pub type Unsupported = BTreeMap<Key, (String, Vec<String>)>;
@@ -48,19 +48,19 @@ const OF_NODE: &str = "node/";
 pub struct EventRecorder {
     connection: Arc<Connection>,
     policies: watch::Sender<Unsupported>,
-    node: watch::Sender<OfNode>,
+    node: watch::Sender<NodeProblems>,
     denials: mpsc::Sender<Denials>,
 }
 
 impl EventRecorder {
     pub(super) fn start(connection: Arc<Connection>, node: String) -> Self {
         let (policies, unsupported) = watch::channel(Unsupported::new());
-        let (sender, of_node) = watch::channel(OfNode::new());
+        let (sender, of_node) = watch::channel(NodeProblems::new());
         let instance: String = node.chars().take(INSTANCE_MAX).collect();
         let (denials, denied) = mpsc::channel(1);
         tokio::spawn(denials::write(Arc::clone(&connection), instance.clone(), denied));
         let shared = Arc::clone(&connection);
-        let writer = Writer { connection, instance, of_node, agenda: Agenda::new(node) };
+        let writer = Writer { connection, instance, of_node, agenda: EventSchedule::new(node) };
         tokio::spawn(writer.run(unsupported));
         Self { connection: shared, policies, node: sender, denials }
     }
@@ -72,7 +72,7 @@ impl EventRecorder {
     }
 
     /// Sets all current problems of this node. Never waits.
-    pub fn tell_of_node(&self, of_node: OfNode) {
+    pub fn tell_of_node(&self, of_node: NodeProblems) {
         self.node.send_if_modified(|current| {
             let modified = *current != of_node;
             *current = of_node;
@@ -88,7 +88,7 @@ impl EventRecorder {
     }
 
     /// Sets all current unsupported policies. Never waits.
-    pub fn tell(&self, unsupported: Unsupported) {
+    pub fn set_unsupported(&self, unsupported: Unsupported) {
         self.policies.send_if_modified(|current| {
             let modified = *current != unsupported;
             *current = unsupported;
@@ -100,12 +100,12 @@ impl EventRecorder {
 struct Writer {
     connection: Arc<Connection>,
     instance: String,
-    of_node: watch::Receiver<OfNode>,
-    agenda: Agenda,
+    of_node: watch::Receiver<NodeProblems>,
+    agenda: EventSchedule,
 }
 
 /// Schedule of Events.
-struct Agenda {
+struct EventSchedule {
     node: String,
     /// Reported state of each policy, by UID, and of the node, by [`OF_NODE`] and the reason.
     subjects: HashMap<String, EventSubject>,
@@ -173,18 +173,23 @@ impl Writer {
         let action = (*reason, "Enforce");
         let written =
             publish(&self.connection, &self.instance, action, note, regarding.clone()).await;
-        self.agenda.take(due, written, Instant::now())
+        self.agenda.record_outcome(due, written, Instant::now())
     }
 }
 
-impl Agenda {
+impl EventSchedule {
     fn new(node: String) -> Self {
         Self { node, subjects: HashMap::new(), served: String::new(), unanswered: 0 }
     }
 
     /// Returns the Event that is due: the node's first, then the namespaces' in turns, starting after the namespace
     /// that had the last Event. One at a time: another policy may be corrected in the meantime.
-    fn next(&mut self, all: &Unsupported, of_node: &OfNode, now: Instant) -> Option<DueEvent> {
+    fn next(
+        &mut self,
+        all: &Unsupported,
+        of_node: &NodeProblems,
+        now: Instant,
+    ) -> Option<DueEvent> {
         let known: HashSet<&str> = all.values().map(|(uid, _)| uid.as_str()).collect();
         self.subjects
             .retain(|subject, _| subject.starts_with(OF_NODE) || known.contains(subject.as_str()));
@@ -201,8 +206,9 @@ impl Agenda {
                 return Some(DueEvent { subject, reason, note, regarding: self.own_node() });
             }
         }
-        let notes =
-            all.iter().map(|(policy, (uid, reasons))| (policy, uid, note(&self.node, reasons)));
+        let notes = all
+            .iter()
+            .map(|(policy, (uid, reasons))| (policy, uid, event_note(&self.node, reasons)));
         let mut due: Vec<_> = notes.filter(|(_, uid, note)| is_due(uid, note)).collect();
         due.sort_by_key(|(_, uid, _)| {
             self.subjects.get(*uid).and_then(|it| Some(it.reported.as_ref()?.1))
@@ -222,7 +228,12 @@ impl Agenda {
     }
 
     /// Records the outcome of a write; returns the pause before the next attempt, in addition to the pace.
-    fn take(&mut self, due: DueEvent, written: Result<(), EventError>, now: Instant) -> Duration {
+    fn record_outcome(
+        &mut self,
+        due: DueEvent,
+        written: Result<(), EventError>,
+        now: Instant,
+    ) -> Duration {
         let DueEvent { subject, reason, note, regarding } = due;
         let name = regarding.name.unwrap_or_default();
         let it = self.subjects.entry(subject).or_default();
@@ -277,7 +288,7 @@ fn regarding(policy: &Key, uid: &str) -> ObjectReference {
     }
 }
 
-fn note(node: &str, reasons: &[String]) -> String {
+fn event_note(node: &str, reasons: &[String]) -> String {
     let reasons = reasons.join("; ");
     cut(
         format!("On node {node} part of this policy is not enforced as written: {reasons}"),
@@ -294,8 +305,8 @@ mod tests {
     #[test]
     fn a_note_fits() {
         let text = "On node n part of this policy is not enforced as written: a; b";
-        assert_eq!(note("n", &["a".into(), "b".into()]), text);
-        let long = note("n", &["\u{e9}".repeat(2000)]);
+        assert_eq!(event_note("n", &["a".into(), "b".into()]), text);
+        let long = event_note("n", &["\u{e9}".repeat(2000)]);
         assert!(long.len() <= NOTE_MAX && long.ends_with(" ..."));
     }
 
@@ -316,9 +327,9 @@ mod tests {
 
     #[test]
     fn namespaces_take_turns_whatever_is_refused_or_changes() {
-        let (mut all, none) = (troubled(), OfNode::new());
+        let (mut all, none) = (troubled(), NodeProblems::new());
         for refused in [false, true] {
-            let (mut agenda, mut now) = (Agenda::new("n1".into()), Instant::now());
+            let (mut agenda, mut now) = (EventSchedule::new("n1".into()), Instant::now());
             let mut turns = Vec::new();
             for turn in 0..6 {
                 // The crowd's notes change all the time.
@@ -327,7 +338,7 @@ mod tests {
                 turns.push(due.subject.clone());
                 let is_crowd = due.subject.starts_with("crowd");
                 let written = if refused && is_crowd { refusal() } else { Ok(()) };
-                assert_eq!(agenda.take(due, written, now), Duration::ZERO);
+                assert_eq!(agenda.record_outcome(due, written, now), Duration::ZERO);
                 now += PACE;
             }
             let expected =
@@ -345,12 +356,12 @@ mod tests {
 
     #[test]
     fn an_outage_stops_all_and_what_looks_like_one_does_not() {
-        let (all, none) = (troubled(), OfNode::new());
-        let (mut agenda, mut now) = (Agenda::new("n1".into()), Instant::now());
+        let (all, none) = (troubled(), NodeProblems::new());
+        let (mut agenda, mut now) = (EventSchedule::new("n1".into()), Instant::now());
         let mut pauses = Vec::new();
         for _ in 0..OUTAGE {
             let due = agenda.next(&all, &none, now).unwrap();
-            pauses.push(agenda.take(due, silence(), now));
+            pauses.push(agenda.record_outcome(due, silence(), now));
         }
         assert_eq!(pauses, [Duration::ZERO, Duration::ZERO, RETRY], "nobody answers");
         now += RETRY;
@@ -359,7 +370,8 @@ mod tests {
         while let Some(due) = agenda.next(&all, &none, now) {
             number += 1;
             now += PACE;
-            let pause = agenda.take(due, if number % 2 == 0 { silence() } else { Ok(()) }, now);
+            let pause =
+                agenda.record_outcome(due, if number % 2 == 0 { silence() } else { Ok(()) }, now);
             assert_eq!(pause, Duration::ZERO, "others' Events are written");
             if number > 60 {
                 break;
@@ -373,8 +385,8 @@ mod tests {
     fn whatever_becomes_of_a_tenants_events_the_others_are_written() {
         for seed in 1..=10 {
             let mut random = Random(seed);
-            let (mut agenda, mut now) = (Agenda::new("n1".into()), Instant::now());
-            let (mut all, none) = (Unsupported::new(), OfNode::new());
+            let (mut agenda, mut now) = (EventSchedule::new("n1".into()), Instant::now());
+            let (mut all, none) = (Unsupported::new(), NodeProblems::new());
             let (mut edited_at, mut waits) = (None, 0);
             for step in 0..600 {
                 for _ in 0..random.below(4) {
@@ -399,7 +411,7 @@ mod tests {
                     1 => refusal(),
                     _ => silence(),
                 };
-                now += agenda.take(due, outcome, now);
+                now += agenda.record_outcome(due, outcome, now);
                 if is_other && let Some(edited_at) = edited_at.take() {
                     let waited = now - edited_at;
                     assert!(waited <= PAUSE + 5 * PACE, "seed {seed}: {waited:?}");

@@ -86,7 +86,7 @@ impl Failure {
         reason = "an enum of another crate, open to further variants"
     )]
     #[must_use]
-    pub fn of(error: kube::Error) -> Self {
+    pub fn from_error(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::of_status(&status),
             kube::Error::SerdeError(error) => Self::Undecodable(error.to_string()),

@@ -21,13 +21,13 @@ use netpold_core::model::Change;
 use tokio::sync::{mpsc, watch};
 
 use super::answer::{Events, ResponseStream, WatchEvent};
-use super::availability::{Availability, Meaning};
+use super::availability::{Availability, FailureMeaning};
 use super::connection::Connection;
 use super::failure::Failure;
 use super::hub::KindUpdate;
 use super::kind::{Absence, WatchedKind, kind_name};
 use super::list;
-use super::outage::{Following, Member};
+use super::outage::{Following, OutageMember};
 use super::store::Store;
 use crate::convert::Read;
 
@@ -48,7 +48,7 @@ enum FollowState {
 }
 
 /// Field selector of a part of a kind's objects.
-pub(super) struct Narrow {
+pub(super) struct FieldSelector {
     /// The selector, such as `metadata.name=n1`.
     pub(super) fields: String,
     /// Whether the API server's cache has an index for the selector.
@@ -57,7 +57,7 @@ pub(super) struct Narrow {
     pub(super) widened: watch::Receiver<bool>,
 }
 
-impl Narrow {
+impl FieldSelector {
     fn is_widened(&self) -> bool {
         *self.widened.borrow()
     }
@@ -77,11 +77,11 @@ async fn until_widened(widened: Option<watch::Receiver<bool>>) {
 /// Follower of one kind.
 pub(super) struct Follower<K> {
     connection: Arc<Connection>,
-    outage: Member,
+    outage: OutageMember,
     updates: mpsc::Sender<KindUpdate>,
     number: usize,
     /// Narrower field selector, until all objects are needed.
-    narrow: Option<Narrow>,
+    narrow: Option<FieldSelector>,
     /// Whether the last complete list had no narrower selector.
     is_whole: bool,
     store: Store<K>,
@@ -100,10 +100,10 @@ impl<K: WatchedKind> Follower<K> {
     /// Creates a follower; `number` is the kind's index among all followed kinds.
     pub(super) fn new(
         connection: Arc<Connection>,
-        outage: Member,
+        outage: OutageMember,
         updates: mpsc::Sender<KindUpdate>,
         number: usize,
-        narrow: Option<Narrow>,
+        narrow: Option<FieldSelector>,
     ) -> Self {
         Self {
             connection,
@@ -151,7 +151,7 @@ impl<K: WatchedKind> Follower<K> {
     }
 
     fn is_widened(&self) -> bool {
-        self.narrow.as_ref().is_some_and(Narrow::is_widened)
+        self.narrow.as_ref().is_some_and(FieldSelector::is_widened)
     }
 
     fn fields(&self) -> Option<&str> {
@@ -171,7 +171,7 @@ impl<K: WatchedKind> Follower<K> {
                 Ok(metadata) => metadata,
                 Err(failure) => {
                     // The store already has these objects, so the next list returns no changes for them.
-                    self.say(changes, at).await;
+                    self.send_changes(changes, at).await;
                     return Err(failure);
                 }
             };
@@ -181,13 +181,13 @@ impl<K: WatchedKind> Follower<K> {
             }
             params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_some() {
-                self.say(changes, at).await;
+                self.send_changes(changes, at).await;
                 continue;
             }
             let version = metadata.resource_version.unwrap_or_default();
             changes.extend(self.complete(version));
             self.is_cache_refused = false;
-            self.say(changes, at).await;
+            self.send_changes(changes, at).await;
             return Ok(());
         }
     }
@@ -224,7 +224,8 @@ impl<K: WatchedKind> Follower<K> {
     async fn watch(&mut self, version: String) -> Result<(), Failure> {
         let began = Instant::now();
         let request = Request::new(K::url_path(&(), None)).watch(&self.watch_params(), &version);
-        let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
+        let request =
+            request.map_err(|error| Failure::from_error(kube::Error::BuildRequest(error)))?;
         let (quiet, patience) = (self.quiet.take(), self.connection.timeout());
         let answer = ResponseStream::to(&self.connection.client(), request, patience).await;
         let answer = answer.map_err(|failure| match quiet {
@@ -232,7 +233,7 @@ impl<K: WatchedKind> Follower<K> {
             _ => failure,
         })?;
         self.heard();
-        self.say(Vec::new(), began).await;
+        self.send_changes(Vec::new(), began).await;
         self.follow(answer).await?;
         if began.elapsed() < SHORT && !self.is_widened() {
             tokio::time::sleep(SHORT).await;
@@ -249,7 +250,7 @@ impl<K: WatchedKind> Follower<K> {
     async fn follow(&mut self, mut answer: ResponseStream) -> Result<(), Failure> {
         let mut events = Events::default();
         loop {
-            match self.take(&mut answer, &mut events).await {
+            match self.apply_events(&mut answer, &mut events).await {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(Failure::Silent(time)) => {
@@ -264,7 +265,7 @@ impl<K: WatchedKind> Follower<K> {
     }
 
     /// Takes in the next events; returns whether there may be more.
-    async fn take(
+    async fn apply_events(
         &mut self,
         answer: &mut ResponseStream,
         events: &mut Events,
@@ -289,7 +290,7 @@ impl<K: WatchedKind> Follower<K> {
             self.heard();
         }
         // Changes before a failure are sent too: the watch continues after them, and the next list sees them unchanged.
-        self.say(changes, at.unwrap_or_else(Instant::now)).await;
+        self.send_changes(changes, at.unwrap_or_else(Instant::now)).await;
         outcome
     }
 
@@ -358,17 +359,17 @@ impl<K: WatchedKind> Follower<K> {
         let what = format!("{verb} {}", self.availability.status.kind);
         let text = failure.text(&what, self.connection.server());
         let changes = match self.availability.failed(failure, text, self.store.len()) {
-            Meaning::Nothing => Vec::new(),
-            Meaning::KnownIsAll => {
+            FailureMeaning::Nothing => Vec::new(),
+            FailureMeaning::KnownIsAll => {
                 self.store.count_as_complete();
                 Vec::new()
             }
-            Meaning::AllGone => self.store.remove_all(),
+            FailureMeaning::AllGone => self.store.remove_all(),
         };
         if failure.calls_for_list() {
             self.state = FollowState::List;
         }
-        self.say(changes, Instant::now()).await;
+        self.send_changes(changes, Instant::now()).await;
         let absent = K::ABSENCE != Absence::Wrong && matches!(failure, Failure::NotServed);
         self.outage.set(if absent { Following::Rests } else { Following::Fails });
         let pause =
@@ -382,7 +383,7 @@ impl<K: WatchedKind> Follower<K> {
         }
     }
 
-    async fn say(&mut self, changes: Vec<Change>, at: Instant) {
+    async fn send_changes(&mut self, changes: Vec<Change>, at: Instant) {
         let status = &mut self.availability.status;
         status.objects = self.store.len();
         status.undecoded = self.store.undecoded();

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use super::node_use::{NodeUse, without_claims};
 use super::outage::random_part;
 use crate::Batch;
-use crate::gathered::Gathered;
+use crate::gathered::GatheredChanges;
 
 /// Time after a batch in which changes are gathered for the next batch: in a burst, objects that belong together arrive
 /// on several watches. No change waits longer, and a change after a pause does not wait.
@@ -60,7 +60,7 @@ pub(super) struct Hub {
     /// Decides whether all nodes are followed; absent if that is settled.
     nodes: Option<NodeScope>,
     /// Objects that could allow too much before all nodes are known.
-    held: Gathered,
+    held: GatheredChanges,
     /// Version up to which the batches that were sent contain a kind, for receivers that need it.
     version: Option<KindVersion>,
 }
@@ -143,7 +143,7 @@ impl Hub {
             })
             .collect();
         let (status, seen) = watch::channel(SourceStatus::default());
-        let held = Gathered::default();
+        let held = GatheredChanges::default();
         let hub = Self {
             updates,
             batches,
@@ -180,17 +180,17 @@ impl Hub {
             };
             let Some(first) = first else { return };
             let at = first.at;
-            let mut gathered = Gathered::default();
-            self.take(first, &mut gathered);
+            let mut gathered = GatheredChanges::default();
+            self.merge_update(first, &mut gathered);
             if tokio::time::Instant::now() < calm {
                 while let Ok(Some(update)) =
                     tokio::time::timeout_at(calm, self.updates.recv()).await
                 {
-                    self.take(update, &mut gathered);
+                    self.merge_update(update, &mut gathered);
                 }
             }
             while let Ok(update) = self.updates.try_recv() {
-                self.take(update, &mut gathered);
+                self.merge_update(update, &mut gathered);
             }
             if !gathered.0.is_empty() {
                 calm = tokio::time::Instant::now() + GATHER;
@@ -201,9 +201,9 @@ impl Hub {
         }
     }
 
-    fn take(&mut self, update: KindUpdate, gathered: &mut Gathered) {
+    fn merge_update(&mut self, update: KindUpdate, gathered: &mut GatheredChanges) {
         if let Some(nodes) = &mut self.nodes {
-            update.changes.iter().for_each(|change| nodes.node_use.take(change));
+            update.changes.iter().for_each(|change| nodes.node_use.apply_change(change));
         }
         gathered.add(update.changes);
         if let Some(version) = self.version.as_mut().filter(|of| of.kind == update.kind) {
@@ -219,7 +219,7 @@ impl Hub {
     }
 
     /// Sends the gathered changes; `None` if the receiver is closed.
-    async fn publish(&mut self, gathered: Gathered, at: Instant) -> Option<()> {
+    async fn publish(&mut self, gathered: GatheredChanges, at: Instant) -> Option<()> {
         let before = self.in_sync;
         let lacks_nodes = self.lacks_nodes();
         self.in_sync |= !lacks_nodes && self.kinds.iter().all(|known| known.is_settled);
@@ -267,13 +267,13 @@ impl Hub {
 
     /// Returns the changes, with those that were held before. While nodes are missing, objects that could allow too
     /// much without them are held, and their last state stays in force; a pod loses its claims.
-    fn release(&mut self, gathered: Gathered, lacks_nodes: bool) -> Vec<Change> {
+    fn release(&mut self, gathered: GatheredChanges, lacks_nodes: bool) -> Vec<Change> {
         if !lacks_nodes {
             let mut all = std::mem::take(&mut self.held);
             all.0.extend(gathered.0);
             return all.changes();
         }
-        let mut ready = Gathered::default();
+        let mut ready = GatheredChanges::default();
         for (key, change) in gathered.0 {
             self.held.0.remove(&key);
             if self.nodes.as_ref().is_none_or(|nodes| nodes.node_use.holds(&change)) {

@@ -53,13 +53,13 @@ pub(super) trait WatchedKind: Resource<DynamicType = ()> + Send + Sync + 'static
 
     /// Returns the change for the removal of the object with this key; kinds without namespaces have an empty namespace
     /// in the key.
-    fn gone(key: Key) -> Change;
+    fn removal(key: Key) -> Change;
 }
 
 impl WatchedKind for Namespace {
     const KIND: convert::Kind = convert::Kind::Namespace;
 
-    fn gone(key: Key) -> Change {
+    fn removal(key: Key) -> Change {
         Change::NamespaceGone(key.name)
     }
 }
@@ -67,7 +67,7 @@ impl WatchedKind for Namespace {
 impl WatchedKind for Node {
     const KIND: convert::Kind = convert::Kind::Node;
 
-    fn gone(key: Key) -> Change {
+    fn removal(key: Key) -> Change {
         Change::NodeGone(key.name)
     }
 }
@@ -78,7 +78,7 @@ impl WatchedKind for Pod {
     /// as deleted.
     const FIELDS: Option<&'static str> = Some("status.phase!=Succeeded,status.phase!=Failed");
 
-    fn gone(key: Key) -> Change {
+    fn removal(key: Key) -> Change {
         Change::PodGone(key)
     }
 }
@@ -87,7 +87,7 @@ impl WatchedKind for Service {
     const KIND: convert::Kind = convert::Kind::Service;
     const ABSENCE: Absence = Absence::Unusual;
 
-    fn gone(key: Key) -> Change {
+    fn removal(key: Key) -> Change {
         Change::ServiceGone(key)
     }
 }
@@ -100,7 +100,7 @@ impl WatchedKind for EndpointSlice {
     const LABELS: Option<&'static str> =
         Some("!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name");
 
-    fn gone(key: Key) -> Change {
+    fn removal(key: Key) -> Change {
         Change::EndpointSliceGone(key)
     }
 }
@@ -108,7 +108,7 @@ impl WatchedKind for EndpointSlice {
 impl WatchedKind for NetworkPolicy {
     const KIND: convert::Kind = convert::Kind::NetworkPolicy;
 
-    fn gone(key: Key) -> Change {
+    fn removal(key: Key) -> Change {
         Change::PolicyGone(key)
     }
 }
@@ -152,7 +152,7 @@ impl WatchedKind for ClusterNetworkPolicy {
     const KIND: convert::Kind = convert::Kind::ClusterNetworkPolicy;
     const ABSENCE: Absence = Absence::Usual;
 
-    fn gone(key: Key) -> Change {
+    fn removal(key: Key) -> Change {
         Change::ClusterPolicyGone(key.name)
     }
 }

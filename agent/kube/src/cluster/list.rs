@@ -26,7 +26,7 @@ const ATTEMPTS: usize = 3;
 
 /// Result of listing a kind.
 #[derive(Debug, Default)]
-pub struct Listed {
+pub struct KindListing {
     /// The objects.
     pub objects: Vec<Change>,
     /// Problems with the objects; if there are many, some of them.
@@ -70,15 +70,17 @@ impl Lister {
         &self,
         kind: convert::Kind,
         namespace: Option<&str>,
-    ) -> Result<Listed, Failure> {
+    ) -> Result<KindListing, Failure> {
         match kind {
-            convert::Kind::Namespace => self.all::<Namespace>(None).await,
-            convert::Kind::Node => self.all::<Node>(None).await,
-            convert::Kind::Pod => self.all::<Pod>(namespace).await,
-            convert::Kind::Service => self.all::<Service>(namespace).await,
-            convert::Kind::EndpointSlice => self.all::<EndpointSlice>(namespace).await,
-            convert::Kind::NetworkPolicy => self.all::<NetworkPolicy>(namespace).await,
-            convert::Kind::ClusterNetworkPolicy => self.all::<ClusterNetworkPolicy>(None).await,
+            convert::Kind::Namespace => self.list_all::<Namespace>(None).await,
+            convert::Kind::Node => self.list_all::<Node>(None).await,
+            convert::Kind::Pod => self.list_all::<Pod>(namespace).await,
+            convert::Kind::Service => self.list_all::<Service>(namespace).await,
+            convert::Kind::EndpointSlice => self.list_all::<EndpointSlice>(namespace).await,
+            convert::Kind::NetworkPolicy => self.list_all::<NetworkPolicy>(namespace).await,
+            convert::Kind::ClusterNetworkPolicy => {
+                self.list_all::<ClusterNetworkPolicy>(None).await
+            }
         }
     }
 
@@ -86,11 +88,12 @@ impl Lister {
     ///
     /// # Errors
     /// See [`Failure`].
-    pub async fn namespace(&self, name: &str) -> Result<Listed, Failure> {
+    pub async fn namespace(&self, name: &str) -> Result<KindListing, Failure> {
         let request = Request::new(Namespace::url_path(&(), None));
         let request = request.get(name, &kube::api::GetParams::default());
-        let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
-        let text = self.client().request_text(request).await.map_err(Failure::of)?;
+        let request =
+            request.map_err(|error| Failure::from_error(kube::Error::BuildRequest(error)))?;
+        let text = self.client().request_text(request).await.map_err(Failure::from_error)?;
         let mut store = Store::<Namespace>::new();
         let objects = store.update(&convert::read(convert::Kind::Namespace, text.as_bytes(), true));
         Ok(listed(&mut store, objects.into_iter().collect()))
@@ -110,7 +113,10 @@ impl Lister {
         }
     }
 
-    async fn all<K: WatchedKind>(&self, namespace: Option<&str>) -> Result<Listed, Failure> {
+    async fn list_all<K: WatchedKind>(
+        &self,
+        namespace: Option<&str>,
+    ) -> Result<KindListing, Failure> {
         let mut attempts = 1;
         loop {
             match self.pages::<K>(namespace).await {
@@ -121,7 +127,7 @@ impl Lister {
         }
     }
 
-    async fn pages<K: WatchedKind>(&self, namespace: Option<&str>) -> Result<Listed, Failure> {
+    async fn pages<K: WatchedKind>(&self, namespace: Option<&str>) -> Result<KindListing, Failure> {
         let (client, timeout) = (self.client(), self.connection.timeout());
         let (mut store, mut objects) = (Store::<K>::new(), Vec::new());
         let mut params = params::<K>(K::FIELDS);
@@ -138,7 +144,7 @@ impl Lister {
 
     /// Returns an empty list if a failure shows that an optional kind is not served. A kind that the user may not list
     /// may not exist at all: every user may read the list of served kinds.
-    async fn absent<K: WatchedKind>(&self, failure: Failure) -> Result<Listed, Failure> {
+    async fn absent<K: WatchedKind>(&self, failure: Failure) -> Result<KindListing, Failure> {
         let not_served = match &failure {
             Failure::NotServed => K::ABSENCE != Absence::Wrong,
             Failure::NoPath(_) | Failure::Forbidden(_) => {
@@ -153,16 +159,16 @@ impl Lister {
             | Failure::Unreachable(_)
             | Failure::Undecodable(_) => false,
         };
-        if not_served { Ok(Listed::default()) } else { Err(failure) }
+        if not_served { Ok(KindListing::default()) } else { Err(failure) }
     }
 }
 
-fn listed<K: WatchedKind>(store: &mut Store<K>, objects: Vec<Change>) -> Listed {
+fn listed<K: WatchedKind>(store: &mut Store<K>, objects: Vec<Change>) -> KindListing {
     let problems = store.problems().unwrap_or_default();
     let more = (problems.more > 0)
         .then(|| format!("{} more problems of {}", problems.more, kind_name::<K>()));
     let problems = problems.texts.into_iter().chain(more).collect();
-    Listed { objects, problems, served: true }
+    KindListing { objects, problems, served: true }
 }
 
 /// Returns the parameters of a list, narrowed by a field selector.
@@ -184,7 +190,7 @@ pub(super) async fn page<K: WatchedKind>(
     mut take: impl FnMut(&Read),
 ) -> Result<ListMeta, Failure> {
     let request = Request::new(K::url_path(&(), namespace)).list(params);
-    let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
+    let request = request.map_err(|error| Failure::from_error(kube::Error::BuildRequest(error)))?;
     let mut answer = ResponseStream::to(client, request, patience).await?;
     let (mut listed, mut metadata) = (false, None);
     let mut part = |part: ResponsePart<'_>| match part {

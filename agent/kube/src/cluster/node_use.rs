@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use netpold_core::cluster::{SecondNetworks, is_subject};
+use netpold_core::cluster::{SecondaryNetworks, is_subject};
 use netpold_core::model::{Change, Key, Pod, Policy, Service};
 
 /// Objects that make other nodes' addresses matter on one node, updated by changes.
@@ -10,14 +10,14 @@ use netpold_core::model::{Change, Key, Pod, Policy, Service};
 /// | objects | effect of another node's address |
 /// |---|---|
 /// | a ClusterNetworkPolicy with egress rules | its `nodes` peers are these addresses, and its Deny rules for pods apply to their node ports |
-/// | a pod's claim to an address of [`SecondNetworks`] | a claim to a node's address does not count |
+/// | a pod's claim to an address of [`SecondaryNetworks`] | a claim to a node's address does not count |
 /// | a NetworkPolicy with egress rules in a namespace with a pod of this node, and a Service with a node port | the node port passes if every backend is allowed; while the node is unknown, its address is an ordinary one, and the port is denied unless a block allows it |
 #[derive(Debug, Default)]
 pub(super) struct NodeUse {
     /// Name of this node.
     node: String,
     /// Blocks in which claims count.
-    second_networks: SecondNetworks,
+    secondary_networks: SecondaryNetworks,
     /// Pods of this node that policy can select.
     own_pods: NamesByNamespace,
     /// Pods of any node with such a claim.
@@ -35,12 +35,12 @@ type NamesByNamespace = BTreeMap<String, BTreeSet<String>>;
 
 impl NodeUse {
     /// Returns the use of a node without objects.
-    pub(super) fn of_node(node: String, second_networks: SecondNetworks) -> Self {
-        Self { node, second_networks, ..Self::default() }
+    pub(super) fn of_node(node: String, secondary_networks: SecondaryNetworks) -> Self {
+        Self { node, secondary_networks, ..Self::default() }
     }
 
     /// Takes in a change of an object.
-    pub(super) fn take(&mut self, change: &Change) {
+    pub(super) fn apply_change(&mut self, change: &Change) {
         match change {
             Change::Pod(pod) => {
                 let is_own = *pod.node == *self.node && is_subject(pod);
@@ -77,7 +77,7 @@ impl NodeUse {
 
     /// Returns whether a change is one that [`depends_on_nodes`].
     pub(super) fn holds(&self, change: &Change) -> bool {
-        depends_on_nodes(change, &self.second_networks)
+        depends_on_nodes(change, &self.secondary_networks)
     }
 
     /// Returns whether other nodes' addresses matter to a ClusterNetworkPolicy, which no tenant can write.
@@ -97,10 +97,10 @@ impl NodeUse {
 
 /// Returns whether a change sets an object that could allow more while other nodes are unknown than it does with them:
 /// a ClusterNetworkPolicy with egress rules, or a pod with a claim that may count. A NetworkPolicy only allows less.
-pub(super) fn depends_on_nodes(change: &Change, second_networks: &SecondNetworks) -> bool {
+pub(super) fn depends_on_nodes(change: &Change, secondary_networks: &SecondaryNetworks) -> bool {
     if let Change::Pod(pod) = change {
-        let mut claimed = pod.second_addresses();
-        return is_subject(pod) && claimed.any(|address| second_networks.contains(address));
+        let mut claimed = pod.secondary_addresses();
+        return is_subject(pod) && claimed.any(|address| secondary_networks.contains(address));
     }
     matches!(change, Change::ClusterPolicy(policy) if !policy.egress.is_empty())
 }
@@ -108,7 +108,7 @@ pub(super) fn depends_on_nodes(change: &Change, second_networks: &SecondNetworks
 /// Returns the part of such a change that holds for any nodes: the pod without its claims.
 pub(super) fn without_claims(change: &Change) -> Option<Change> {
     let Change::Pod(pod) = change else { return None };
-    Some(Change::Pod(Pod { second: Vec::new(), ..pod.clone() }))
+    Some(Change::Pod(Pod { secondary: Vec::new(), ..pod.clone() }))
 }
 
 fn has_egress(policy: &Policy) -> bool {
@@ -177,24 +177,24 @@ mod tests {
         let (ports, allows) = (service("s", Some(30_080)), policy("p", json!([{}])));
         let all = [own.clone(), ports.clone(), allows.clone()];
         let of = |changes: &[Change]| {
-            let mut of_node = NodeUse::of_node("n".into(), SecondNetworks::default());
-            changes.iter().for_each(|change| of_node.take(change));
+            let mut of_node = NodeUse::of_node("n".into(), SecondaryNetworks::default());
+            changes.iter().for_each(|change| of_node.apply_change(change));
             of_node
         };
         assert!(of(&all).needs_all());
         for (place, less) in [
             (0, pod("a", "other", false)),
             (0, pod("a", "n", true)),
-            (0, own.gone()),
+            (0, own.removal()),
             (1, service("s", None)),
-            (1, ports.gone()),
+            (1, ports.removal()),
             (2, policy("p", json!([]))),
-            (2, allows.gone()),
+            (2, allows.removal()),
         ] {
             let mut after = of(&all);
-            after.take(&less);
+            after.apply_change(&less);
             assert!(!after.needs_all(), "after {less:?}");
-            after.take(&all[place]);
+            after.apply_change(&all[place]);
             assert!(after.needs_all(), "again after {less:?}");
             let mut without = all.to_vec();
             without[place] = less;
@@ -204,17 +204,17 @@ mod tests {
 
     #[test]
     fn egress_rules_of_a_cluster_policy_suffice() {
-        let mut of_node = NodeUse::of_node("n".into(), SecondNetworks::default());
+        let mut of_node = NodeUse::of_node("n".into(), SecondaryNetworks::default());
         let nodes = json!([{ "action": "Deny", "to": [{ "nodes": {} }] }]);
         let pods = json!([{ "action": "Deny", "to": [{ "namespaces": {} }] }]);
         for egress in [nodes, pods] {
-            of_node.take(&cluster_policy(json!([])));
+            of_node.apply_change(&cluster_policy(json!([])));
             assert!(!of_node.needs_all() && !of_node.holds(&cluster_policy(json!([]))));
             let change = cluster_policy(egress);
-            of_node.take(&change);
+            of_node.apply_change(&change);
             assert!(of_node.needs_all() && of_node.holds(&change));
         }
-        of_node.take(&cluster_policy(json!([])).gone());
+        of_node.apply_change(&cluster_policy(json!([])).removal());
         assert!(!of_node.needs_all());
     }
 
@@ -230,15 +230,15 @@ mod tests {
             let object = json!({ "metadata": metadata, "spec": spec });
             convert::read(Kind::Pod, object.to_string().as_bytes(), true).change.unwrap()
         };
-        let none = SecondNetworks(Vec::new());
+        let none = SecondaryNetworks(Vec::new());
         for (networks, address, is_needed) in [
-            (SecondNetworks::default(), "10.9.0.2", true),
-            (SecondNetworks::default(), "8.8.8.8", false),
+            (SecondaryNetworks::default(), "10.9.0.2", true),
+            (SecondaryNetworks::default(), "8.8.8.8", false),
             (none, "10.9.0.2", false),
         ] {
             let mut of_node = NodeUse::of_node("n".into(), networks);
             let change = claim(address);
-            of_node.take(&change);
+            of_node.apply_change(&change);
             assert_eq!(of_node.needs_all(), is_needed, "{address}");
             assert_eq!(of_node.holds(&change), is_needed, "{address}");
             assert!(!of_node.needs_all_at_once());
@@ -252,8 +252,8 @@ mod tests {
         let (mut equal, mut stricter) = (0, 0);
         for seed in 0..600 {
             let cluster = GeneratedCluster::from_seed(seed);
-            let mut of_node = NodeUse::of_node(NODE.into(), SecondNetworks::default());
-            cluster.objects.iter().for_each(|change| of_node.take(change));
+            let mut of_node = NodeUse::of_node(NODE.into(), SecondaryNetworks::default());
+            cluster.objects.iter().for_each(|change| of_node.apply_change(change));
             let is_other = |change: &&Change| matches!(change, Change::Node(n) if n.name != NODE);
             let own = cluster.objects.iter().filter(|change| !is_other(change)).cloned();
             let [all, own]: [Oracle; 2] =

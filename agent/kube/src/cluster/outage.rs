@@ -47,15 +47,15 @@ impl Outage {
     }
 
     /// Adds a kind in the state [`Following::Works`].
-    pub(super) fn member(self: &Arc<Self>) -> Member {
+    pub(super) fn member(self: &Arc<Self>) -> OutageMember {
         self.member_in(Following::Works)
     }
 
     /// Adds a kind in a state. One that begins late begins with [`Following::Rests`], so that it hides no outage.
-    pub(super) fn member_in(self: &Arc<Self>, state: Following) -> Member {
+    pub(super) fn member_in(self: &Arc<Self>, state: Following) -> OutageMember {
         let mut kinds = self.kinds();
         kinds.push(state);
-        Member { outage: Arc::clone(self), number: kinds.len() - 1 }
+        OutageMember { outage: Arc::clone(self), number: kinds.len() - 1 }
     }
 
     /// Returns whether no kind works, and at least one fails.
@@ -86,12 +86,12 @@ fn is_outage(kinds: &[Following]) -> bool {
 
 /// One kind's membership in an [`Outage`].
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct OutageMember {
     outage: Arc<Outage>,
     number: usize,
 }
 
-impl Member {
+impl OutageMember {
     /// Sets the state of following the kind. The first kind that works again ends the outage.
     pub(super) fn set(&self, now: Following) {
         let mut kinds = self.outage.kinds();
@@ -126,7 +126,7 @@ impl Member {
 }
 
 /// A kind that is no longer followed does not count.
-impl Drop for Member {
+impl Drop for OutageMember {
     fn drop(&mut self) {
         self.set(Following::Rests);
     }
@@ -151,7 +151,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_mins(1);
 
     /// Sends requests to a server as a follower does, until the server answers.
-    async fn follow(member: Member, server: Arc<AtomicBool>) {
+    async fn follow(member: OutageMember, server: Arc<AtomicBool>) {
         while !server.load(Ordering::Relaxed) {
             member.set(Following::Fails);
             member.pause(BACKOFF).await;

@@ -40,7 +40,7 @@ impl OwnEntries {
         clippy::wildcard_enum_match_arm,
         reason = "of the many changes, the ones this is about"
     )]
-    pub(super) fn take(&mut self, changes: &[Change], version: u64) {
+    pub(super) fn apply_changes(&mut self, changes: &[Change], version: u64) {
         for change in changes {
             match change {
                 Change::Pod(pod) => drop(self.versions.insert(pod.key.clone(), version)),
@@ -109,7 +109,7 @@ mod tests {
         let vocabulary = Vocabulary { label_keys, ..Vocabulary::default() };
         view.take_slice(0, 1, vocabulary.reduce(&own("a")).into_iter().collect());
         let changes = [Change::Pod(own("b"))];
-        entries.take(&changes, 10);
+        entries.apply_changes(&changes, 10);
         let [change] = changes;
         view.take_own(change);
         (entries, view, vocabulary, now)

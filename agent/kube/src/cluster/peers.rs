@@ -150,8 +150,8 @@ impl Peers {
                 }
                 _ = look.tick() => {
                     self.is_covered = None;
-                    self.ask(Instant::now());
-                    let changes = self.held.look(self.health.served());
+                    self.check_api_server(Instant::now());
+                    let changes = self.held.release_due(self.health.served());
                     self.send(changes).await
                 }
             };
@@ -170,7 +170,7 @@ impl Peers {
         }
         let all = std::mem::take(&mut update.changes);
         if update.kind == self.kinds.pods {
-            self.own_entries.take(&all, update.version);
+            self.own_entries.apply_changes(&all, update.version);
             let changes = all.into_iter().filter_map(|change| self.view.take_own(change)).collect();
             self.own_status = update.status;
             self.own_settled = update.is_settled;
@@ -183,7 +183,7 @@ impl Peers {
             self.is_covered = None;
         }
         let served = self.health.served();
-        let comes = all.into_iter().flat_map(|change| self.held.take(change, served));
+        let comes = all.into_iter().flat_map(|change| self.held.apply_change(change, served));
         update.changes = comes.collect();
         let at = update.at;
         self.channels.out.send(update).await.ok()?;
@@ -195,7 +195,7 @@ impl Peers {
         let is_settled = update.is_settled;
         let pods = self.all_pods.as_mut().filter(|pods| pods.has_number(update.kind));
         let Some(pods) = pods else { return Vec::new() };
-        let (is_held, changes) = (pods.is_held(), pods.take(update));
+        let (is_held, changes) = (pods.is_held(), pods.apply_update(update));
         let mut changes = self.take_watched(changes);
         if is_settled && !is_held && self.view.origin() == PeerOrigin::Slices {
             changes.extend(self.follow_pods());
@@ -209,7 +209,7 @@ impl Peers {
 
     /// Takes in an event of slices; returns the changes that follow.
     fn take_event(&mut self, event: SliceEvent, now: Instant) -> Vec<Change> {
-        let changes = self.set.take(event).into_iter();
+        let changes = self.set.apply_event(event).into_iter();
         changes.flat_map(|change| self.take_slices(change, now)).collect()
     }
 
@@ -344,7 +344,7 @@ impl Peers {
     }
 
     /// Asks whether the API server answers, if that matters and no request shows it.
-    fn ask(&mut self, now: Instant) {
+    fn check_api_server(&mut self, now: Instant) {
         let matters = self.view.origin() == PeerOrigin::Slices && !self.outage.is_on();
         let is_due = self.asked.as_ref().is_none_or(|(asked, at)| {
             asked.is_finished() && now.saturating_duration_since(*at) >= ASK

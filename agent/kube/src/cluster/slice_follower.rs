@@ -17,7 +17,7 @@ use super::answer::is_quiet;
 use super::connection::Connection;
 use super::failure::{Failure, is_outage};
 use super::list::PAGE;
-use super::outage::{Following, Member, Outage, random_part};
+use super::outage::{Following, Outage, OutageMember, random_part};
 
 /// Time over which the agents of a cluster spread their requests for the heartbeat.
 const ASKED: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ pub(super) enum SliceEvent {
 /// Sends the events of slices until the receiver is dropped.
 pub(super) async fn follow(
     connection: Arc<Connection>,
-    member: Member,
+    member: OutageMember,
     events: mpsc::Sender<SliceEvent>,
 ) {
     let mut backoff = DefaultBackoff::default();
@@ -100,7 +100,7 @@ pub(super) async fn follow(
 
 /// Requests the heartbeat and records any answer, including a refusal. The answer comes from the store and not from a
 /// cache of the server, so it shows that the controller could write.
-pub(super) async fn ask(connection: Arc<Connection>, outage: Arc<Outage>) {
+pub(super) async fn request_heartbeat(connection: Arc<Connection>, outage: Arc<Outage>) {
     tokio::time::sleep(random_part(ASKED)).await;
     let api = Api::<PeerSlice>::all(connection.client());
     let params = ListParams::default().fields(&format!("metadata.name={HEARTBEAT}"));
@@ -144,7 +144,7 @@ fn failure(error: watcher::Error) -> Option<Failure> {
     match error {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => Some(Failure::of(error)),
+        | watcher::Error::WatchFailed(error) => Some(Failure::from_error(error)),
         watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => None,
     }
 }

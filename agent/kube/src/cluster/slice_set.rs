@@ -92,7 +92,7 @@ impl SliceSet {
     }
 
     /// Takes in an event; returns the changes.
-    pub(super) fn take(&mut self, event: SliceEvent) -> Vec<SliceChange> {
+    pub(super) fn apply_event(&mut self, event: SliceEvent) -> Vec<SliceChange> {
         if let SliceEvent::Failed { text, is_unreachable } = event {
             self.status.error = Some(format!("cannot follow peer slices: {text}"));
             self.status.restarts += 1;
@@ -101,7 +101,7 @@ impl SliceSet {
         }
         (self.status.error, self.status.unreachable, self.status.served) = (None, false, true);
         match event {
-            SliceEvent::Set(slice) => self.take_slice(*slice, false).into_iter().collect(),
+            SliceEvent::Set(slice) => self.apply_slice(*slice, false).into_iter().collect(),
             SliceEvent::Gone(name) => {
                 self.broken.remove(&name);
                 self.known.remove(&name);
@@ -109,12 +109,12 @@ impl SliceSet {
                 let gone = slice_number(&name).map(|it| SliceChange::Pods(it, 0, Vec::new()));
                 gone.into_iter().collect()
             }
-            SliceEvent::Listed(slices) => self.take_list(slices),
+            SliceEvent::Listed(slices) => self.apply_list(slices),
             SliceEvent::Failed { .. } => Vec::new(),
         }
     }
 
-    fn take_list(&mut self, slices: Vec<PeerSlice>) -> Vec<SliceChange> {
+    fn apply_list(&mut self, slices: Vec<PeerSlice>) -> Vec<SliceChange> {
         self.status.lists += 1;
         (self.is_listed, self.status.in_sync) = (true, true);
         let names = slices.iter().filter_map(|slice| slice.metadata.name.clone());
@@ -124,15 +124,15 @@ impl SliceSet {
         let numbers = self.known.iter().filter_map(|name| slice_number(name));
         let numbers = numbers.filter(|number| self.known.contains(&slice_name(*number)));
         let mut changes = vec![SliceChange::Only(numbers.collect())];
-        changes.extend(slices.into_iter().filter_map(|slice| self.take_slice(slice, true)));
+        changes.extend(slices.into_iter().filter_map(|slice| self.apply_slice(slice, true)));
         changes
     }
 
     /// Takes in a slice, of a list or of a watch.
-    fn take_slice(&mut self, slice: PeerSlice, is_listed: bool) -> Option<SliceChange> {
+    fn apply_slice(&mut self, slice: PeerSlice, is_listed: bool) -> Option<SliceChange> {
         let name = slice.metadata.name.unwrap_or_default();
         if name == INDEX {
-            self.take_index(slice.spec.vocabulary.unwrap_or_default());
+            self.apply_index(slice.spec.vocabulary.unwrap_or_default());
             return Some(SliceChange::Names { is_listed });
         }
         if name == HEARTBEAT {
@@ -163,7 +163,7 @@ impl SliceSet {
         }
     }
 
-    fn take_index(&mut self, vocabulary: PeerVocabulary) {
+    fn apply_index(&mut self, vocabulary: PeerVocabulary) {
         self.names = Some(Vocabulary::from(&vocabulary));
         self.coming = Vocabulary {
             label_keys: vocabulary.coming_label_keys,

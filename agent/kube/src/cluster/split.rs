@@ -16,18 +16,18 @@ const KEPT: usize = 1 << 20;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ResponsePart<'p> {
     /// An element of `items`.
-    Item(Raw<'p>),
+    Item(RawValue<'p>),
     /// The end of `items`.
     Items,
     /// A field other than `items`, by its key.
-    Field(&'p [u8], Raw<'p>),
+    Field(&'p [u8], RawValue<'p>),
     /// The end of an object: a list, or an event.
     End,
 }
 
 /// The text of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Raw<'p> {
+pub(super) struct RawValue<'p> {
     pub(super) text: &'p [u8],
     /// Whether all of the value was kept.
     pub(super) whole: bool,
@@ -45,7 +45,7 @@ fn found(byte: u8) -> String {
 /// Splits a sequence of JSON objects.
 #[derive(Debug, Default)]
 pub(super) struct Splitter {
-    at: At,
+    at: SplitPosition,
     key: Vec<u8>,
     value: Vec<u8>,
     whole: bool,
@@ -58,7 +58,7 @@ pub(super) struct Splitter {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum At {
+enum SplitPosition {
     /// Outside of any object.
     #[default]
     Outside,
@@ -74,7 +74,7 @@ enum At {
 impl Splitter {
     /// Returns whether every object that began has ended.
     pub(super) fn is_outside(&self) -> bool {
-        self.at == At::Outside
+        self.at == SplitPosition::Outside
     }
 
     /// Takes in further bytes, and passes the parts that end in them to `out`.
@@ -85,44 +85,49 @@ impl Splitter {
     ) -> Result<(), NotJson> {
         while let Some((&byte, rest)) = bytes.split_first() {
             match (self.at, byte) {
-                (At::Value, _) => {
+                (SplitPosition::Value, _) => {
                     let (taken, ended) = self.scan(bytes);
-                    self.keep(&bytes[..taken]);
+                    self.append(&bytes[..taken]);
                     bytes = &bytes[taken..];
                     if ended {
                         self.hand_out(&mut out);
                     }
                     continue;
                 }
-                (At::Key, b'"') => self.at = At::Colon,
-                (At::Key, _) => {
+                (SplitPosition::Key, b'"') => self.at = SplitPosition::Colon,
+                (SplitPosition::Key, _) => {
                     if self.key.len() < KEY_MAX {
                         self.key.push(byte);
                     }
                 }
-                (_, b' ' | b'\n' | b'\r' | b'\t') | (At::BeforeKey, b',') => {}
-                (At::Outside, b'{') => self.at = At::BeforeKey,
-                (At::BeforeKey, b'"') => {
+                (_, b' ' | b'\n' | b'\r' | b'\t') | (SplitPosition::BeforeKey, b',') => {}
+                (SplitPosition::Outside, b'{') => self.at = SplitPosition::BeforeKey,
+                (SplitPosition::BeforeKey, b'"') => {
                     self.key.clear();
-                    self.at = At::Key;
+                    self.at = SplitPosition::Key;
                 }
-                (At::BeforeKey, b'}') => {
-                    self.at = At::Outside;
+                (SplitPosition::BeforeKey, b'}') => {
+                    self.at = SplitPosition::Outside;
                     out(ResponsePart::End);
                 }
-                (At::Colon, b':') => self.at = At::BeforeValue,
-                (At::BeforeValue, b'[') if !self.items && self.key == b"items" => self.items = true,
-                (At::BeforeValue, b',') if self.items => {}
-                (At::BeforeValue, b']') if self.items => {
+                (SplitPosition::Colon, b':') => self.at = SplitPosition::BeforeValue,
+                (SplitPosition::BeforeValue, b'[') if !self.items && self.key == b"items" => {
+                    self.items = true
+                }
+                (SplitPosition::BeforeValue, b',') if self.items => {}
+                (SplitPosition::BeforeValue, b']') if self.items => {
                     self.items = false;
-                    self.at = At::BeforeKey;
+                    self.at = SplitPosition::BeforeKey;
                     out(ResponsePart::Items);
                 }
-                (At::BeforeValue, b'{' | b'[' | b'"' | b'-' | b'0'..=b'9' | b'a'..=b'z') => {
+                (
+                    SplitPosition::BeforeValue,
+                    b'{' | b'[' | b'"' | b'-' | b'0'..=b'9' | b'a'..=b'z',
+                ) => {
                     (self.depth, self.quoted, self.escaped, self.whole) = (0, false, false, true);
                     self.value.clear();
                     self.value.shrink_to(KEPT);
-                    self.at = At::Value;
+                    self.at = SplitPosition::Value;
                     // The byte is the value's first.
                     continue;
                 }
@@ -169,20 +174,20 @@ impl Splitter {
         (bytes.len(), false)
     }
 
-    fn keep(&mut self, bytes: &[u8]) {
+    fn append(&mut self, bytes: &[u8]) {
         let room = PART_MAX - self.value.len();
         self.whole &= bytes.len() <= room;
         self.value.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
     fn hand_out(&mut self, out: &mut impl FnMut(ResponsePart<'_>)) {
-        let raw = Raw { text: &self.value, whole: self.whole };
+        let raw = RawValue { text: &self.value, whole: self.whole };
         if self.items {
             out(ResponsePart::Item(raw));
-            self.at = At::BeforeValue;
+            self.at = SplitPosition::BeforeValue;
         } else {
             out(ResponsePart::Field(&self.key, raw));
-            self.at = At::BeforeKey;
+            self.at = SplitPosition::BeforeKey;
         }
     }
 }
@@ -194,7 +199,7 @@ mod tests {
     /// Splits a text in pieces of a given size; returns its parts as text.
     fn parts(text: &[u8], size: usize) -> Result<Vec<String>, NotJson> {
         let (mut splitter, mut parts) = (Splitter::default(), Vec::new());
-        let shown = |raw: Raw<'_>| {
+        let shown = |raw: RawValue<'_>| {
             let cut = if raw.whole { "" } else { " (cut)" };
             format!("{}{cut}", String::from_utf8_lossy(raw.text))
         };

@@ -21,7 +21,7 @@ const NAMED_OF_NAMESPACE: usize = 10;
 #[derive(Debug)]
 pub(super) struct Store<K> {
     known: HashMap<Box<str>, ReportedObject>,
-    troubles: BTreeMap<Box<str>, Trouble>,
+    troubles: BTreeMap<Box<str>, ObjectProblems>,
     /// Whether `troubles` changed since they were reported last.
     news: bool,
     hasher: RandomState,
@@ -43,7 +43,7 @@ struct ReportedObject {
 
 /// Problems with an object.
 #[derive(Debug, PartialEq, Eq)]
-struct Trouble {
+struct ObjectProblems {
     texts: Vec<String>,
     /// Whether the object cannot be decoded.
     undecoded: bool,
@@ -89,7 +89,7 @@ impl<K: WatchedKind> Store<K> {
             .filter(|(_, known)| known.list != list)
             .map(|(name, _)| name.clone())
             .collect();
-        changes.extend(gone.into_iter().filter_map(|name| self.forget(&name)));
+        changes.extend(gone.into_iter().filter_map(|name| self.remove_by_name(&name)));
         self.is_settled = true;
         changes
     }
@@ -116,21 +116,21 @@ impl<K: WatchedKind> Store<K> {
         };
         let shown = if read.identity.name.is_some() { name } else { "(its name cannot be read)" };
         let texts = read.problems.iter().map(|p| format!("{} {shown}: {p}{outcome}", K::kind(&())));
-        let trouble = Trouble { texts: texts.collect(), undecoded: read.undecoded };
+        let trouble = ObjectProblems { texts: texts.collect(), undecoded: read.undecoded };
         self.news |= self.troubles.get(name) != Some(&trouble);
         self.troubles.insert(name.into(), trouble);
     }
 
     /// Removes an object that a watch reported as deleted.
     pub(super) fn remove(&mut self, identity: &ObjectIdentity) -> Option<Change> {
-        self.forget(&name(identity))
+        self.remove_by_name(&name(identity))
     }
 
     /// Forgets an object; returns its removal if the object was reported.
-    fn forget(&mut self, name: &str) -> Option<Change> {
+    fn remove_by_name(&mut self, name: &str) -> Option<Change> {
         self.news |= self.troubles.remove(name).is_some();
         let known = self.known.remove(name)?;
-        known.hash.map(|_| K::gone(key(name)))
+        known.hash.map(|_| K::removal(key(name)))
     }
 
     /// Returns the number of known objects.

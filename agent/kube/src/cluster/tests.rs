@@ -92,7 +92,7 @@ impl Server {
             access,
             node: "n".into(),
             nodes,
-            second_networks: SecondNetworks::default(),
+            secondary_networks: SecondaryNetworks::default(),
             peers,
             cluster_policies,
         };
@@ -201,7 +201,7 @@ async fn until(source: &mut ObjectStream, done: impl Fn(&Batch, &[&Change]) -> b
     let mut said = BTreeMap::new();
     loop {
         let batch = next(source).await;
-        said.extend(batch.changes.iter().map(|c| (format!("{:?}", c.gone()), c.clone())));
+        said.extend(batch.changes.iter().map(|c| (format!("{:?}", c.removal()), c.clone())));
         if done(&batch, &said.values().collect::<Vec<_>>()) {
             return;
         }

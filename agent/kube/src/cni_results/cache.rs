@@ -125,7 +125,7 @@ pub fn follow(
     manifests: StaticPods,
 ) -> io::Result<watch::Receiver<Vec<CniResult>>> {
     let mut follower = CniFollower::new(directory, manifests);
-    let (sender, results) = watch::channel(follower.look());
+    let (sender, results) = watch::channel(follower.scan_results());
     let thread = std::thread::Builder::new().name("cni-results".into());
     thread.spawn(move || follower.run(&sender))?;
     Ok(results)
@@ -165,7 +165,7 @@ impl CniFollower {
 
     fn run(mut self, results: &watch::Sender<Vec<CniResult>>) {
         while !results.is_closed() {
-            let now = self.look();
+            let now = self.scan_results();
             results.send_if_modified(|before| {
                 let modified = *before != now;
                 *before = now;
@@ -176,7 +176,7 @@ impl CniFollower {
     }
 
     /// Scans the directory; returns the current results.
-    fn look(&mut self) -> Vec<CniResult> {
+    fn scan_results(&mut self) -> Vec<CniResult> {
         self.watched.renew();
         match self.scan() {
             Ok(()) => self.complained = false,
@@ -205,7 +205,7 @@ impl CniFollower {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left) {
                 Ok(Ok(event)) => {
-                    self.watched.note(&event);
+                    self.watched.handle_event(&event);
                     if may_change(&event) {
                         return;
                     }
@@ -220,12 +220,13 @@ impl CniFollower {
         let paths = entries.map(|entry| entry.map(|entry| entry.path()));
         let paths: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
         // A file that has vanished meanwhile is skipped.
-        let there = paths.into_iter().filter_map(|path| Some((path.clone(), self.look_at(&path)?)));
+        let there =
+            paths.into_iter().filter_map(|path| Some((path.clone(), self.parse_file(&path)?)));
         self.files = there.collect();
         Ok(())
     }
 
-    fn look_at(&mut self, path: &Path) -> Option<ParsedFile> {
+    fn parse_file(&mut self, path: &Path) -> Option<ParsedFile> {
         let stamp = Stamp::of(&fs::metadata(path).ok()?);
         if let Some(seen) = self.files.remove(path).filter(|seen| seen.stamp == stamp) {
             return Some(seen);

@@ -78,7 +78,7 @@ fn other_files_are_none_of_a_pods_address() {
 #[test]
 fn an_answer_counts_until_there_is_a_status() {
     let mut pods = CniAddresses::new("n1".to_owned());
-    assert_eq!(pods.results_are(vec![result("u1", &["10.1.2.3/24"])]), []);
+    assert_eq!(pods.set_results(vec![result("u1", &["10.1.2.3/24"])]), []);
     let mut changes = vec![web(&[])];
     pods.complete(&mut changes);
     assert_eq!(changes, [web(&["10.1.2.3"])]);
@@ -89,7 +89,7 @@ fn an_answer_counts_until_there_is_a_status() {
     let mut changes = vec![web(&["10.1.2.9"])];
     pods.complete(&mut changes);
     assert_eq!(changes, [web(&["10.1.2.9"])], "the status is believed");
-    assert_eq!(pods.results_are(Vec::new()), [], "nothing hangs on it any more");
+    assert_eq!(pods.set_results(Vec::new()), [], "nothing hangs on it any more");
 }
 
 #[test]
@@ -99,23 +99,23 @@ fn the_pod_may_be_known_first() {
     pods.complete(&mut changes);
     assert_eq!(changes, [web(&[])]);
     let first = result("u1", &["10.1.2.3/24"]);
-    assert_eq!(pods.results_are(vec![first.clone()]), [web(&["10.1.2.3"])]);
+    assert_eq!(pods.set_results(vec![first.clone()]), [web(&["10.1.2.3"])]);
     // The sandbox is created again.
     let again = vec![first, result("u1", &["10.1.2.4/24"])];
-    assert_eq!(pods.results_are(again), [web(&["10.1.2.4"])]);
-    assert_eq!(pods.results_are(Vec::new()), [web(&[])]);
+    assert_eq!(pods.set_results(again), [web(&["10.1.2.4"])]);
+    assert_eq!(pods.set_results(Vec::new()), [web(&[])]);
 }
 
 #[test]
 fn answers_left_behind_are_nobodys() {
     let mut pods = CniAddresses::new("n1".to_owned());
     let former = vec![result("u0", &["10.1.2.3/24"])];
-    assert_eq!(pods.results_are(former), []);
+    assert_eq!(pods.set_results(former), []);
     let mut changes = vec![web(&[])];
     pods.complete(&mut changes);
     assert_eq!(changes, [web(&[])], "of a former pod of that name");
 
-    pods.results_are(vec![result("u1", &["10.1.2.3/24"])]);
+    pods.set_results(vec![result("u1", &["10.1.2.3/24"])]);
     // The status of another pod has the address.
     let other = |terminating| Change::Pod(Pod { terminating, ..pod("other", "u2", &["10.1.2.3"]) });
     let mut changes = vec![other(false)];
@@ -129,7 +129,7 @@ fn answers_left_behind_are_nobodys() {
 #[test]
 fn pods_of_other_nodes_and_of_the_node_itself_are_left_alone() {
     let mut pods = CniAddresses::new("n1".to_owned());
-    pods.results_are(vec![result("", &["10.1.2.3/24"])]);
+    pods.set_results(vec![result("", &["10.1.2.3/24"])]);
     for one in [
         Pod { node: "n2".into(), ..pod("web", "u1", &[]) },
         Pod { host_network: true, ..pod("web", "u1", &[]) },
@@ -150,9 +150,9 @@ fn an_answer_counts_more_than_a_kept_address() {
     let mut pods = CniAddresses::new("n1".to_owned());
     let other = Change::Pod(pod("other", "u2", &["10.0.0.7"]));
     pods.restored(&[web(&["10.0.0.5"]), other]);
-    assert_eq!(pods.results_are(Vec::new()), []);
+    assert_eq!(pods.set_results(Vec::new()), []);
     // After the boot, the other pod's address belongs to this one.
-    let changes = pods.results_are(vec![result("u1", &["10.0.0.7/24"])]);
+    let changes = pods.set_results(vec![result("u1", &["10.0.0.7/24"])]);
     assert_eq!(changes, [Change::Pod(pod("other", "u2", &[])), web(&["10.0.0.7"])]);
     // The source takes precedence.
     let mut batch = vec![web(&["10.0.0.5"])];

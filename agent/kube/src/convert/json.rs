@@ -88,7 +88,7 @@ fn decoded(kind: Kind, json: &[u8]) -> Result<(ObjectIdentity, Converted), Field
 }
 
 fn undecoded(kind: Kind, json: &[u8], problem: FieldProblem) -> Read {
-    let identity = ObjectIdentity::of(json);
+    let identity = ObjectIdentity::parse_identity(json);
     let (change, problems) = closed(kind, &identity, problem, |shape| node(json, shape).ok());
     Read { identity, change, problems, undecoded: true }
 }
@@ -168,7 +168,7 @@ fn without_rules(
 impl ObjectIdentity {
     /// Reads the identity; stops at invalid JSON, or after the metadata.
     #[must_use]
-    pub fn of(json: &[u8]) -> Self {
+    pub fn parse_identity(json: &[u8]) -> Self {
         let mut identity = Self::default();
         let mut deserializer = serde_json::Deserializer::from_slice(json);
         // Reading the whole object reports the same error.
@@ -281,7 +281,7 @@ struct ShapeSeed<'c> {
 }
 
 impl ShapeSeed<'_> {
-    fn made<E: de::Error>(self, value: Value) -> Result<DocumentNode, E> {
+    fn checked_node<E: de::Error>(self, value: Value) -> Result<DocumentNode, E> {
         self.context.values += 1;
         if self.context.values > MAX_VALUES {
             return Err(E::custom(format_args!("the object has more than {MAX_VALUES} values")));
@@ -313,28 +313,28 @@ impl<'de> Visitor<'de> for ShapeSeed<'_> {
     }
 
     fn visit_unit<E: de::Error>(self) -> Result<DocumentNode, E> {
-        self.made(Value::Null)
+        self.checked_node(Value::Null)
     }
 
     fn visit_bool<E: de::Error>(self, value: bool) -> Result<DocumentNode, E> {
-        self.made(Value::Bool(value))
+        self.checked_node(Value::Bool(value))
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<DocumentNode, E> {
-        self.made(Value::Int(value))
+        self.checked_node(Value::Int(value))
     }
 
     fn visit_u64<E: de::Error>(self, value: u64) -> Result<DocumentNode, E> {
         let value = i64::try_from(value).map_or(Value::Float(value as f64), Value::Int);
-        self.made(value)
+        self.checked_node(value)
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<DocumentNode, E> {
-        self.made(Value::Float(value))
+        self.checked_node(Value::Float(value))
     }
 
     fn visit_str<E: de::Error>(self, value: &str) -> Result<DocumentNode, E> {
-        self.made(Value::Text(value.to_owned()))
+        self.checked_node(Value::Text(value.to_owned()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<DocumentNode, A::Error> {
@@ -345,7 +345,7 @@ impl<'de> Visitor<'de> for ShapeSeed<'_> {
             let seed = ShapeSeed { shape, depth: self.depth + 1, context: self.context };
             match list.next_element_seed(seed) {
                 Ok(Some(item)) => items.push(item),
-                Ok(None) => return self.made(Value::List(items)),
+                Ok(None) => return self.checked_node(Value::List(items)),
                 Err(error) => {
                     self.context.within(&format!("[{}]", items.len()));
                     return Err(error);
@@ -384,7 +384,7 @@ impl<'de> Visitor<'de> for ShapeSeed<'_> {
             self.context.within(key);
             return Err(de::Error::custom("is given twice"));
         }
-        self.made(Value::Map(entries))
+        self.checked_node(Value::Map(entries))
     }
 }
 

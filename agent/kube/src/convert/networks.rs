@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netpold_core::model::SecondInterface;
+use netpold_core::model::SecondaryInterface;
 use netpold_core::printable::cut;
 use serde::Deserialize;
 
@@ -52,7 +52,7 @@ pub(super) fn second(
     annotations: Option<&BTreeMap<String, String>>,
     own: &[IpAddr],
     problems: &mut Vec<FieldProblem>,
-) -> Vec<SecondInterface> {
+) -> Vec<SecondaryInterface> {
     let given = |name: &&'static str| Some((*name, annotations?.get(*name)?));
     let Some((name, text)) = ANNOTATIONS.iter().find_map(given) else { return Vec::new() };
     read(text, own).unwrap_or_else(|reason| {
@@ -63,7 +63,7 @@ pub(super) fn second(
     })
 }
 
-fn read(text: &str, own: &[IpAddr]) -> Result<Vec<SecondInterface>, String> {
+fn read(text: &str, own: &[IpAddr]) -> Result<Vec<SecondaryInterface>, String> {
     if text.trim().is_empty() {
         return Ok(Vec::new());
     }
@@ -73,7 +73,7 @@ fn read(text: &str, own: &[IpAddr]) -> Result<Vec<SecondInterface>, String> {
     let entries: Vec<NetworkEntry> =
         serde_json::from_str(text).map_err(|error| format!("not a list of networks: {error}"))?;
     let further = entries.into_iter().filter(|entry| entry.default != Some(true));
-    let interfaces: Vec<SecondInterface> = further
+    let interfaces: Vec<SecondaryInterface> = further
         .map(|entry| interface(entry, own))
         .filter(|read| !matches!(read, Ok(None)))
         .map(|read| read.map(Option::unwrap_or_default))
@@ -89,7 +89,7 @@ fn read(text: &str, own: &[IpAddr]) -> Result<Vec<SecondInterface>, String> {
 }
 
 /// Converts an entry; `None` for the pod's first interface.
-fn interface(entry: NetworkEntry, own: &[IpAddr]) -> Result<Option<SecondInterface>, String> {
+fn interface(entry: NetworkEntry, own: &[IpAddr]) -> Result<Option<SecondaryInterface>, String> {
     let NetworkEntry { name: network, interface: name, ips, device_info, .. } = entry;
     let device = device_info.map(|info| info.kind).unwrap_or_default();
     for text in [&network, &name, &device] {
@@ -107,7 +107,7 @@ fn interface(entry: NetworkEntry, own: &[IpAddr]) -> Result<Option<SecondInterfa
     addresses.retain(|address| !own.contains(address) && is_unicast(*address));
     addresses.sort();
     addresses.dedup();
-    Ok(Some(SecondInterface { name, network, addresses, device }))
+    Ok(Some(SecondaryInterface { name, network, addresses, device }))
 }
 
 /// Parses an address, with or without a prefix length.
@@ -136,7 +136,7 @@ mod tests {
 
     const OWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 244, 1, 5));
 
-    fn parse(text: &str) -> Result<Vec<SecondInterface>, String> {
+    fn parse(text: &str) -> Result<Vec<SecondaryInterface>, String> {
         read(text, &[OWN])
     }
 
@@ -160,13 +160,13 @@ mod tests {
         }]"#;
         let name = str::to_owned;
         let expected = [
-            SecondInterface {
+            SecondaryInterface {
                 name: name("net1"),
                 network: name("shop/storage"),
                 addresses: vec!["192.168.77.2".parse().unwrap(), "fd77::2".parse().unwrap()],
                 device: String::new(),
             },
-            SecondInterface {
+            SecondaryInterface {
                 name: name("net2"),
                 network: name("shop/fast"),
                 addresses: Vec::new(),

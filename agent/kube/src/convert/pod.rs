@@ -35,7 +35,7 @@ pub(super) fn pod(pod: &core::Pod) -> Result<Converted, FieldProblem> {
         created: created.map_or(0, |t| t.0.as_second()),
         ports: named_ports(pod, &mut problems),
         foreign_sources: foreign_sources(&pod.metadata, &mut problems),
-        second,
+        secondary: second,
         workload: None,
         key,
     });

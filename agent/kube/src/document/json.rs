@@ -69,7 +69,7 @@ struct NodeSeed<'s, 'c> {
 }
 
 impl NodeSeed<'_, '_> {
-    fn made<E: de::Error>(&self, value: Value) -> Result<DocumentNode, E> {
+    fn checked_node<E: de::Error>(&self, value: Value) -> Result<DocumentNode, E> {
         if self.depth > MAX_DEPTH {
             return Err(E::custom("nested too deep"));
         }
@@ -93,31 +93,31 @@ impl<'de> Visitor<'de> for NodeSeed<'_, '_> {
     }
 
     fn visit_unit<E: de::Error>(self) -> Result<DocumentNode, E> {
-        self.made(Value::Null)
+        self.checked_node(Value::Null)
     }
 
     fn visit_bool<E: de::Error>(self, value: bool) -> Result<DocumentNode, E> {
-        self.made(Value::Bool(value))
+        self.checked_node(Value::Bool(value))
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<DocumentNode, E> {
-        self.made(Value::Int(value))
+        self.checked_node(Value::Int(value))
     }
 
     fn visit_u64<E: de::Error>(self, value: u64) -> Result<DocumentNode, E> {
-        self.made(i64::try_from(value).map_or(Value::Float(value as f64), Value::Int))
+        self.checked_node(i64::try_from(value).map_or(Value::Float(value as f64), Value::Int))
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<DocumentNode, E> {
-        self.made(Value::Float(value))
+        self.checked_node(Value::Float(value))
     }
 
     fn visit_str<E: de::Error>(self, value: &str) -> Result<DocumentNode, E> {
-        self.made(Value::Text(value.to_owned()))
+        self.checked_node(Value::Text(value.to_owned()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<DocumentNode, A::Error> {
-        let mut node = self.made(Value::Null)?;
+        let mut node = self.checked_node(Value::Null)?;
         let mut items = Vec::new();
         loop {
             let seed = NodeSeed { context: self.context, depth: self.depth + 1, before: None };
@@ -132,7 +132,7 @@ impl<'de> Visitor<'de> for NodeSeed<'_, '_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DocumentNode, A::Error> {
-        let mut node = self.made(Value::Null)?;
+        let mut node = self.checked_node(Value::Null)?;
         let mut mapping = Mapping::default();
         while let Some(key) = map.next_key::<String>()? {
             let line = self.context.place.get().line;

@@ -34,7 +34,11 @@ impl<'t> Scalar<'t> {
     ///
     /// # Errors
     /// The text is not of the tag's type.
-    pub(super) fn of(text: Cow<'t, str>, plain: bool, tag: Option<&str>) -> Result<Self, String> {
+    pub(super) fn resolve(
+        text: Cow<'t, str>,
+        plain: bool,
+        tag: Option<&str>,
+    ) -> Result<Self, String> {
         let Some(tag) = tag else {
             return Ok(if plain { resolve(text) } else { Self::Text(text) });
         };

@@ -291,5 +291,5 @@ fn scalar<'t>(
     tag: Option<&Tag>,
 ) -> Result<Scalar<'t>, String> {
     let tag = tag.map(|tag| format!("{}{}", tag.handle(), tag.suffix()));
-    Scalar::of(text, style == ScalarStyle::Plain, tag.as_deref())
+    Scalar::resolve(text, style == ScalarStyle::Plain, tag.as_deref())
 }

@@ -7,7 +7,7 @@ use netpold_core::cluster::ObjectKey;
 use tracing::debug;
 
 use super::complete::complete;
-use super::packed::Packed;
+use super::packed::PackedObject;
 use crate::convert::{
     Converted, ConvertedTemplate, FieldProblem, Manifest, UndecodableObject, manifest, refused,
     template,
@@ -55,7 +55,7 @@ impl Undecoded {
 /// An object and the line where it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FileObject {
-    pub(super) change: Packed,
+    pub(super) change: PackedObject,
     pub(super) line: u32,
     /// Whether this is the file's own version; otherwise the object could not be decoded, and this is a policy that
     /// grants nothing, or a template without labels and ports.
@@ -87,7 +87,8 @@ pub(super) fn read(file: &str, bytes: &[u8], namespace: &str) -> Content {
     loop {
         // Items of a list are converted one by one: the tree of all items is far larger than the objects.
         let mut taken = Vec::new();
-        let mut take = |before: &[MappingEntry], item| take(before, item, namespace, &mut taken);
+        let mut take =
+            |before: &[MappingEntry], item| take_item(before, item, namespace, &mut taken);
         match documents.next(&mut take) {
             Some(Ok(document)) => reader.document(document, taken),
             Some(Err(error)) => reader.content.unread.push(error),
@@ -100,7 +101,12 @@ impl Content {
     /// Replaces objects that cannot be decoded, given the file's former content: by the former version, else for a
     /// policy by one that grants nothing, else by none. If a document cannot be read, all former objects stay. `known`:
     /// every object of the file was known at some time. Returns whether a former object stays.
-    pub(super) fn settle(&mut self, file: &str, former: Option<&Self>, known: bool) -> bool {
+    pub(super) fn replace_undecoded(
+        &mut self,
+        file: &str,
+        former: Option<&Self>,
+        known: bool,
+    ) -> bool {
         let mut kept = false;
         for (key, refused, line) in std::mem::take(&mut self.refused) {
             kept |= self.settle_object(file, key, refused, line, former);
@@ -140,7 +146,7 @@ impl Content {
                 for problem in refused.problems {
                     self.problem(file, problem.line, format!("{key}: {}", problem.reason));
                 }
-                let change = Packed::of(&change);
+                let change = PackedObject::of(&change);
                 self.objects.insert(key, FileObject { change, line, understood: false });
                 return false;
             }
@@ -191,7 +197,7 @@ enum DecodedObject {
 }
 
 /// Takes an item out of a list, unless its meaning depends on later parts of the list, or it is a list itself.
-fn take(
+fn take_item(
     before: &[MappingEntry],
     mut item: DocumentNode,
     namespace: &str,
@@ -240,7 +246,8 @@ fn packed(
 ) -> (ObjectKey, FileObject, Vec<(u32, FieldProblem)>) {
     let Converted { change, problems } = converted;
     let problems = problems.into_iter().map(|problem| (node.line_of(&problem.path), problem));
-    let object = FileObject { change: Packed::of(&change), line: node.line, understood: true };
+    let object =
+        FileObject { change: PackedObject::of(&change), line: node.line, understood: true };
     (ObjectKey::of(&change), object, problems.collect())
 }
 

@@ -7,14 +7,14 @@ use tracing::error;
 
 /// A serialized object. Equal bytes are equal objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Packed {
+pub(super) enum PackedObject {
     /// JSON.
     Bytes(Arc<[u8]>),
     /// An object that cannot be serialized as JSON; none is known.
     Whole(Arc<Change>),
 }
 
-impl Packed {
+impl PackedObject {
     pub(super) fn of(change: &Change) -> Self {
         match serde_json::to_vec(change) {
             Ok(bytes) => Self::Bytes(bytes.into()),

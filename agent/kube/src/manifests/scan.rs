@@ -92,7 +92,7 @@ impl Scanner {
         clippy::wildcard_enum_match_arm,
         reason = "an enum of another crate, open to further variants"
     )]
-    pub(super) fn note(&mut self, event: &notify::Event, now: Instant) -> bool {
+    pub(super) fn record_event(&mut self, event: &notify::Event, now: Instant) -> bool {
         let writer = match event.kind {
             EventKind::Access(AccessKind::Close(AccessMode::Write))
             | EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => {

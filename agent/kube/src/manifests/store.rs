@@ -9,7 +9,7 @@ use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
 use super::content::{Content, FileObject, LATER, NOTHING, Undecoded};
-use super::packed::Packed;
+use super::packed::PackedObject;
 
 /// Update of a file.
 pub(super) enum FileUpdate {
@@ -32,12 +32,12 @@ pub(super) enum FileUpdate {
 pub(super) struct FileStore {
     files: BTreeMap<Arc<str>, File>,
     /// Files that contain an object, by a 64-bit hash of the object's key.
-    owners: HashMap<u64, Owners>,
+    owners: HashMap<u64, ObjectOwners>,
     hasher: RandomState,
 }
 
 /// Files that contain an object.
-enum Owners {
+enum ObjectOwners {
     One(Arc<str>),
     More(BTreeSet<Arc<str>>),
 }
@@ -54,7 +54,7 @@ struct File {
 }
 
 /// Objects in effect before some updates.
-type ObjectsBefore = BTreeMap<ObjectKey, Option<Packed>>;
+type ObjectsBefore = BTreeMap<ObjectKey, Option<PackedObject>>;
 
 impl FileStore {
     /// Applies updates of files; returns at most one change per object.
@@ -74,7 +74,7 @@ impl FileStore {
             }
             match now {
                 Some(now) => changes.extend(now.unpacked()),
-                None => changes.push(key.gone()),
+                None => changes.push(key.removal()),
             }
         }
         changes
@@ -160,7 +160,7 @@ impl FileStore {
         let mut file = File { known: former.is_some_and(|file| file.known), ..File::default() };
         let former = former.and_then(|file| file.content.as_ref());
         if let Some(content) = &mut content {
-            file.kept = content.settle(&name, former, file.known);
+            file.kept = content.replace_undecoded(&name, former, file.known);
             file.known |= content.unread.is_empty();
         }
         let keys = |content: &Content| content.objects.keys().cloned().collect::<Vec<_>>();
@@ -171,7 +171,7 @@ impl FileStore {
             before
                 .entry(key.clone())
                 .or_insert_with(|| self.in_effect(&key).map(|object| object.change.clone()));
-            self.own(&key, &name, has);
+            self.record_owner(&key, &name, has);
         }
         match content {
             Some(_) => self.files.insert(name, File { content, ..file }),
@@ -180,12 +180,12 @@ impl FileStore {
     }
 
     /// Records whether a file contains an object.
-    fn own(&mut self, key: &ObjectKey, name: &Arc<str>, has: bool) {
+    fn record_owner(&mut self, key: &ObjectKey, name: &Arc<str>, has: bool) {
         let hash = self.hasher.hash_one(key);
         let mut files = match self.owners.remove(&hash) {
             None => BTreeSet::new(),
-            Some(Owners::One(one)) => BTreeSet::from([one]),
-            Some(Owners::More(files)) => files,
+            Some(ObjectOwners::One(one)) => BTreeSet::from([one]),
+            Some(ObjectOwners::More(files)) => files,
         };
         if has {
             files.insert(name.clone());
@@ -194,8 +194,8 @@ impl FileStore {
         }
         let owners = match files.len() {
             0 => return,
-            1 => files.pop_first().map(Owners::One),
-            _ => Some(Owners::More(files)),
+            1 => files.pop_first().map(ObjectOwners::One),
+            _ => Some(ObjectOwners::More(files)),
         };
         self.owners.extend(owners.map(|owners| (hash, owners)));
     }
@@ -212,8 +212,8 @@ impl FileStore {
     /// Returns the file that wins for an object.
     fn owner(&self, key: &ObjectKey) -> Option<&Arc<str>> {
         match self.owners.get(&self.hasher.hash_one(key))? {
-            Owners::One(file) => Some(file),
-            Owners::More(files) => files.last(),
+            ObjectOwners::One(file) => Some(file),
+            ObjectOwners::More(files) => files.last(),
         }
     }
 
@@ -223,8 +223,8 @@ impl FileStore {
 
     fn duplicates(&self) -> Vec<SourceProblem> {
         let several = self.owners.values().filter_map(|owners| match owners {
-            Owners::One(_) => None,
-            Owners::More(files) => Some(files),
+            ObjectOwners::One(_) => None,
+            ObjectOwners::More(files) => Some(files),
         });
         let several: BTreeSet<&Arc<str>> = several.flatten().collect();
         let mut problems = Vec::new();

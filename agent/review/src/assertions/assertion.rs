@@ -13,8 +13,8 @@ pub(super) struct Assertion {
     pub(super) place: String,
     /// `name`; empty if absent.
     pub(super) name: String,
-    pub(super) from: Selected,
-    pub(super) to: Selected,
+    pub(super) from: SideSelection,
+    pub(super) to: SideSelection,
     pub(super) protocol: IpProtocol,
     /// Destination port; 0 where the protocol has none.
     pub(super) port: u16,
@@ -23,7 +23,7 @@ pub(super) struct Assertion {
 
 /// Side of an assertion.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Selected {
+pub(super) enum SideSelection {
     /// Pod, Service or address.
     One(Party),
     /// Pods by namespace and labels, except hostNetwork and finished pods.
@@ -63,7 +63,7 @@ impl Assertion {
     }
 }
 
-impl fmt::Display for Selected {
+impl fmt::Display for SideSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (namespaces, labels) = match self {
             Self::One(party) => return party.fmt(f),

@@ -1,7 +1,7 @@
 //! Assertions about domain names, answered from the policies alone.
 
 use anyhow::{Result, anyhow};
-use netpold_core::explain::{Verdict, Within};
+use netpold_core::explain::{ResolvedWithin, Verdict};
 use netpold_core::model::{DomainName, Key};
 use netpold_core::probe::Party;
 
@@ -11,11 +11,13 @@ use super::outcome::{AssertionOutcome, TOLD};
 use super::sides::{side, template};
 
 /// Returns the addresses to which a name is assumed to resolve.
-pub(super) fn within(at: &AssumedAddresses) -> Within {
+pub(super) fn within(at: &AssumedAddresses) -> ResolvedWithin {
     match at {
-        AssumedAddresses::Any => Within::default(),
-        AssumedAddresses::Public => Within::public(),
-        AssumedAddresses::Blocks(blocks) => Within { blocks: blocks.clone(), except: Vec::new() },
+        AssumedAddresses::Any => ResolvedWithin::default(),
+        AssumedAddresses::Public => ResolvedWithin::public(),
+        AssumedAddresses::Blocks(blocks) => {
+            ResolvedWithin { blocks: blocks.clone(), except: Vec::new() }
+        }
     }
 }
 
@@ -23,11 +25,11 @@ pub(super) fn within(at: &AssumedAddresses) -> Within {
 ///
 /// # Errors
 /// No pod sends, or a sender gets no answer.
-pub(super) fn answer(
+pub(super) fn judge_by_name(
     world: &AssertionContext<'_>,
     outcome: &mut AssertionOutcome,
     name: &DomainName,
-    within: &Within,
+    within: &ResolvedWithin,
 ) -> Result<()> {
     let Assertion { protocol, port, allow, .. } = outcome.assertion;
     let from = side(world, "from", &outcome.assertion.from)?;

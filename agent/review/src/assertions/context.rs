@@ -8,7 +8,7 @@ use netpold_core::explain::Explainer;
 use netpold_core::model::Pod;
 use netpold_core::probe::Party;
 
-use super::assertion::{NamespaceChoice, Selected};
+use super::assertion::{NamespaceChoice, SideSelection};
 use super::outcome::AssertionOutcome;
 use crate::judge::Judge;
 
@@ -28,8 +28,8 @@ pub(super) struct AssertionContext<'c> {
 
 impl<'c> AssertionContext<'c> {
     /// Returns the selected parties.
-    pub(super) fn parties(&self, selected: &Selected) -> Vec<Party> {
-        if let Selected::One(party) = selected {
+    pub(super) fn parties(&self, selected: &SideSelection) -> Vec<Party> {
+        if let SideSelection::One(party) = selected {
             return self.named(party);
         }
         let is_chosen = |pod: &&Pod| {
@@ -42,10 +42,13 @@ impl<'c> AssertionContext<'c> {
     }
 
     /// Returns the pods that match a selection by namespace and labels.
-    fn matching<'s>(&self, selected: &'s Selected) -> impl Iterator<Item = &'c Pod> + use<'c, 's> {
+    fn matching<'s>(
+        &self,
+        selected: &'s SideSelection,
+    ) -> impl Iterator<Item = &'c Pod> + use<'c, 's> {
         let pods = self.cluster.pods().values().map(|pod| &**pod);
         pods.filter(move |pod| {
-            let Selected::Pods { namespaces, labels } = selected else { return false };
+            let SideSelection::Pods { namespaces, labels } = selected else { return false };
             let namespace = match namespaces {
                 NamespaceChoice::Named(name) => pod.key.namespace == *name,
                 NamespaceChoice::All => true,
@@ -55,7 +58,10 @@ impl<'c> AssertionContext<'c> {
     }
 
     /// Returns the pods on the host's network that match a selection, which leaves them out.
-    pub(super) fn on_hosts(&self, selected: &Selected) -> impl Iterator<Item = String> + use<'c> {
+    pub(super) fn on_hosts(
+        &self,
+        selected: &SideSelection,
+    ) -> impl Iterator<Item = String> + use<'c> {
         let hosts = self.matching(selected).filter(|pod| pod.host_network && !pod.finished);
         hosts.map(Pod::title).collect::<Vec<_>>().into_iter()
     }
@@ -91,10 +97,12 @@ impl<'c> AssertionContext<'c> {
 pub(super) fn of_family(
     world: &AssertionContext<'_>,
     outcome: &mut AssertionOutcome,
-    (selected, parties): (&Selected, Vec<Party>),
-    other: &Selected,
+    (selected, parties): (&SideSelection, Vec<Party>),
+    other: &SideSelection,
 ) -> Result<Vec<Party>> {
-    let (Selected::Pods { .. }, Selected::One(Party::Address(address))) = (selected, other) else {
+    let (SideSelection::Pods { .. }, SideSelection::One(Party::Address(address))) =
+        (selected, other)
+    else {
         return Ok(parties);
     };
     let v6 = address.is_ipv6();

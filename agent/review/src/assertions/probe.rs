@@ -10,14 +10,14 @@ use std::net::IpAddr;
 use anyhow::Result;
 use futures::StreamExt;
 use futures::stream::iter;
-use netpold_client::live::{ClusterArgs, ContainerAccess, NotRun};
+use netpold_client::live::{ClusterArgs, CommandFailure, ContainerAccess};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Key;
 use netpold_core::printable::cut;
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use super::assertion::{Assertion, Selected};
+use super::assertion::{Assertion, SideSelection};
 use super::context::AssertionContext;
 use super::outcome::{AssertionOutcome, TOLD};
 use super::probe_results::{ConnectResult, ProbeResults};
@@ -107,7 +107,7 @@ fn chosen(
 ) -> Vec<ProbeConnection> {
     let mut not = |why: String, count| *probed.not.entry(why).or_default() += count;
     let cluster = world.cluster;
-    if let Selected::Name { .. } = assertion.to {
+    if let SideSelection::Name { .. } = assertion.to {
         not("a domain name: only pods, Services and addresses can be probed".to_owned(), 1);
         return Vec::new();
     }
@@ -188,14 +188,14 @@ async fn way(inside: &ContainerAccess, pod: &Key) -> Result<ProbeContainer, Stri
                 return Ok(ProbeContainer::Shell(container.clone()));
             }
             Ok(_) => {}
-            Err(NotRun::NoProgram) => {
+            Err(CommandFailure::NoProgram) => {
                 match inside.output(pod, container, &["python3", "-c", ""]).await {
                     Ok(_) => return Ok(ProbeContainer::Python(container.clone())),
-                    Err(NotRun::NoProgram) => {}
-                    Err(NotRun::Otherwise(words)) => return Err(cut(words, REASON)),
+                    Err(CommandFailure::NoProgram) => {}
+                    Err(CommandFailure::Otherwise(words)) => return Err(cut(words, REASON)),
                 }
             }
-            Err(NotRun::Otherwise(words)) => return Err(cut(words, REASON)),
+            Err(CommandFailure::Otherwise(words)) => return Err(cut(words, REASON)),
         }
     }
     Err(NO_TOOL.to_owned())
@@ -221,9 +221,11 @@ impl ProbeConnection {
             }
         };
         let met = match said {
-            Ok(text) => met(&text),
-            Err(NotRun::NoProgram) => Err("the container's programs no longer exist".to_owned()),
-            Err(NotRun::Otherwise(words)) => Err(words),
+            Ok(text) => parse_result(&text),
+            Err(CommandFailure::NoProgram) => {
+                Err("the container's programs no longer exist".to_owned())
+            }
+            Err(CommandFailure::Otherwise(words)) => Err(words),
         };
         match met {
             // The node's proxy refuses connections to a Service without backends.
@@ -270,7 +272,7 @@ impl ProbeConnection {
 }
 
 /// Parses the result from a script's output.
-fn met(text: &str) -> Result<ConnectResult, String> {
+fn parse_result(text: &str) -> Result<ConnectResult, String> {
     let said = text.lines().find_map(|line| line.strip_prefix(MARK));
     match said {
         Some("connected") => Ok(ConnectResult::Connected),

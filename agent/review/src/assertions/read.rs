@@ -13,7 +13,7 @@ use netpold_core::probe::{IpProtocol, Party};
 use netpold_kube::document::{self, DocumentNode, MappingEntry, ReadError, Value, parse};
 use netpold_kube::manifests::Undecoded;
 
-use super::assertion::{Assertion, AssumedAddresses, NamespaceChoice, Selected};
+use super::assertion::{Assertion, AssumedAddresses, NamespaceChoice, SideSelection};
 
 /// Fields of an assertion.
 const FIELDS: [&str; 6] = ["name", "from", "to", "port", "protocol", "expect"];
@@ -45,7 +45,7 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<AssertionFiles>
             false => (file.display().to_string(), offline::content(file)?.to_vec()),
         };
         let text = document::text(&bytes);
-        let FileParts { assertions, objects, unread } = FileParts::of(&text);
+        let FileParts { assertions, objects, unread } = FileParts::split(&text);
         let describe = |error: ReadError| {
             let hint = offline::template_hint(text.as_bytes());
             format!("{name}:{}: {}{hint}", error.line, error.reason)
@@ -84,7 +84,7 @@ struct FileParts {
 
 impl FileParts {
     /// Splits a text.
-    fn of(text: &str) -> Self {
+    fn split(text: &str) -> Self {
         let mut parts = Self::default();
         let (mut document, mut line) = (Vec::new(), 0);
         for text in text.split_inclusive('\n') {
@@ -136,7 +136,7 @@ fn read_text(file: &str, text: &str, namespace: &str) -> Result<Vec<Assertion>, 
         let Value::Map(entries) = &document.value else {
             return Err(ReadError::new(document.line, "`assertions:` with a list is expected"));
         };
-        known(entries, &["assertions"])?;
+        check_fields(entries, &["assertions"])?;
         let Some(list) = document.get("assertions") else {
             return Err(ReadError::new(document.line, "assertions: is missing"));
         };
@@ -150,7 +150,7 @@ fn read_text(file: &str, text: &str, namespace: &str) -> Result<Vec<Assertion>, 
     Ok(assertions)
 }
 
-fn known(entries: &[MappingEntry], fields: &[&str]) -> Result<(), ReadError> {
+fn check_fields(entries: &[MappingEntry], fields: &[&str]) -> Result<(), ReadError> {
     match entries.iter().find(|entry| !fields.contains(&entry.key.as_str())) {
         Some(entry) => {
             let text = format!("{}: unknown field; known fields: {}", entry.key, fields.join(", "));
@@ -164,7 +164,7 @@ fn assertion(file: &str, item: &DocumentNode, namespace: &str) -> Result<Asserti
     let Value::Map(entries) = &item.value else {
         return Err(ReadError::new(item.line, "an assertion has fields from, to, port and expect"));
     };
-    known(entries, &FIELDS)?;
+    check_fields(entries, &FIELDS)?;
     let side = |field: &str| {
         let node = item.get(field);
         let node = node.ok_or_else(|| ReadError::new(item.line, format!("{field}: is missing")))?;
@@ -172,9 +172,11 @@ fn assertion(file: &str, item: &DocumentNode, namespace: &str) -> Result<Asserti
     };
     let (from, to) = (side("from")?, side("to")?);
     let text_of = match from {
-        Selected::One(Party::Service(_)) => Some("from: a Service sends nothing; name its pods"),
-        Selected::Name { .. } => Some("from: a domain name sends nothing; name pods"),
-        Selected::One(_) | Selected::Pods { .. } => None,
+        SideSelection::One(Party::Service(_)) => {
+            Some("from: a Service sends nothing; name its pods")
+        }
+        SideSelection::Name { .. } => Some("from: a domain name sends nothing; name pods"),
+        SideSelection::One(_) | SideSelection::Pods { .. } => None,
     };
     if let Some(text) = text_of {
         return Err(ReadError::new(item.line_of("from"), text));
@@ -235,13 +237,13 @@ fn port(item: &DocumentNode, protocol: IpProtocol) -> Result<u16, ReadError> {
     number.ok_or_else(|| ReadError::new(entry.line, "port: is not a number from 1 to 65535"))
 }
 
-fn selected(field: &str, node: &DocumentNode, namespace: &str) -> Result<Selected, ReadError> {
+fn selected(field: &str, node: &DocumentNode, namespace: &str) -> Result<SideSelection, ReadError> {
     let entries = match &node.value {
         Value::Text(text) => {
             let who = text
                 .parse::<PartyArg>()
                 .map_err(|error| ReadError::new(node.line, format!("{field}: {error}")))?;
-            return Ok(Selected::One(who.in_namespace(namespace)));
+            return Ok(SideSelection::One(who.in_namespace(namespace)));
         }
         Value::Map(entries) => entries,
         Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::List(_) => {
@@ -253,10 +255,10 @@ fn selected(field: &str, node: &DocumentNode, namespace: &str) -> Result<Selecte
         }
     };
     if node.entry("name").is_some() || node.entry("at").is_some() {
-        known(entries, &["name", "at"])?;
+        check_fields(entries, &["name", "at"])?;
         return named(field, node);
     }
-    known(entries, &["namespace", "labels"])?;
+    check_fields(entries, &["namespace", "labels"])?;
     let namespaces = match text(node, "namespace")? {
         Some("*") => NamespaceChoice::All,
         Some(name) => NamespaceChoice::Named(name.to_owned()),
@@ -279,11 +281,11 @@ fn selected(field: &str, node: &DocumentNode, namespace: &str) -> Result<Selecte
         }
         requirements.sort();
     }
-    Ok(Selected::Pods { namespaces, labels: Selector { requirements } })
+    Ok(SideSelection::Pods { namespaces, labels: Selector { requirements } })
 }
 
 /// Reads a domain name and the addresses to which it is assumed to resolve.
-fn named(field: &str, node: &DocumentNode) -> Result<Selected, ReadError> {
+fn named(field: &str, node: &DocumentNode) -> Result<SideSelection, ReadError> {
     let Some(name) = text(node, "name")? else {
         return Err(ReadError::new(node.line, format!("{field}: name is missing")));
     };
@@ -291,7 +293,7 @@ fn named(field: &str, node: &DocumentNode) -> Result<Selected, ReadError> {
         ReadError::new(node.line_of("name"), format!("{field}: name: {name:?} {error}"))
     })?;
     let Some(at) = node.entry("at") else {
-        return Ok(Selected::Name { name, at: AssumedAddresses::Any });
+        return Ok(SideSelection::Name { name, at: AssumedAddresses::Any });
     };
     let invalid = || {
         let text = format!(
@@ -301,7 +303,7 @@ fn named(field: &str, node: &DocumentNode) -> Result<Selected, ReadError> {
     };
     let items = match &at.node.value {
         Value::Text(text) if text == "public" => {
-            return Ok(Selected::Name { name, at: AssumedAddresses::Public });
+            return Ok(SideSelection::Name { name, at: AssumedAddresses::Public });
         }
         Value::Text(_) => std::slice::from_ref(&at.node),
         Value::List(items) if !items.is_empty() => &items[..],
@@ -318,7 +320,7 @@ fn named(field: &str, node: &DocumentNode) -> Result<Selected, ReadError> {
         address.or_else(|| text.parse::<IpNet>().ok()).map(|block| block.trunc())
     };
     let blocks: Option<Vec<IpNet>> = items.iter().map(block).collect();
-    Ok(Selected::Name { name, at: AssumedAddresses::Blocks(blocks.ok_or_else(invalid)?) })
+    Ok(SideSelection::Name { name, at: AssumedAddresses::Blocks(blocks.ok_or_else(invalid)?) })
 }
 
 #[cfg(test)]
@@ -354,11 +356,11 @@ mod tests {
     #[test]
     fn objects_stand_beside_assertions() {
         let text = "# both\nassertions: []\n---\n# Source: x\napiVersion: v1\nkind: Pod\n--- # more\nassertions: [a]\n";
-        let FileParts { assertions, objects, unread } = FileParts::of(text);
+        let FileParts { assertions, objects, unread } = FileParts::split(text);
         assert_eq!(assertions, "# both\nassertions: []\n\n\n\n\n--- # more\nassertions: [a]\n");
         assert_eq!(objects, "\n\n---\n# Source: x\napiVersion: v1\nkind: Pod\n\n\n");
         assert!(unread.is_empty());
-        let parts = FileParts::of("{kind: Pod}\n---\nassertions: [\n---\n{kind: Pod\n");
+        let parts = FileParts::split("{kind: Pod}\n---\nassertions: [\n---\n{kind: Pod\n");
         assert_eq!(parts.objects, "{kind: Pod}\n\n\n---\n{kind: Pod\n");
         assert_eq!(parts.assertions, "\n".repeat(5));
         assert_eq!(parts.unread.iter().map(|error| error.line).collect::<Vec<_>>(), [3]);

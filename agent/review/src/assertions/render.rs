@@ -13,13 +13,13 @@ use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
 use super::args::TestOutput;
-use super::assertion::{Assertion, Selected};
+use super::assertion::{Assertion, SideSelection};
 use super::outcome::{AssertionOutcome, NAMED, Verified};
 use super::probe_results::ProbeResults;
 use netpold_core::first_names::first_names;
 
 /// Notes on the whole answer.
-pub(super) struct Notes {
+pub(super) struct AnswerNotes {
     /// Policies of other APIs.
     pub(super) not_enforced: Option<String>,
     /// Documents of assertions that cannot be read, as `file:line: reason`.
@@ -29,7 +29,7 @@ pub(super) struct Notes {
 /// Renders the outcomes; text for people is coloured. `file` is the name of the suite.
 pub(super) fn render(
     outcomes: &[AssertionOutcome],
-    Notes { not_enforced, unread }: &Notes,
+    AnswerNotes { not_enforced, unread }: &AnswerNotes,
     output: TestOutput,
     file: &str,
 ) -> Result<String> {
@@ -90,7 +90,7 @@ fn extent(outcome: &AssertionOutcome) -> String {
 
 /// Returns whether the receivers are the addresses of a domain name.
 fn is_by_name(outcome: &AssertionOutcome) -> bool {
-    matches!(outcome.assertion.to, Selected::Name { .. })
+    matches!(outcome.assertion.to, SideSelection::Name { .. })
 }
 
 /// Describes the results of opened connections.

@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow};
 use netpold_core::cluster::Cluster;
 use netpold_core::probe::Party;
 
-use super::assertion::{Assertion, Selected};
+use super::assertion::{Assertion, SideSelection};
 use super::context::AssertionContext;
 use super::outcome::NAMED;
 use crate::judge::{is_absent, service_named};
@@ -26,7 +26,7 @@ pub(super) fn sides(
 pub(super) fn side(
     world: &AssertionContext<'_>,
     side: &str,
-    selected: &Selected,
+    selected: &SideSelection,
 ) -> Result<Vec<Party>> {
     let parties = world.parties(selected);
     if parties.is_empty() {
@@ -54,7 +54,7 @@ pub(super) fn pairs<'s>(
 ) -> impl Iterator<Item = (&'s Party, &'s Party)> + use<'s> {
     let chosen = [&assertion.from, &assertion.to]
         .into_iter()
-        .any(|side| matches!(side, Selected::Pods { .. }));
+        .any(|side| matches!(side, SideSelection::Pods { .. }));
     let chosen = chosen || from.len() > 1 || to.len() > 1;
     let cluster = world.cluster;
     let pairs = from.iter().flat_map(move |from| to.iter().map(move |to| (from, to)));

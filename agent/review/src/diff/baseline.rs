@@ -89,7 +89,7 @@ impl ComparisonBaseline {
     ) -> Result<(ClusterPair, Difference)> {
         let mut after = Cluster::clone(&self.cluster);
         match delete {
-            true => after.extend(named.iter().map(|it| ObjectKey::of(it).gone())),
+            true => after.extend(named.iter().map(|it| ObjectKey::of(it).removal())),
             false => after.extend(named.iter().cloned()),
         }
         let clusters = [&*self.cluster, &after];

@@ -7,7 +7,7 @@ use netpold_core::cluster::{Cluster, PRIVATE_RANGES, is_unaddressed};
 use netpold_core::model::Pod;
 
 use super::difference::{ConnectivityChange, Difference};
-use super::party::{DiffParty, few};
+use super::party::{DiffParty, list_names};
 use super::ports::PortRanges;
 use super::workloads::ComparedWorkload;
 use crate::doctor::{Details, is_selected};
@@ -47,7 +47,7 @@ fn single_addresses(
     (lack_one && !singles.is_empty()).then(|| {
         format!(
             "pods that have no address yet are taken to be at other addresses than {}",
-            few(&singles)
+            list_names(&singles)
         )
     })
 }
@@ -88,11 +88,12 @@ fn own_nodes(cluster: &Cluster, difference: &Difference) -> Vec<String> {
     let be = |names: &[String]| if names.len() == 1 { "is" } else { "are" };
     let always = "a pod and its own node always reach each other";
     let nodes = (!nodes.is_empty()).then(|| {
-        let (named, verb) = (few(&nodes), be(&nodes));
+        let (named, verb) = (list_names(&nodes), be(&nodes));
         format!("Node {named} {verb} not among the objects: {always}, also where connections to blocks change")
     });
-    let blocks = (!blocks.is_empty())
-        .then(|| format!("{} {} link-local, maybe of nodes: {always}", few(&blocks), be(&blocks)));
+    let blocks = (!blocks.is_empty()).then(|| {
+        format!("{} {} link-local, maybe of nodes: {always}", list_names(&blocks), be(&blocks))
+    });
     nodes.into_iter().chain(blocks).collect()
 }
 
@@ -122,7 +123,7 @@ fn masqueraded(details: &Details, cluster: &Cluster, difference: &Difference) ->
         format!(
             "externalTrafficPolicy of Service {} {verb} Cluster: a node may replace the address of a client by its own, so \
              changes from nodes may be the client's",
-            few(&services)
+            list_names(&services)
         )
     })
 }

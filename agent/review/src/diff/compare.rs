@@ -21,7 +21,7 @@ use super::difference::{ConnectivityChange, Difference, LostGained};
 use super::ends::ends_of;
 use super::isolation::Isolation;
 use super::one_way::{KnownChanges, MatchedPeers, OneWays, PortSets};
-use super::party::few;
+use super::party::list_names;
 use super::ports::{PROTOCOLS, PortRanges};
 use super::rules::RangeStarts;
 use super::workloads::{ComparedWorkload, workloads};
@@ -76,7 +76,7 @@ pub(super) fn compare_workloads(
     let mut isolation = Isolation::new(clusters, &ends.parties, &compared, ends.left_out);
     isolation.unknown.extend(ends.not_compared);
     let recounted: Vec<String> = ends.recounted.into_iter().collect();
-    let notes = match few(&recounted) {
+    let notes = match list_names(&recounted) {
         none if none.is_empty() => Vec::new(),
         some => {
             vec![format!("addresses on secondary networks that begin or cease to count: {some}")]
@@ -134,7 +134,7 @@ impl PairChanges {
 ///
 /// # Errors
 /// `ended` was set.
-pub(super) fn go_on(ended: &AtomicBool) -> Result<()> {
+pub(super) fn check_not_ended(ended: &AtomicBool) -> Result<()> {
     if ended.load(Ordering::Relaxed) {
         bail!("nobody waits for the comparison");
     }
@@ -176,7 +176,7 @@ impl<'c> Comparison<'_, 'c> {
         let work = || {
             let (mut changes, mut known) = (Vec::new(), KnownChanges::new());
             while let Some(from) = parties.get(next.fetch_add(1, Ordering::Relaxed)) {
-                go_on(ended)?;
+                check_not_ended(ended)?;
                 self.from(from.clone(), &parties, &mut known, &mut changes)?;
             }
             Ok(changes)
@@ -258,7 +258,7 @@ impl<'c> Comparison<'_, 'c> {
             starts.add(&self.ends.translated);
         }
         for sides in meetings(from, to, self.ends.node_ports) {
-            pair.add(changed(self.ask(sides, &starts)?));
+            pair.add(changed(self.compare_ports(sides, &starts)?));
         }
         Ok(())
     }
@@ -277,7 +277,7 @@ impl<'c> Comparison<'_, 'c> {
             let same = pods.receives_as_before && own.is_as_before;
             let received = ((node, pod), [own.node, own.pod], &receives, same);
             for (key, sides, starts, same) in [sent, received] {
-                let change = if same { None } else { changed(self.ask(sides, starts)?) };
+                let change = if same { None } else { changed(self.compare_ports(sides, starts)?) };
                 pairs.entry(key).or_default().add(change);
             }
         }
@@ -285,7 +285,7 @@ impl<'c> Comparison<'_, 'c> {
     }
 
     /// Returns the lost and the gained ports.
-    fn ask(&self, [from, to]: EndPair<'c>, starts: &RangeStarts) -> Result<LostGained> {
+    fn compare_ports(&self, [from, to]: EndPair<'c>, starts: &RangeStarts) -> Result<LostGained> {
         let [mut lost, mut gained] = [const { PortRanges::NONE }; 2];
         let both = |protocol, port| -> Result<[bool; 2]> {
             let allowed = |i: usize| {

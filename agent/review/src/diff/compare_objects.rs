@@ -78,5 +78,5 @@ pub(super) fn add_gaps(
 /// Adds the pods of pod templates without pods, and lets the pods of runs go on.
 #[must_use]
 pub fn lasting(objects: Vec<Change>) -> Vec<Change> {
-    runs::go_on(stand_in(objects))
+    runs::unfinish_latest_runs(stand_in(objects))
 }

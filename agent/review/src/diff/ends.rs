@@ -15,7 +15,7 @@ use super::ends_builder::PartyEndsBuilder;
 use super::isolation::gap;
 use super::party::DiffParty;
 use super::rules::{ApplicableRules, PolicyCriteria, RangeStarts};
-use super::second::{SecondPair, recounted};
+use super::secondary::{SecondaryPair, recounted};
 use super::workloads::{ComparedWorkload, workloads};
 use crate::parallel::in_parts;
 
@@ -64,7 +64,7 @@ pub(super) fn ends_of<'c>(
     };
     let relabelled = names.map(String::as_str).filter(changed).collect();
     let special = special(clusters);
-    let known: HashSet<IpAddr> = clusters.into_iter().flat_map(known).collect();
+    let known: HashSet<IpAddr> = clusters.into_iter().flat_map(known_addresses).collect();
     let (parties, classes) = (Vec::new(), Vec::new());
     let mut places = places(clusters, &blocks, ranges);
     let left_out = places.len().saturating_sub(PLACES);
@@ -120,7 +120,8 @@ fn places(clusters: [&Cluster; 2], named: &Blocks, ranges: &[IpNet]) -> Vec<IpAd
     if ranges.is_empty() || !pods.any(|pod| is_unaddressed(pod)) {
         return Vec::new();
     }
-    let known: HashSet<IpAddr> = clusters.iter().flat_map(|cluster| known(cluster)).collect();
+    let known: HashSet<IpAddr> =
+        clusters.iter().flat_map(|cluster| known_addresses(cluster)).collect();
     let blocks = Blocks::new(named.iter().chain(ranges.iter().copied()));
     let is_within = |block: &IpNet| {
         let is_single = block.prefix_len() == block.max_prefix_len();
@@ -133,7 +134,7 @@ fn places(clusters: [&Cluster; 2], named: &Blocks, ranges: &[IpNet]) -> Vec<IpAd
 }
 
 /// Returns every address of a cluster's objects.
-fn known(cluster: &Cluster) -> impl Iterator<Item = IpAddr> {
+fn known_addresses(cluster: &Cluster) -> impl Iterator<Item = IpAddr> {
     let pods = cluster.pods().values().flat_map(|pod| pod.all_addresses());
     let nodes = cluster.nodes().values().flat_map(|node| &node.addresses);
     let services = cluster.services().values().flat_map(|service| &service.addresses);
@@ -225,7 +226,7 @@ impl<'c> PartyEndsBuilder<'c> {
             let (second, on_second) = self.of_second(pods);
             gaps.extend(on_second);
             let [before, after] = self.of_pods(pods, ends);
-            let mut pairs: Vec<(SecondPair<'c>, bool)> = Vec::new();
+            let mut pairs: Vec<(SecondaryPair<'c>, bool)> = Vec::new();
             for v6 in [false, true] {
                 let [before, after] = [&before, &after]
                     .map(|ends| ends.iter().filter(move |e| e.address.is_ipv6() == v6));

@@ -94,7 +94,7 @@ type IsolationTraits<'c> = Option<(&'c Labels, bool)>;
 
 impl<'c> AlikePods<'c> {
     /// Groups the pods of a workload before and their counterparts after.
-    fn of(workload: &ComparedWorkload, clusters: [&'c Cluster; 2]) -> Vec<Self> {
+    fn group_pods(workload: &ComparedWorkload, clusters: [&'c Cluster; 2]) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         let mut known: HashMap<[IsolationTraits<'c>; 2], usize> = HashMap::new();
         for (before, after) in workload.counterparts() {
@@ -174,7 +174,9 @@ impl Isolation {
                 templates.extend(pods.filter(|pod| pod.template().is_some()).map(Pod::title));
             }
             match workload.pods.each_ref().map(Vec::is_empty) {
-                [false, false] => this.both(workload, clusters, compared.contains(&index)),
+                [false, false] => {
+                    this.compare_workload(workload, clusters, compared.contains(&index))
+                }
                 [false, true] => this.alone(workload, false, clusters[0]),
                 [true, false] => this.alone(workload, true, clusters[1]),
                 [true, true] => {}
@@ -190,8 +192,13 @@ impl Isolation {
         this
     }
 
-    fn both(&mut self, workload: &ComparedWorkload, clusters: [&Cluster; 2], is_compared: bool) {
-        let all = AlikePods::of(workload, clusters);
+    fn compare_workload(
+        &mut self,
+        workload: &ComparedWorkload,
+        clusters: [&Cluster; 2],
+        is_compared: bool,
+    ) {
+        let all = AlikePods::group_pods(workload, clusters);
         let count = |is_meant: &dyn Fn(&AlikePods<'_>) -> bool| -> usize {
             all.iter().filter(|it| is_meant(it)).map(|it| it.count).sum()
         };

@@ -23,7 +23,7 @@ use serde::Serialize;
 
 /// Effect of a change on the open connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Cuts {
+pub struct ConnectionEffects {
     /// Number of judged connections.
     pub open: usize,
     /// Connections that the change cuts.
@@ -83,7 +83,7 @@ struct ConnectionFlows {
 
 /// Fate of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum ConnectionFate {
     Kept,
     Cut,
     Unsure,
@@ -91,13 +91,13 @@ enum Fate {
 }
 
 /// Key of connections with the same judgement.
-type FateKey = (IpAddr, IpAddr, IpProtocol, u16, bool, Option<(IpAddr, AddressPort)>);
+type ConnectionKey = (IpAddr, IpAddr, IpProtocol, u16, bool, Option<(IpAddr, AddressPort)>);
 
 /// Judges the effect of a change from one cluster to another on the flows of these nodes.
 #[must_use]
-pub fn cuts(before: &Cluster, after: &Cluster, flows: &[FlowsAnswer]) -> Cuts {
+pub fn cuts(before: &Cluster, after: &Cluster, flows: &[FlowsAnswer]) -> ConnectionEffects {
     let mut judge = ConnectionJudge::new(before, after);
-    let mut found = Cuts::default();
+    let mut found = ConnectionEffects::default();
     let mut seen: BTreeMap<ConnectionTuple, ConnectionFlows> = BTreeMap::new();
     for answer in flows {
         for flow in answer.flows.iter().filter(|flow| flow.state != FlowState::Closed) {
@@ -116,18 +116,18 @@ pub fn cuts(before: &Cluster, after: &Cluster, flows: &[FlowsAnswer]) -> Cuts {
     for (tuple, seen) in &seen {
         found.open += 1;
         let list = match judge.fate(tuple, seen) {
-            Fate::Kept => continue,
-            Fate::Gone => {
+            ConnectionFate::Kept => continue,
+            ConnectionFate::Gone => {
                 found.open -= 1;
                 found.gone += 1;
                 continue;
             }
-            Fate::Cut => &mut groups[0],
-            Fate::Unsure => &mut groups[1],
+            ConnectionFate::Cut => &mut groups[0],
+            ConnectionFate::Unsure => &mut groups[1],
         };
         let (protocol, from, to) = *tuple;
         let (to, sent_to) = match seen.translated {
-            Some(on) if seen.sent_to.is_none() => (end(on.to), Some(to)),
+            Some(on) if seen.sent_to.is_none() => (parse_end(on.to), Some(to)),
             Some(_) | None => (to, seen.sent_to),
         };
         let names = (judge.name(seen.from.as_ref(), from.0), judge.name(seen.to.as_ref(), to.0));
@@ -148,10 +148,10 @@ pub fn cuts(before: &Cluster, after: &Cluster, flows: &[FlowsAnswer]) -> Cuts {
         };
         groups.into_iter().map(group).collect()
     });
-    Cuts { cut, unsure, ..found }
+    ConnectionEffects { cut, unsure, ..found }
 }
 
-fn end(address: SocketAddr) -> AddressPort {
+fn parse_end(address: SocketAddr) -> AddressPort {
     (address.ip(), address.port())
 }
 
@@ -190,7 +190,7 @@ struct ConnectionJudge<'c> {
     before: &'c Cluster,
     explainers: [Explainer<'c>; 2],
     nodes: BTreeSet<IpAddr>,
-    fates: HashMap<FateKey, Fate>,
+    fates: HashMap<ConnectionKey, ConnectionFate>,
     backends: HashMap<(IpAddr, IpProtocol, u16), Vec<AddressPort>>,
 }
 
@@ -218,10 +218,10 @@ impl<'c> ConnectionJudge<'c> {
         for ((protocol, from, to), at) in seen.iter().filter(|(_, at)| at.to.is_none()) {
             if let Some(on) = at.translated {
                 // The backend's flow is the same connection.
-                if end(on.from) == *from {
-                    joined.push(((*protocol, *from, *to), end(on.to)));
+                if parse_end(on.from) == *from {
+                    joined.push(((*protocol, *from, *to), parse_end(on.to)));
                 } else {
-                    masqueraded.push((*protocol, end(on.from), end(on.to)));
+                    masqueraded.push((*protocol, parse_end(on.from), parse_end(on.to)));
                 }
                 continue;
             }
@@ -267,10 +267,14 @@ impl<'c> ConnectionJudge<'c> {
         self.backends.entry((to, protocol, port)).or_insert_with(backends).clone()
     }
 
-    fn fate(&mut self, (protocol, from, to): &ConnectionTuple, seen: &ConnectionFlows) -> Fate {
+    fn fate(
+        &mut self,
+        (protocol, from, to): &ConnectionTuple,
+        seen: &ConnectionFlows,
+    ) -> ConnectionFate {
         let port = if protocol.has_ports() { to.1 } else { 0 };
         let address = seen.node.unwrap_or(to.0);
-        let on = seen.translated.map(|on| (on.from.ip(), end(on.to)));
+        let on = seen.translated.map(|on| (on.from.ip(), parse_end(on.to)));
         let kind = (from.0, address, *protocol, port, seen.from_node, on);
         if let Some(fate) = self.fates.get(&kind) {
             return *fate;
@@ -278,19 +282,19 @@ impl<'c> ConnectionJudge<'c> {
         let ends = [(from.0, seen.from.as_ref()), (address, seen.to.as_ref())];
         let direct = self.fate_of(ends, *protocol, port, seen.from_node);
         let mut fate = direct;
-        if let (Fate::Kept, Some(on)) = (direct, on) {
+        if let (ConnectionFate::Kept, Some(on)) = (direct, on) {
             fate = self.fate_on(ends[0], on, *protocol);
-        } else if direct == Fate::Kept && seen.to.is_none() {
+        } else if direct == ConnectionFate::Kept && seen.to.is_none() {
             let backends = self.backends(from.0, address, *protocol, port);
             let fates = backends.into_iter().map(|(address, port)| {
                 self.fate_of([ends[0], (address, None)], *protocol, port, false)
             });
-            let fates: Vec<Fate> = fates.collect();
-            let cut = fates.iter().filter(|fate| **fate == Fate::Cut).count();
+            let fates: Vec<ConnectionFate> = fates.collect();
+            let cut = fates.iter().filter(|fate| **fate == ConnectionFate::Cut).count();
             fate = match cut {
-                0 => Fate::Kept,
-                all if all == fates.len() => Fate::Cut,
-                _ => Fate::Unsure,
+                0 => ConnectionFate::Kept,
+                all if all == fates.len() => ConnectionFate::Cut,
+                _ => ConnectionFate::Unsure,
             };
         }
         self.fates.insert(kind, fate);
@@ -303,7 +307,7 @@ impl<'c> ConnectionJudge<'c> {
         sender: (IpAddr, Option<&Key>),
         (source, (to, port)): (IpAddr, AddressPort),
         protocol: IpProtocol,
-    ) -> Fate {
+    ) -> ConnectionFate {
         let receiver = (to, None);
         let direct = self.fate_of([sender, receiver], protocol, port, false);
         if source == sender.0 {
@@ -312,15 +316,15 @@ impl<'c> ConnectionJudge<'c> {
         let node = self.before.owner(to).and_then(|pod| self.before.nodes().get(pod.node.as_str()));
         let sent = self.fate_of([sender, receiver], protocol, port, true);
         let received = match node.is_some_and(|node| node.addresses.contains(&source)) {
-            true if direct == Fate::Kept => Fate::Kept,
-            true => Fate::Unsure,
+            true if direct == ConnectionFate::Kept => ConnectionFate::Kept,
+            true => ConnectionFate::Unsure,
             false => self.fate_of([(source, None), receiver], protocol, port, false),
         };
         match (sent, received) {
-            (Fate::Cut, _) | (_, Fate::Cut) => Fate::Cut,
-            (Fate::Gone, _) | (_, Fate::Gone) => Fate::Gone,
-            (Fate::Unsure, _) | (_, Fate::Unsure) => Fate::Unsure,
-            (Fate::Kept, Fate::Kept) => Fate::Kept,
+            (ConnectionFate::Cut, _) | (_, ConnectionFate::Cut) => ConnectionFate::Cut,
+            (ConnectionFate::Gone, _) | (_, ConnectionFate::Gone) => ConnectionFate::Gone,
+            (ConnectionFate::Unsure, _) | (_, ConnectionFate::Unsure) => ConnectionFate::Unsure,
+            (ConnectionFate::Kept, ConnectionFate::Kept) => ConnectionFate::Kept,
         }
     }
 
@@ -331,7 +335,7 @@ impl<'c> ConnectionJudge<'c> {
         protocol: IpProtocol,
         port: u16,
         from_node: bool,
-    ) -> Fate {
+    ) -> ConnectionFate {
         let owner = |address| self.before.owner(address).map(|pod| &pod.key);
         let (sender, receiver) = (sender.or_else(|| owner(from)), receiver.or_else(|| owner(to)));
         let allowed = self.explainers.map(|explainer| {
@@ -344,9 +348,9 @@ impl<'c> ConnectionJudge<'c> {
             Some(sent && received)
         });
         match allowed {
-            [Some(true), Some(false)] => Fate::Cut,
-            [Some(_), Some(_)] => Fate::Kept,
-            [None, _] | [_, None] => Fate::Gone,
+            [Some(true), Some(false)] => ConnectionFate::Cut,
+            [Some(_), Some(_)] => ConnectionFate::Kept,
+            [None, _] | [_, None] => ConnectionFate::Gone,
         }
     }
 

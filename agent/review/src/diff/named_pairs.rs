@@ -208,7 +208,7 @@ fn named_classes<'c>(
     sides: &mut [PartyIsolation],
 ) -> (Vec<ClassPair>, usize) {
     let mut peers = PeerIndex::new(cluster, ends, 0);
-    let mut mentions = Mentions::default();
+    let mut mentions = PeerMentions::default();
     let mut seen: HashMap<usize, [bool; 2]> = HashMap::new();
     for (index, class) in ends.classes.iter().enumerate() {
         let Some(pod) = class.members[0][0].pod.filter(|pod| is_subject(pod)) else { continue };
@@ -252,7 +252,7 @@ fn named_classes<'c>(
 
 /// Classes whose rules mention a peer, with the direction of the rule; at most [`COUNTED`].
 #[derive(Default)]
-struct Mentions {
+struct PeerMentions {
     /// By number of the peer's classes, and the peer.
     by_peer: BTreeMap<(usize, usize), Vec<(usize, Direction)>>,
     count: usize,
@@ -260,7 +260,7 @@ struct Mentions {
     left_out: usize,
 }
 
-impl Mentions {
+impl PeerMentions {
     /// Adds a mention of a peer; beyond the limit, the peer with the most classes loses one.
     fn add(&mut self, peer: (usize, usize), subject: (usize, Direction)) {
         if peer.0 == 0 {

@@ -9,10 +9,10 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use netpold_core::model::{Key, Protocol, Service};
 
-use super::compare::go_on;
+use super::compare::check_not_ended;
 use super::difference::Difference;
-use super::party::few;
-use super::services::{Differing, PortAnswer, answer, has, ports, senders};
+use super::party::list_names;
+use super::services::{DifferingService, PortAnswer, has, judge_port, ports, senders};
 use crate::judge::Judge;
 
 /// Most questions about these ports.
@@ -44,7 +44,7 @@ struct PortGroup {
 /// `ended` was set.
 pub(super) fn notes(
     judges: [&Judge; 2],
-    services: &[Differing],
+    services: &[DifferingService],
     difference: &Difference,
     ended: &AtomicBool,
 ) -> Result<Vec<String>> {
@@ -55,12 +55,13 @@ pub(super) fn notes(
         .collect();
     let pairs: usize = senders.iter().map(|(_, pairs)| pairs.len()).sum();
     let (mut notes, mut left, mut more) = (Vec::new(), QUESTIONS, 0);
-    for Differing { key, is_external } in services {
-        go_on(ended)?;
+    for DifferingService { key, is_external } in services {
+        check_not_ended(ended)?;
         let [before, after] =
             judges.map(|judge| judge.cluster().services().get(key).map(|service| &**service));
         let Some(after) = after.filter(|_| pairs > 0) else { continue };
-        let is_new = |port: &(Protocol, u16)| news(judges[0], before, key, *port, &senders);
+        let is_new =
+            |port: &(Protocol, u16)| reason_for_new_port(judges[0], before, key, *port, &senders);
         let new = ports(after).into_iter().filter_map(|port| Some((is_new(&port)?, port)));
         let new: Vec<(&'static str, (Protocol, u16))> = new.collect();
         if new.is_empty() {
@@ -93,7 +94,7 @@ pub(super) fn notes(
 
 /// Returns the property of a Service because of which a port led to no pod before the change; `None` if it led to one, or
 /// if that is not known.
-fn news(
+fn reason_for_new_port(
     judge: &Judge,
     before: Option<&Service>,
     key: &Key,
@@ -105,7 +106,8 @@ fn news(
         return Some("has a new port");
     }
     let [sender, _] = senders.first()?.1.first()?;
-    matches!(answer(judge, (sender, key), port), PortAnswer::Nobody).then_some("has its first pods")
+    matches!(judge_port(judge, (sender, key), port), PortAnswer::Nobody)
+        .then_some("has its first pods")
 }
 
 fn of_port(
@@ -118,7 +120,7 @@ fn of_port(
     for (name, pairs) in senders {
         let [mut allowed, mut denied] = [false; 2];
         for [_, sender] in pairs {
-            match answer(judge, (sender, service), port) {
+            match judge_port(judge, (sender, service), port) {
                 PortAnswer::Judged(true) => allowed = true,
                 PortAnswer::Judged(false) => denied = true,
                 PortAnswer::Nobody => all.is_empty = true,
@@ -142,10 +144,10 @@ impl PortGroup {
             self.ports.iter().map(|(protocol, port)| format!("{protocol} {port}")).collect();
         let mut parts = Vec::new();
         if !allowed.is_empty() {
-            parts.push(format!("allowed from {}", few(allowed)));
+            parts.push(format!("allowed from {}", list_names(allowed)));
         }
         if !denied.is_empty() {
-            parts.push(format!("denied from {}", few(denied)));
+            parts.push(format!("denied from {}", list_names(denied)));
         }
         if *is_empty {
             parts.push("no pod is behind it".to_owned());
@@ -160,7 +162,7 @@ impl PortGroup {
         format!(
             "Service {service} {}: at {}, {}{outside}",
             self.news,
-            few(&ports),
+            list_names(&ports),
             parts.join(", ")
         )
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use netpold_core::first_names::short_list;
 use netpold_core::model::{DomainName, Key};
 
 use super::workloads::ComparedWorkload;
@@ -42,11 +43,8 @@ pub enum DiffParty {
 }
 
 /// Joins the names, or the first of them and the number of the others.
-pub(super) fn few(names: &[String]) -> String {
-    if names.len() <= SHOWN + 1 {
-        return names.join(", ");
-    }
-    format!("{} and {} more", names[..SHOWN].join(", "), names.len() - SHOWN)
+pub(super) fn list_names(names: &[String]) -> String {
+    short_list(names.iter(), SHOWN)
 }
 
 impl fmt::Display for DiffParty {
@@ -59,7 +57,7 @@ impl fmt::Display for DiffParty {
             Self::Nodes { only: true, .. } => f.write_str("other nodes"),
             Self::Nodes { nodes, .. } => match &nodes[..] {
                 [node] => write!(f, "node {node}"),
-                _ => write!(f, "nodes {}", few(nodes)),
+                _ => write!(f, "nodes {}", list_names(nodes)),
             },
             Self::Outside { block, without, only } if block.prefix_len() == 0 => {
                 f.write_str(if without.is_empty() { "outside" } else { "anywhere else outside" })?;
@@ -72,7 +70,11 @@ impl fmt::Display for DiffParty {
             Self::Outside { block, without, .. } => {
                 write!(f, "{block}")?;
                 let without: Vec<String> = without.iter().map(ToString::to_string).collect();
-                if without.is_empty() { Ok(()) } else { write!(f, " without {}", few(&without)) }
+                if without.is_empty() {
+                    Ok(())
+                } else {
+                    write!(f, " without {}", list_names(&without))
+                }
             }
         }
     }

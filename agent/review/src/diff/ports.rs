@@ -43,12 +43,12 @@ impl PortRanges {
     /// Returns whether the set contains a port of a protocol.
     #[must_use]
     pub fn contains(&self, protocol: Protocol, port: u16) -> bool {
-        self.of(protocol).iter().any(|(first, last)| (*first..=*last).contains(&port))
+        self.ranges_of(protocol).iter().any(|(first, last)| (*first..=*last).contains(&port))
     }
 
     /// Returns the ranges of a protocol.
     #[must_use]
-    pub fn of(&self, protocol: Protocol) -> &[(u16, u16)] {
+    pub fn ranges_of(&self, protocol: Protocol) -> &[(u16, u16)] {
         &self.ranges[protocol as usize]
     }
 
@@ -65,7 +65,7 @@ impl PortRanges {
     pub(super) fn add(&mut self, more: &Self) {
         self.other |= more.other;
         for protocol in PROTOCOLS {
-            let mut all = [self.of(protocol), more.of(protocol)].concat();
+            let mut all = [self.ranges_of(protocol), more.ranges_of(protocol)].concat();
             all.sort_unstable();
             let mut merged: Vec<(u16, u16)> = Vec::new();
             for (first, last) in all {
@@ -89,9 +89,11 @@ impl PortRanges {
     pub(super) fn intersection(&self, with: &Self) -> Self {
         let mut both = Self { other: self.other && with.other, ..Self::NONE };
         for protocol in PROTOCOLS {
-            for (first, last) in self.of(protocol) {
-                let overlapping =
-                    with.of(protocol).iter().filter(|(other, end)| other <= last && end >= first);
+            for (first, last) in self.ranges_of(protocol) {
+                let overlapping = with
+                    .ranges_of(protocol)
+                    .iter()
+                    .filter(|(other, end)| other <= last && end >= first);
                 for (other, end) in overlapping {
                     both.push(protocol, (*first.max(other), *last.min(end)));
                 }
@@ -105,7 +107,7 @@ impl PortRanges {
         let mut outside = Self { other: !other.other, ..Self::NONE };
         for protocol in PROTOCOLS {
             let mut next = u32::from(FIRST_PORT);
-            for (first, last) in other.of(protocol) {
+            for (first, last) in other.ranges_of(protocol) {
                 if u32::from(*first) > next {
                     outside.push(protocol, (next as u16, first - 1));
                 }
@@ -119,7 +121,7 @@ impl PortRanges {
     }
 
     fn is_everything(&self) -> bool {
-        self.other && PROTOCOLS.iter().all(|protocol| is_whole(self.of(*protocol)))
+        self.other && PROTOCOLS.iter().all(|protocol| is_whole(self.ranges_of(*protocol)))
     }
 }
 
@@ -134,7 +136,7 @@ impl fmt::Display for PortRanges {
         }
         let mut parts = Vec::new();
         for protocol in PROTOCOLS {
-            let ranges = self.of(protocol);
+            let ranges = self.ranges_of(protocol);
             let texts: Vec<String> = ranges
                 .iter()
                 .map(|(first, last)| match first == last {
@@ -159,7 +161,7 @@ impl Serialize for PortRanges {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(None)?;
         for protocol in PROTOCOLS {
-            for (first, last) in self.of(protocol) {
+            for (first, last) in self.ranges_of(protocol) {
                 let (first, last) = (Some(*first), Some(*last));
                 list.serialize_element(&Range { protocol: protocol.to_string(), first, last })?;
             }
@@ -185,7 +187,7 @@ mod tests {
     #[test]
     fn ranges_that_touch_or_overlap_are_one() {
         let mut all = ports(Protocol::Tcp, &[(1, 79), (80, 80), (443, 443)]);
-        assert_eq!(all.of(Protocol::Tcp), [(1, 80), (443, 443)]);
+        assert_eq!(all.ranges_of(Protocol::Tcp), [(1, 80), (443, 443)]);
         all.add(&ports(Protocol::Tcp, &[(50, 442), (60000, u16::MAX)]));
         all.add(&ports(Protocol::Udp, &[(53, 53)]));
         assert_eq!(all.to_string(), "TCP 1-443,60000-65535, UDP 53");

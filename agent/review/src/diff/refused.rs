@@ -14,7 +14,7 @@ use super::worlds::ComparisonOutcome;
 use crate::judge::{RefusedPolicy, RefusedReading, all_read_as, all_refused, problem};
 
 /// Refused policies of two clusters.
-pub(super) struct Refused {
+pub(super) struct RefusedPolicies {
     /// The objects as they are written.
     written: [Vec<Change>; 2],
     is_partial: bool,
@@ -23,11 +23,11 @@ pub(super) struct Refused {
 }
 
 /// Returns the refused policies of objects before and after a change; `None` if there are none.
-pub(super) fn refused(objects: &[Vec<Change>; 2], is_partial: bool) -> Option<Refused> {
+pub(super) fn refused(objects: &[Vec<Change>; 2], is_partial: bool) -> Option<RefusedPolicies> {
     let mut texts = BTreeMap::new();
     for object in objects.iter().flatten() {
         if let Some(problem) = problem(object, is_partial)
-            && let Some(policy) = RefusedPolicy::of(object)
+            && let Some(policy) = RefusedPolicy::of_policy(object)
         {
             let text = format!(
                 "connections that depend on {policy}, which API servers refuse or change: {problem}"
@@ -36,7 +36,7 @@ pub(super) fn refused(objects: &[Vec<Change>; 2], is_partial: bool) -> Option<Re
         }
     }
     let texts: Vec<String> = texts.into_values().collect();
-    (!texts.is_empty()).then(|| Refused { written: objects.clone(), is_partial, texts })
+    (!texts.is_empty()).then(|| RefusedPolicies { written: objects.clone(), is_partial, texts })
 }
 
 /// Returns the objects that are in force: without the refused policies, and after the change with the former ones in their
@@ -47,14 +47,14 @@ pub(super) fn in_force(objects: [Vec<Change>; 2], is_partial: bool) -> [Vec<Chan
     let refused = all_refused(&after, is_partial);
     let (before, mut after) = (read(before), read(after));
     let is_former = |object: &&Change| {
-        RefusedPolicy::of(object).is_some_and(|policy| refused.contains(&policy))
+        RefusedPolicy::of_policy(object).is_some_and(|policy| refused.contains(&policy))
     };
     let former: Vec<Change> = before.iter().filter(is_former).cloned().collect();
     after.extend(former);
     [before, after]
 }
 
-impl Refused {
+impl RefusedPolicies {
     /// Returns a text for each policy if the difference is another one with the policies closed, or open.
     ///
     /// # Errors

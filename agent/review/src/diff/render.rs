@@ -15,8 +15,8 @@ use super::args::DiffOutput;
 use super::difference::{ConnectivityChange, Difference, LostGained};
 use super::escape::{cell, label};
 use super::isolation::{HostNetworkChange, Isolation, IsolationChange, UnmatchedWorkload};
-use super::live::Cuts;
-use super::party::{DiffParty, SHOWN, few};
+use super::live::ConnectionEffects;
+use super::party::{DiffParty, SHOWN, list_names};
 use super::ports::PortRanges;
 use super::render_live;
 use crate::parallel::both;
@@ -24,10 +24,12 @@ use crate::parallel::both;
 /// Renders the difference; text for people is coloured.
 pub(super) fn render(
     difference: &Difference,
-    cuts: Option<&Cuts>,
+    cuts: Option<&ConnectionEffects>,
     output: DiffOutput,
 ) -> Result<String> {
-    let with = |text: String, of: fn(&Cuts) -> String| text + &cuts.map(of).unwrap_or_default();
+    let with = |text: String, of: fn(&ConnectionEffects) -> String| {
+        text + &cuts.map(of).unwrap_or_default()
+    };
     Ok(match output {
         DiffOutput::Table => with(table(difference), render_live::table),
         DiffOutput::Json => {
@@ -124,7 +126,7 @@ fn names(difference: &Difference, indexes: &[usize]) -> String {
     };
     let others: Vec<String> = others.into_iter().map(ToString::to_string).collect();
     let mut names: Vec<String> = outside.into_iter().map(ToString::to_string).collect();
-    names.extend((!others.is_empty()).then(|| few(&others)));
+    names.extend((!others.is_empty()).then(|| list_names(&others)));
     printable(&names.join(", ")).into_owned()
 }
 
@@ -135,7 +137,7 @@ fn in_words(directions: &[Direction]) -> String {
 }
 
 fn policies(policies: &[Key]) -> String {
-    few(&policies.iter().map(ToString::to_string).collect::<Vec<_>>())
+    list_names(&policies.iter().map(ToString::to_string).collect::<Vec<_>>())
 }
 
 /// Describes workloads that become open or isolated: a word and the rest of the line.
@@ -248,14 +250,14 @@ fn footnotes(difference: &Difference) -> Vec<String> {
         all.sort_by_key(|it| !it.directions.is_empty());
         if !all.is_empty() {
             let names: Vec<String> = all.into_iter().map(state).collect();
-            notes.push(format!("{word}, so not compared: {}", few(&names)));
+            notes.push(format!("{word}, so not compared: {}", list_names(&names)));
         }
     }
     if !unknown.is_empty() {
-        notes.push(format!("not compared: {}", few(unknown)));
+        notes.push(format!("not compared: {}", list_names(unknown)));
     }
     if !templates.is_empty() {
-        notes.push(format!("by pod template, no pods exist: {}", few(templates)));
+        notes.push(format!("by pod template, no pods exist: {}", list_names(templates)));
     }
     notes.extend(difference.notes.iter().cloned());
     notes.iter().map(|note| printable(note).into_owned()).collect()

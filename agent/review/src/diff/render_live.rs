@@ -1,4 +1,4 @@
-//! Output of [`Cuts`] beside a difference: text, Markdown and Mermaid.
+//! Output of [`ConnectionEffects`] beside a difference: text, Markdown and Mermaid.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,8 +7,8 @@ use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 
 use super::escape::{cell, label};
-use super::live::{ConnectionGroup, Cuts};
-use super::party::few;
+use super::live::{ConnectionEffects, ConnectionGroup};
+use super::party::list_names;
 
 /// Most groups in text; JSON has all.
 const GROUPS: usize = 100;
@@ -18,7 +18,7 @@ fn count(groups: &[ConnectionGroup]) -> usize {
     groups.iter().map(|group| group.connections.len()).sum()
 }
 
-fn summary(cuts: &Cuts) -> String {
+fn summary(cuts: &ConnectionEffects) -> String {
     let mut text = format!("open connections: {} of {} are cut", count(&cuts.cut), cuts.open);
     match count(&cuts.unsure) {
         0 => {}
@@ -30,7 +30,7 @@ fn summary(cuts: &Cuts) -> String {
 }
 
 /// Returns the notes below the connections.
-fn notes(cuts: &Cuts) -> Vec<String> {
+fn notes(cuts: &ConnectionEffects) -> Vec<String> {
     let mut notes = Vec::new();
     let hidden = (cuts.cut.len() + cuts.unsure.len()).saturating_sub(GROUPS);
     if hidden > 0 {
@@ -48,7 +48,7 @@ fn notes(cuts: &Cuts) -> Vec<String> {
 }
 
 /// Returns the groups to show, and whether the cut is certain.
-fn shown(cuts: &Cuts) -> impl Iterator<Item = (&ConnectionGroup, bool)> {
+fn shown(cuts: &ConnectionEffects) -> impl Iterator<Item = (&ConnectionGroup, bool)> {
     let cut = cuts.cut.iter().map(|group| (group, true));
     cut.chain(cuts.unsure.iter().map(|group| (group, false))).take(GROUPS)
 }
@@ -65,10 +65,10 @@ fn ends(group: &ConnectionGroup) -> String {
         Some(sent_to) => format!("{} to {sent_to}", it.from),
         None => it.from.clone(),
     };
-    few(&group.connections.iter().map(sent).collect::<Vec<_>>())
+    list_names(&group.connections.iter().map(sent).collect::<Vec<_>>())
 }
 
-pub(super) fn table(cuts: &Cuts) -> String {
+pub(super) fn table(cuts: &ConnectionEffects) -> String {
     let mut text = String::new();
     for (group, sure) in shown(cuts) {
         let (from, to) = (printable(&group.from), printable(&group.to));
@@ -84,7 +84,7 @@ pub(super) fn table(cuts: &Cuts) -> String {
     text
 }
 
-pub(super) fn markdown(cuts: &Cuts) -> String {
+pub(super) fn markdown(cuts: &ConnectionEffects) -> String {
     let mut text = format!("\n**{}**\n", summary(cuts).replace("open", "Open"));
     if !cuts.cut.is_empty() || !cuts.unsure.is_empty() {
         text.push_str("\n| From | To | Port | Open | Connections |\n|---|---|---|---|---|\n");
@@ -101,7 +101,7 @@ pub(super) fn markdown(cuts: &Cuts) -> String {
     text
 }
 
-pub(super) fn mermaid(cuts: &Cuts) -> String {
+pub(super) fn mermaid(cuts: &ConnectionEffects) -> String {
     let mut text = String::new();
     let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
     for (group, _) in shown(cuts) {

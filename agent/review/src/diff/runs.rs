@@ -8,7 +8,7 @@ use super::workloads::{WorkloadKey, group};
 
 /// Turns, for each workload with finished pods only, the latest pod into one that has yet to start: unfinished and
 /// without an address.
-pub(super) fn go_on(mut objects: Vec<Change>) -> Vec<Change> {
+pub(super) fn unfinish_latest_runs(mut objects: Vec<Change>) -> Vec<Change> {
     // Per workload: whether a pod runs, and the latest finished pod.
     type WorkloadRuns = (bool, Option<(i64, usize)>);
     let mut workloads: BTreeMap<(&str, WorkloadKey<'_>), WorkloadRuns> = BTreeMap::new();

@@ -11,7 +11,7 @@ use netpold_core::explain::{Blocks, Verdict};
 use netpold_core::model::{Change, EndpointSlice, Key, Labels, NamedPort, Pod, Protocol, Service};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use super::compare::{PairChanges, changed, go_on};
+use super::compare::{PairChanges, changed, check_not_ended};
 use super::difference::Difference;
 use super::party::DiffParty;
 use super::ports::PROTOCOLS;
@@ -26,7 +26,7 @@ const QUESTIONS: usize = 20_000;
 
 /// Objects that determine the backends of a Service.
 #[derive(PartialEq)]
-struct Definition<'a> {
+struct ServiceDefinition<'a> {
     service: &'a Service,
     written: Option<&'a WrittenService>,
     slices: Vec<&'a EndpointSlice>,
@@ -37,7 +37,7 @@ struct Definition<'a> {
     is_direct: bool,
 }
 
-impl Definition<'_> {
+impl ServiceDefinition<'_> {
     /// Returns the properties from which controllers make the endpoints; `None` if they make none.
     fn made_from(&self) -> Option<impl PartialEq> {
         let written = self.written.filter(|it| !it.selector.is_empty())?;
@@ -50,10 +50,10 @@ impl Definition<'_> {
 }
 
 /// Definitions on both sides.
-type DefinitionPair<'a> = [Option<Definition<'a>>; 2];
+type DefinitionPair<'a> = [Option<ServiceDefinition<'a>>; 2];
 
 /// Service that differs.
-pub(super) struct Differing {
+pub(super) struct DifferingService {
     pub(super) key: Key,
     /// Whether clients outside of the cluster reach it, before or after the change.
     pub(super) is_external: bool,
@@ -69,12 +69,15 @@ pub(super) enum PortAnswer {
 
 /// Returns the Services that differ or are new, apart from those without clients of their own: headless ones, and those
 /// with an external name.
-pub(super) fn differing(objects: &[Vec<Change>; 2], details: &[Details; 2]) -> Vec<Differing> {
+pub(super) fn differing(
+    objects: &[Vec<Change>; 2],
+    details: &[Details; 2],
+) -> Vec<DifferingService> {
     let differ = |(key, [before, after]): (&Key, DefinitionPair<'_>)| {
         let first = before.as_ref().or(after.as_ref());
         let is_one = first.is_some_and(|it| !it.is_direct) && before != after;
-        let is_external = [before, after].iter().flatten().any(Definition::is_external);
-        is_one.then(|| Differing { key: key.clone(), is_external })
+        let is_external = [before, after].iter().flatten().any(ServiceDefinition::is_external);
+        is_one.then(|| DifferingService { key: key.clone(), is_external })
     };
     sides(objects, details).into_iter().filter_map(differ).collect()
 }
@@ -151,7 +154,7 @@ fn of_slice(slice: &EndpointSlice) -> Key {
 fn definitions<'a>(
     objects: &'a [Change],
     details: &'a Details,
-) -> BTreeMap<&'a Key, Definition<'a>> {
+) -> BTreeMap<&'a Key, ServiceDefinition<'a>> {
     let mut all = BTreeMap::new();
     for object in objects {
         let Change::Service(service) = object else { continue };
@@ -160,7 +163,7 @@ fn definitions<'a>(
             || details.external_names.contains_key(&service.key);
         let (endpoints, slices) = (details.endpoints.get(&service.key), Vec::new());
         let pods = BTreeMap::new();
-        let definition = Definition { service, written, slices, endpoints, pods, is_direct };
+        let definition = ServiceDefinition { service, written, slices, endpoints, pods, is_direct };
         all.insert(&service.key, definition);
     }
     let mut by_namespace: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
@@ -191,7 +194,7 @@ fn definitions<'a>(
 /// `ended` was set.
 pub(super) fn compare(
     judges: [&Judge; 2],
-    services: &[Differing],
+    services: &[DifferingService],
     difference: &mut Difference,
     ended: &AtomicBool,
 ) -> Result<()> {
@@ -200,7 +203,7 @@ pub(super) fn compare(
     let mut parties = Vec::new();
     let (mut left, mut untried) = (QUESTIONS, 0);
     let mut unknown = BTreeSet::new();
-    for Differing { key, is_external } in services {
+    for DifferingService { key, is_external } in services {
         let [before, after] = judges.map(|judge| judge.cluster().services().get(key));
         let Some(before) = before else { continue };
         if *is_external {
@@ -228,7 +231,7 @@ pub(super) fn compare(
         left = rest;
         let (to, before) = (difference.parties.len() + parties.len(), difference.changes.len());
         for (from, pairs) in &senders {
-            go_on(ended)?;
+            check_not_ended(ended)?;
             let pair = of_pairs(judges, pairs, (key, &both), &mut unknown);
             difference.changes.extend(pair.change((*from, to)));
         }
@@ -306,7 +309,8 @@ fn of_pairs(
     for pair in pairs {
         let [mut loses, mut gains] = [const { PortRanges::NONE }; 2];
         for &(protocol, port) in ports {
-            let answers = [0, 1].map(|i| answer(judges[i], (pair[i], service), (protocol, port)));
+            let answers =
+                [0, 1].map(|i| judge_port(judges[i], (pair[i], service), (protocol, port)));
             let at = || format!("connections to Service {service} at {protocol} {port}");
             match answers {
                 // Nothing else was reached before.
@@ -334,7 +338,7 @@ fn of_pairs(
     all
 }
 
-pub(super) fn answer(
+pub(super) fn judge_port(
     judge: &Judge,
     (from, to): (&Key, &Key),
     (protocol, port): (Protocol, u16),

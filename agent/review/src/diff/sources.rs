@@ -12,7 +12,7 @@ use netpold_kube::convert::DEFAULT_NAMESPACE;
 use netpold_kube::document::{DocumentNode, Documents, Value};
 
 use super::args::DiffArgs;
-use super::party::few;
+use super::party::list_names;
 use crate::doctor::{self, Details};
 use crate::unenforced;
 
@@ -59,8 +59,8 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
             from.objects.iter().map(|object| (ObjectKey::of(object), object)).collect();
         let is_new = |object: &&Change| former.get(&ObjectKey::of(object)) != Some(object);
         sources.add_policy_notes(to.objects.iter().filter(is_new), &to.objects);
-        sources.gaps.extend(unenforced::note(&on_one_side));
-        sources.notes.extend(unenforced::note(&on_both));
+        sources.gaps.extend(unenforced::list_unenforced(&on_one_side));
+        sources.notes.extend(unenforced::list_unenforced(&on_both));
         sources.objects = [from.objects, to.objects];
         sources.complete_namespaces();
         return Ok(sources);
@@ -187,8 +187,8 @@ impl Sources {
         }
         let others: Vec<String> =
             unenforced::names(&present).difference(&foreign).cloned().collect();
-        self.gaps.extend(unenforced::note(&foreign));
-        self.notes.extend(unenforced::note(&others));
+        self.gaps.extend(unenforced::list_unenforced(&foreign));
+        self.notes.extend(unenforced::list_unenforced(&others));
         self.details = [present, after];
         Ok(())
     }
@@ -224,14 +224,14 @@ impl Sources {
     /// Returns the deletions that follow from deleting these objects: a namespace's contents, a workload's pods.
     fn deleted(&mut self, all: &[Change], named: &[Change]) -> Vec<Change> {
         let present: BTreeSet<ObjectKey> = all.iter().map(ObjectKey::of).collect();
-        let mut gone: Vec<Change> = named.iter().map(Change::gone).collect();
+        let mut gone: Vec<Change> = named.iter().map(Change::removal).collect();
         for object in named {
             let before = gone.len();
-            gone.extend(pods_of(all, object).map(Change::gone));
+            gone.extend(pods_of(all, object).map(Change::removal));
             if let Change::Namespace(namespace) = object {
                 let inside =
                     all.iter().filter(|object| namespace_of(object) == Some(&namespace.name));
-                gone.extend(inside.map(Change::gone));
+                gone.extend(inside.map(Change::removal));
             }
             if gone.len() == before && !present.contains(&ObjectKey::of(object)) {
                 self.gaps.push(not_deleted(object));
@@ -283,7 +283,7 @@ fn policy_notes<'c>(
         ("in a namespace without an object and without pods, so without effect", lost),
     ];
     let notes = notes.into_iter().filter(|(_, names)| !names.is_empty());
-    notes.map(|(text, names)| format!("{text}: {}", few(&names))).collect()
+    notes.map(|(text, names)| format!("{text}: {}", list_names(&names))).collect()
 }
 
 /// Returns the gap of an object to delete that does not exist.
@@ -342,7 +342,7 @@ fn nothing(path: &Path, depth: Recursive, subdirectories: Option<String>) -> Res
     let others: usize = kinds.values().sum();
     if others > 0 {
         let names: Vec<String> = kinds.into_keys().collect();
-        parts.push(format!("{others} of other kinds: {}", few(&names)));
+        parts.push(format!("{others} of other kinds: {}", list_names(&names)));
     }
     parts.extend(subdirectories);
     let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join("; ")) };

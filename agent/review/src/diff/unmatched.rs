@@ -9,24 +9,24 @@ use netpold_core::model::{
     Action, ClusterPolicy, Direction, Enforcement, Peer, Pod, Policy, PortRule, Rule, Selector,
 };
 
-use super::party::few;
+use super::party::list_names;
 
 /// Most parts named.
 const NAMED: usize = 20;
 
 /// Parts of changed policies without a pod on either side of the change.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Unmatched {
+pub(super) struct UnmatchedParts {
     /// A text for each part.
     pub(super) parts: Vec<String>,
     /// Whether no pod has an address: the objects are those of a chart, and such pods may exist elsewhere.
     pub(super) is_partial: bool,
 }
 
-impl Unmatched {
+impl UnmatchedParts {
     /// Returns a note on these parts; `None` without any.
     pub(super) fn note(&self) -> Option<String> {
-        let parts = few(&self.parts);
+        let parts = list_names(&self.parts);
         (!parts.is_empty()).then(|| format!("without effect on the pods that exist: {parts}"))
     }
 }
@@ -36,7 +36,7 @@ impl Unmatched {
 type Grant<'c> = (Option<usize>, Action, Direction, &'c Peer, Option<&'c [PortRule]>);
 
 /// Finds the changed policies that select no pod, and the changed peers that no pod matches.
-pub(super) fn unmatched(clusters: [&Cluster; 2]) -> Unmatched {
+pub(super) fn unmatched(clusters: [&Cluster; 2]) -> UnmatchedParts {
     let is_running = |pod: &Pod| pod.template().is_none() && !pod.addresses.is_empty();
     let mut pods = clusters.iter().flat_map(|cluster| cluster.pods().values());
     let is_partial = !pods.any(|pod| is_running(pod));
@@ -74,7 +74,7 @@ pub(super) fn unmatched(clusters: [&Cluster; 2]) -> Unmatched {
     let more = parts.len().saturating_sub(NAMED);
     parts.truncate(NAMED);
     parts.extend((more > 0).then(|| format!("{more} more parts of policies without pods")));
-    Unmatched { parts, is_partial }
+    UnmatchedParts { parts, is_partial }
 }
 
 /// Returns whether a namespace has an object or a pod on some side.

@@ -86,7 +86,7 @@ pub fn read_details(
 ) -> Result<Details> {
     match manifests {
         Some(path) => Details::read(path, namespace, depth),
-        None if cluster.is_meant() => {
+        None if cluster.is_requested() => {
             let namespace = Some(namespace.to_owned());
             Ok(Details { namespace, ..details_of_policies(cluster)? })
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use netpold_core::cluster::is_subject;
 use netpold_core::model::{Enforcement, Pod};
-use netpold_core::options::SECOND_OPEN;
+use netpold_core::options::SECONDARY_OPEN;
 
 use super::complete::is_stand_in;
 use super::finding::{Check, Findings, Severity};
@@ -40,7 +40,7 @@ pub(super) fn examine(objects: &GroupedObjects<'_>, found: &mut Findings) {
         interfaces(objects, pod, found);
         let is_running = !pod.addresses.iter().all(|address| is_stand_in(*address));
         let requests = objects.details.pods.get(&pod.key).is_some_and(|it| it.requests_networks);
-        if requests && is_running && pod.second.is_empty() {
+        if requests && is_running && pod.secondary.is_empty() {
             let place =
                 "annotation k8s.v1.cni.cncf.io/networks names networks, network-status none";
             found.add(&UNKNOWN, at(objects, pod, place));
@@ -55,12 +55,12 @@ fn interfaces(objects: &GroupedObjects<'_>, pod: &Pod, found: &mut Findings) {
             policy.enforcement == Enforcement::Enforce && policy.pod_selector.matches(&pod.labels)
         })
     };
-    let (label, open) = SECOND_OPEN;
+    let (label, open) = SECONDARY_OPEN;
     let labels = cluster.namespace_labels(&pod.key.namespace);
     let is_open = || labels.get(label).is_some_and(|value| value == open);
-    let is_known = pod.second_addresses().next().is_some();
+    let is_known = pod.secondary_addresses().next().is_some();
     let mut refused = BTreeSet::new();
-    for interface in &pod.second {
+    for interface in &pod.secondary {
         let title = interface.title();
         for address in &interface.addresses {
             if let Some(refusal) = cluster.refused(pod, *address)

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use netpold_api::probe::{EXPLAIN_REQUEST, NodeAnswer, SourceVerdict};
 use netpold_api::socket::DEFAULT_SOCKET;
-use netpold_client::output::{Output, is_read};
+use netpold_client::output::{Output, is_reader_open};
 use netpold_client::printable_document::printable_json;
 use netpold_client::socket;
 use netpold_core::printable::printable;
@@ -18,7 +18,7 @@ use super::print::{ALLOWED, CANNOT_TELL, DENIED, print_lines};
 
 /// Returns the socket of the agent to ask, if neither manifests nor a cluster are selected.
 pub(super) fn socket(args: &ExplainArgs) -> Option<&Path> {
-    if args.manifests.is_some() || args.cluster.is_meant() {
+    if args.manifests.is_some() || args.cluster.is_requested() {
         return None;
     }
     let local = args.cluster.local.then(|| Path::new(DEFAULT_SOCKET));
@@ -30,15 +30,15 @@ pub(super) fn run(args: &ExplainArgs, path: &Path) -> Result<u8> {
     if args.probes.is_some() {
         bail!("--probes are answered from --manifests");
     }
-    let answer = socket::answer(path, EXPLAIN_REQUEST, &probe(args)?);
+    let answer = socket::request(path, EXPLAIN_REQUEST, &probe(args)?);
     let answer: NodeAnswer = answer.context("cannot tell")?;
     match args.output {
-        Output::Text => print(&answer),
+        Output::Text => print_answer(&answer),
         Output::Json => {
             let mut document = serde_json::to_value(&answer)?;
             document["differs"] = json!(answer.differences().next().is_some());
             printable_json(&mut document);
-            is_read(writeln!(io::stdout(), "{document:#}"))?;
+            is_reader_open(writeln!(io::stdout(), "{document:#}"))?;
         }
     }
     if let Some(reason) = &answer.reason {
@@ -56,7 +56,7 @@ pub(super) fn run(args: &ExplainArgs, path: &Path) -> Result<u8> {
     })
 }
 
-fn print(answer: &NodeAnswer) {
+fn print_answer(answer: &NodeAnswer) {
     print_differences(answer);
     let style = match answer.verdict {
         SourceVerdict::Allow => Style::new().green().bold(),

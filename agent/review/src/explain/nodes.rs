@@ -25,7 +25,7 @@ pub(super) struct NodeAnswers {
 ///
 /// # Errors
 /// No agent can be asked.
-pub(super) fn ask(
+pub(super) fn request_answers(
     args: &ClusterArgs,
     cluster: &Cluster,
     probe: &Probe,

@@ -12,7 +12,7 @@ pub(super) const DENIED: u8 = 1;
 pub(super) const CANNOT_TELL: u8 = 2;
 
 /// Prints an answer in the colour of its verdict.
-pub(super) fn print(verdict: Verdict, lines: &[String]) {
+pub(super) fn print_verdict(verdict: Verdict, lines: &[String]) {
     let style = match verdict {
         Verdict::Allow => Style::new().green().bold(),
         Verdict::Deny => Style::new().red().bold(),

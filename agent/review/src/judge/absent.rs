@@ -133,7 +133,7 @@ fn by_labels<'p>(
         created: 0,
         ports: Vec::new(),
         foreign_sources: false,
-        second: Vec::new(),
+        secondary: Vec::new(),
         workload: Some(Box::new(workload)),
     }
 }

@@ -7,7 +7,7 @@ use netpold_core::probe::{Party, Probe};
 use crate::doctor::Details;
 
 /// Returns the reason for which the verdict on traffic to a node's address depends on the translation of a `hostPort`.
-pub(super) fn depends(
+pub(super) fn reason_unknown(
     cluster: &Cluster,
     explainer: Explainer<'_>,
     details: &Details,
@@ -16,7 +16,7 @@ pub(super) fn depends(
     let Probe { to: Party::Address(address), port, protocol, .. } = answer.probe else {
         return None;
     };
-    let AddressOwner::Node { name } = cluster.whose(address) else { return None };
+    let AddressOwner::Node { name } = cluster.owner_of_address(address) else { return None };
     let of_port = protocol.transport()?;
     let pods = cluster
         .pods()

@@ -127,7 +127,7 @@ fn node<'a>(
     // kube-proxy sends pods of the cluster to the backends of all nodes; load balancers know the nodes with backends.
     if let (Party::Address(client), Party::Address(to)) = (&answer.probe.from, &answer.probe.to)
         && written.keeps_client
-        && cluster.whose(*client) == AddressOwner::Outside
+        && cluster.owner_of_address(*client) == AddressOwner::Outside
     {
         let mut nodes = cluster.nodes().values();
         let entry = nodes.find(|node| node.addresses.contains(to))?;

@@ -6,7 +6,7 @@ use netpold_core::explain::{Explanation, Verdict};
 use netpold_core::probe::{Party, Probe};
 
 /// Answers a probe with a loopback address; `None` for any other.
-pub(super) fn answer(probe: &Probe) -> Option<Explanation> {
+pub(super) fn explain_loopback(probe: &Probe) -> Option<Explanation> {
     let loopback = |party: &Party| match party {
         Party::Address(address) => is_loopback(*address).then_some(*address),
         Party::Pod(_) | Party::Service(_) => None,

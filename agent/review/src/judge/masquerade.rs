@@ -12,13 +12,13 @@ use netpold_core::probe::{Party, Probe};
 use crate::doctor::Details;
 
 /// Returns the reason for which the verdict on a client of a Service's external address depends on the entry node.
-pub(super) fn depends(
+pub(super) fn reason_unknown(
     cluster: &Cluster,
     explainer: Explainer<'_>,
     details: &Details,
     answer: &Explanation,
 ) -> Option<String> {
-    let client = Client::of(cluster, &answer.probe)?;
+    let client = Client::translated_client(cluster, &answer.probe)?;
     let is_external = |key: &&Key| {
         details.services.get(*key).is_some_and(|it| it.is_external && !it.keeps_client)
     };
@@ -64,10 +64,10 @@ enum Client<'p> {
 
 impl<'p> Client<'p> {
     /// Returns the client whose packets may get another address. A pod reaches a Service by name at a cluster address.
-    fn of(cluster: &'p Cluster, probe: &'p Probe) -> Option<Self> {
+    fn translated_client(cluster: &'p Cluster, probe: &'p Probe) -> Option<Self> {
         let pod = match &probe.from {
             Party::Pod(key) => cluster.pods().get(key)?,
-            Party::Address(address) => match cluster.whose(*address) {
+            Party::Address(address) => match cluster.owner_of_address(*address) {
                 AddressOwner::Outside => return Some(Self::Outside(address)),
                 AddressOwner::Pod(_) => cluster.owner(*address)?,
                 AddressOwner::Service(_) | AddressOwner::Node { .. } => return None,

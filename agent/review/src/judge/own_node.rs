@@ -11,7 +11,7 @@ const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 
 /// Returns the reason for which a denied probe may be allowed: each judgement that denies it is about an address that
 /// may be the own node's.
-pub(super) fn depends(cluster: &Cluster, answer: &Explanation) -> Option<String> {
+pub(super) fn reason_unknown(cluster: &Cluster, answer: &Explanation) -> Option<String> {
     if answer.verdict != Verdict::Deny || !answer.services.is_empty() {
         return None;
     }
@@ -27,7 +27,7 @@ fn reason(cluster: &Cluster, judgement: &Judgement) -> Option<String> {
     let remote = judgement.remote;
     let pod = cluster.pods().get(&judgement.pod).filter(|_| is_exempt)?;
     let always = "a pod and its own node always reach each other";
-    let whose = cluster.whose(remote);
+    let whose = cluster.owner_of_address(remote);
     if let AddressOwner::Node { name } = &whose
         && pod.node.is_empty()
     {

@@ -56,7 +56,7 @@ impl fmt::Display for RefusedPolicy {
 
 impl RefusedPolicy {
     /// Returns the identity of a policy; `None` for another object.
-    pub(crate) fn of(object: &Change) -> Option<Self> {
+    pub(crate) fn of_policy(object: &Change) -> Option<Self> {
         if let Change::Policy(policy) = object {
             return Some(Self::Namespaced(policy.key.clone()));
         }
@@ -164,7 +164,7 @@ pub(crate) fn all_read_as(
 /// Returns the refused policies.
 pub(crate) fn all_refused(objects: &[Change], is_partial: bool) -> Vec<RefusedPolicy> {
     let refused = objects.iter().filter(|object| problem(object, is_partial).is_some());
-    refused.filter_map(RefusedPolicy::of).collect()
+    refused.filter_map(RefusedPolicy::of_policy).collect()
 }
 
 /// Returns the first refused policy that may select a pod of an answer.
@@ -226,7 +226,7 @@ fn may_match(pod: &Pod, requirement: &Requirement) -> bool {
 }
 
 /// Describes a policy on which an answer depends.
-pub(super) fn depends(cluster: &Cluster, policy: &RefusedPolicy) -> String {
+pub(super) fn reason_unknown(cluster: &Cluster, policy: &RefusedPolicy) -> String {
     let problem = problems_of_fields(policy.problems(cluster)).next().unwrap_or_default();
     format!("the answer depends on {policy}, which API servers refuse or change: {problem}")
 }

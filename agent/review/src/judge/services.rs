@@ -112,7 +112,7 @@ impl ServiceBackends {
                 Err(reason) => Explanation::unknown(probe, reason),
             });
         }
-        if !matches!(cluster.whose(address), AddressOwner::Node { .. }) {
+        if !matches!(cluster.owner_of_address(address), AddressOwner::Node { .. }) {
             return None;
         }
         let is_asked = |port: &&ServicePort| {
@@ -325,7 +325,7 @@ fn explain_targets(
 }
 
 /// Returns the reason for which an allowed probe to a Service depends on the chosen backend.
-pub(super) fn depends(cluster: &Cluster, answer: &Explanation) -> Option<String> {
+pub(super) fn reason_unknown(cluster: &Cluster, answer: &Explanation) -> Option<String> {
     if answer.verdict != Verdict::Allow || answer.services.is_empty() {
         return None;
     }

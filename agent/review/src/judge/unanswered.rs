@@ -24,7 +24,7 @@ const NAMED: usize = 3;
 /// Judges a Service without ready backends by the possible ones: those that are not ready, else the pods and templates that
 /// the selector matches. Without any, or if their verdicts differ, the verdict is unknown, unless policy denies the sender
 /// every backend that there may be.
-pub(super) fn judged(
+pub(super) fn judge_possible_backends(
     cluster: &Cluster,
     explainer: Explainer<'_>,
     details: &Details,
@@ -36,7 +36,7 @@ pub(super) fn judged(
         return answer;
     }
     let key = key.clone();
-    let possible = possible(cluster, details, &key, &answer.probe);
+    let possible = possible_backends(cluster, details, &key, &answer.probe);
     let (mut backends, mut templates) = (Vec::new(), answer.templates.clone());
     for target in &possible {
         let (backend, of_backend) = backend(cluster, explainer, &answer.probe, target);
@@ -56,7 +56,7 @@ pub(super) fn judged(
         }
     }
     if backends.is_empty()
-        && let Some(policies) = denying(cluster, details, &key, &answer.probe)
+        && let Some(policies) = isolating_policies(cluster, details, &key, &answer.probe)
     {
         let names: Vec<String> = policies.iter().map(ToString::to_string).collect();
         let from = &answer.probe.from;
@@ -67,7 +67,10 @@ pub(super) fn judged(
         return Explanation { verdict: Verdict::Deny, note: Some(note), ..answer };
     }
     let reason = match backends.is_empty() {
-        true => format!("{none}, and no policy decides; {}", cause(cluster, details, &key)),
+        true => format!(
+            "{none}, and no policy decides; {}",
+            reason_without_backend(cluster, details, &key)
+        ),
         false => {
             let allowed = backends.iter().filter(|it| it.verdict == Verdict::Allow).count();
             let all = backends.len();
@@ -79,10 +82,12 @@ pub(super) fn judged(
 }
 
 /// Returns the port of a Service that a probe asks for.
-fn asked<'c>(cluster: &'c Cluster, key: &Key, probe: &Probe) -> Option<&'c ServicePort> {
+fn probed_port<'c>(cluster: &'c Cluster, key: &Key, probe: &Probe) -> Option<&'c ServicePort> {
     let service = cluster.services().get(key)?;
     let is_at_node = match &probe.to {
-        Party::Address(address) => matches!(cluster.whose(*address), AddressOwner::Node { .. }),
+        Party::Address(address) => {
+            matches!(cluster.owner_of_address(*address), AddressOwner::Node { .. })
+        }
         Party::Service(_) | Party::Pod(_) => false,
     };
     service.ports.iter().find(|port| {
@@ -91,7 +96,7 @@ fn asked<'c>(cluster: &'c Cluster, key: &Key, probe: &Probe) -> Option<&'c Servi
     })
 }
 
-fn possible(
+fn possible_backends(
     cluster: &Cluster,
     details: &Details,
     key: &Key,
@@ -101,7 +106,7 @@ fn possible(
     let Some(service) = cluster.services().get(key) else { return BTreeSet::new() };
     // Clients of a headless Service connect to its pods, at any port.
     let is_headless = written.is_some_and(|it| it.is_headless) && service.addresses.is_empty();
-    let port = asked(cluster, key, probe);
+    let port = probed_port(cluster, key, probe);
     let mut found = BTreeSet::new();
     for slice in cluster.slices_of(key) {
         let behind = |port: &ServicePort| {
@@ -159,7 +164,7 @@ fn backend(
 }
 
 /// Describes why a Service has no backend.
-fn cause(cluster: &Cluster, details: &Details, key: &Key) -> String {
+fn reason_without_backend(cluster: &Cluster, details: &Details, key: &Key) -> String {
     let Some(written) = details.services.get(key).filter(|it| !it.selector.is_empty()) else {
         return "it has no selector and no endpoint".to_owned();
     };
@@ -188,7 +193,12 @@ fn cause(cluster: &Cluster, details: &Details, key: &Key) -> String {
 }
 
 /// Returns the policies that isolate the egress of a sender, if none of their rules allows a backend that a Service may get.
-fn denying(cluster: &Cluster, details: &Details, key: &Key, probe: &Probe) -> Option<Vec<Key>> {
+fn isolating_policies(
+    cluster: &Cluster,
+    details: &Details,
+    key: &Key,
+    probe: &Probe,
+) -> Option<Vec<Key>> {
     let sender: &Pod = match &probe.from {
         Party::Pod(key) => cluster.pods().get(key)?,
         Party::Address(address) => cluster.owner(*address)?,
@@ -203,7 +213,7 @@ fn denying(cluster: &Cluster, details: &Details, key: &Key, probe: &Probe) -> Op
         if written.is_headless {
             return Some(probe.port);
         }
-        let port = asked(cluster, key, probe)?;
+        let port = probed_port(cluster, key, probe)?;
         let mut ports = written.ports.iter();
         let written =
             ports.find(|it| it.port == i32::from(port.port) && it.protocol == port.protocol)?;

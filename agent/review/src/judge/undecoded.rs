@@ -12,13 +12,17 @@ use netpold_core::probe::{Party, Probe};
 use netpold_kube::manifests::Undecoded;
 
 /// Returns the reason for which the answer to a probe may depend on one of these objects.
-pub(super) fn depends(cluster: &Cluster, all: &[Undecoded], probe: &Probe) -> Option<String> {
+pub(super) fn reason_unknown(
+    cluster: &Cluster,
+    all: &[Undecoded],
+    probe: &Probe,
+) -> Option<String> {
     let sides = [&probe.from, &probe.to];
     let found = all.iter().find(|it| {
         sides.into_iter().any(|side| match side {
             Party::Pod(key) => is_pod(cluster, it, key) && are_distinguished(cluster, sides),
             Party::Service(key) => is_behind(cluster, it, key),
-            Party::Address(address) => match cluster.whose(*address) {
+            Party::Address(address) => match cluster.owner_of_address(*address) {
                 AddressOwner::Service(key) => is_behind(cluster, it, &key),
                 AddressOwner::Outside => may_have_address(it),
                 AddressOwner::Pod(_) | AddressOwner::Node { .. } => false,
@@ -79,7 +83,7 @@ fn are_distinguished(cluster: &Cluster, sides: [&Party; 2]) -> bool {
         .into_iter()
         .filter_map(|side| match side {
             Party::Pod(key) | Party::Service(key) => Some(key.namespace.clone()),
-            Party::Address(address) => match cluster.whose(*address) {
+            Party::Address(address) => match cluster.owner_of_address(*address) {
                 AddressOwner::Pod(key) | AddressOwner::Service(key) => Some(key.namespace),
                 AddressOwner::Node { .. } | AddressOwner::Outside => None,
             },

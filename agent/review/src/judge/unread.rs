@@ -7,7 +7,7 @@ use netpold_core::model::Direction;
 use netpold_core::probe::Party;
 
 /// Returns the reason for which an answer may depend on one of these documents.
-pub(super) fn depends(
+pub(super) fn reason_unknown(
     cluster: &Cluster,
     unread: &[SourceProblem],
     answer: &Explanation,
@@ -37,7 +37,7 @@ fn holds_with_any_policy(cluster: &Cluster, answer: &Explanation) -> bool {
         && sides.into_iter().all(|(party, judgement)| match (judgement, party) {
             (Some(judgement), _) => is_beyond_policy(judgement),
             (None, Party::Address(address)) => {
-                matches!(cluster.whose(*address), AddressOwner::Node { .. })
+                matches!(cluster.owner_of_address(*address), AddressOwner::Node { .. })
             }
             (None, Party::Pod(_) | Party::Service(_)) => false,
         })

@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use netpold_api::peer_slice::{PeerClaims, PeerSliceSpec};
-use netpold_core::model::{Labels, NamedPort, Pod, Protocol, SecondInterface};
+use netpold_core::model::{Labels, NamedPort, Pod, Protocol, SecondaryInterface};
 use netpold_slices::{MAX_PODS, SliceError, Vocabulary, decode, encode};
 use netpold_testkit::objects;
 use proptest::prelude::*;
@@ -29,7 +29,7 @@ fn pod() -> impl Strategy<Value = Pod> {
         let (host_network, terminating, created, ports) = rest;
         let second: Vec<_> = second
             .into_iter()
-            .map(|(name, number)| SecondInterface {
+            .map(|(name, number)| SecondaryInterface {
                 name: name.clone(),
                 network: format!("x/{name}"),
                 addresses: vec![std::net::Ipv4Addr::from(0xac10_0000 + number).into()],
@@ -42,7 +42,7 @@ fn pod() -> impl Strategy<Value = Pod> {
         pod.node = if has_node { format!("node-{}", name.0).into() } else { "".into() };
         pod.labels = labels.into_iter().collect::<Labels>();
         pod.addresses = addresses.into_iter().collect();
-        Pod { host_network, terminating, created, ports, second, ..pod }
+        Pod { host_network, terminating, created, ports, secondary: second, ..pod }
     })
 }
 

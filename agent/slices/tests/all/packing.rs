@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use netpold_core::model::{Key, Pod};
-use netpold_slices::{MAX_PODS, Packing, Placed, SliceNumber, Vocabulary, encode};
+use netpold_slices::{MAX_PODS, Packing, Placement, SliceNumber, Vocabulary, encode};
 use netpold_testkit::objects;
 use proptest::prelude::*;
 
@@ -120,7 +120,7 @@ proptest! {
         let names: BTreeSet<Key> = found.values().flatten().map(|pod| pod.key.clone()).collect();
         let (packing, mut changed, moved) = Packing::take_over(found.clone());
         for moved in moved {
-            let Placed::Moved { from, to } = moved else { unreachable!("{moved:?}") };
+            let Placement::Moved { from, to } = moved else { unreachable!("{moved:?}") };
             prop_assert!(to > from);
             changed.extend([from, to]);
         }
@@ -146,14 +146,14 @@ fn pods_fill_slices_and_keep_their_places() {
     let lengths = |packing: &Packing| slices(packing).values().map(Vec::len).collect::<Vec<_>>();
     assert_eq!(lengths(&packing), [MAX_PODS, MAX_PODS, MAX_PODS / 2]);
     assert_eq!(packing.remove(&key(max * 3 / 2)), Some(1));
-    assert_eq!(packing.set(pod(300, 0)), Placed::In(2), "the newest slice with room");
-    assert_eq!(packing.set(pod(301, 0)), Placed::In(2));
-    assert_eq!(packing.set(pod(1, 1)), Placed::In(0), "a change");
-    assert_eq!(packing.set(pod(1, 1)), Placed::Unchanged);
+    assert_eq!(packing.set(pod(300, 0)), Placement::In(2), "the newest slice with room");
+    assert_eq!(packing.set(pod(301, 0)), Placement::In(2));
+    assert_eq!(packing.set(pod(1, 1)), Placement::In(0), "a change");
+    assert_eq!(packing.set(pod(1, 1)), Placement::Unchanged);
     let gone = packing.retain(|key| *key != self::key(1) && *key != self::key(301));
     assert_eq!(gone, BTreeSet::from([0, 2]));
     assert_eq!(lengths(&packing), [MAX_PODS - 1, MAX_PODS - 1, MAX_PODS / 2 + 1]);
-    assert_eq!(packing.set(pod(302, 0)), Placed::In(2));
+    assert_eq!(packing.set(pod(302, 0)), Placement::In(2));
 }
 
 /// A tenant's pod with many labels that policies name adds nothing to the changes of other pods.
@@ -163,12 +163,12 @@ fn a_large_pod_has_a_slice_of_its_own() {
     (0..10).for_each(|number| _ = packing.set(pod(number, 0)));
     let mut large = pod(3, 0);
     large.labels.insert("app".into(), "x".repeat(3000));
-    assert_eq!(packing.set(large.clone()), Placed::Moved { from: 0, to: 1 });
-    assert_eq!(packing.set(pod(20, 0)), Placed::In(0));
+    assert_eq!(packing.set(large.clone()), Placement::Moved { from: 0, to: 1 });
+    assert_eq!(packing.set(pod(20, 0)), Placement::In(0));
     large.labels.insert("app".into(), "y".repeat(3000));
-    assert_eq!(packing.set(large), Placed::In(1));
-    assert_eq!(packing.set(pod(3, 0)), Placed::In(1), "it stays");
-    assert_eq!(packing.set(pod(21, 0)), Placed::In(1), "another one joins it");
+    assert_eq!(packing.set(large), Placement::In(1));
+    assert_eq!(packing.set(pod(3, 0)), Placement::In(1), "it stays");
+    assert_eq!(packing.set(pod(21, 0)), Placement::In(1), "another one joins it");
 }
 
 /// Pods whose labels grow leave their slice before it is large.

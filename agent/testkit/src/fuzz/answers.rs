@@ -47,7 +47,7 @@ pub fn run(bytes: &[u8]) {
     TABLES.with_borrow(|tables| {
         begin(tables, &query(ID, &wire(ASKED)));
         if let Some(work) = tables.work() {
-            conversation::ask(tables, work);
+            conversation::record_question(tables, work);
         }
         assert_eq!(
             parsed(tables, message),
@@ -76,11 +76,11 @@ fn parsed(tables: &NodeTables, message: &[u8]) -> Vec<FoundAddress> {
     let list = tables.policy.names.keys().next().map_or(0, |(list, _)| *list);
     let Some(work) = tables.work() else { return Vec::new() };
     let mut found = Vec::new();
-    if !conversation::question(tables, work, list) {
+    if !conversation::check_answer(tables, work, list) {
         return found;
     }
     for _ in 0..RECORDS {
-        match conversation::record(tables, work) {
+        match conversation::next_record(tables, work) {
             END => break,
             ADDRESS => {
                 // SAFETY: a readable and writable element.

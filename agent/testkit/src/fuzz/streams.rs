@@ -194,7 +194,7 @@ impl Attack<'_> {
         let exit = Exit { ifindex: UPLINK, ingress_ifindex: IFINDEX, ..Exit::default() };
         let (tables, packet) =
             (self.tables, Self::frame(Direction::Egress, it, SegmentPath::Around));
-        let (origin, bytes) = (Origin::of(tables, &exit), &*packet);
+        let (origin, bytes) = (Origin::at_exit(tables, &exit), &*packet);
         post_nat::judge(&bytes, parse::link(&bytes), tables, origin, UPLINK, None, || true).passes()
     }
 

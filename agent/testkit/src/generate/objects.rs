@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use super::{Choices, NODE, services, tiers};
 use netpold_core::model::{
     Change, Denial, EndpointSlice, Enforcement, IpBlock, Key, Labels, NamedPort, Namespace, Node,
-    Peer, Pod, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, SecondInterface, Selector,
-    Service,
+    Peer, Pod, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, SecondaryInterface,
+    Selector, Service,
 };
 
 pub(super) const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -67,7 +67,7 @@ fn second_address(choices: &mut Choices<'_>) -> IpAddr {
 }
 
 /// Interfaces on secondary networks.
-fn second(choices: &mut Choices<'_>) -> Vec<SecondInterface> {
+fn second(choices: &mut Choices<'_>) -> Vec<SecondaryInterface> {
     if choices.chance(75) {
         return Vec::new();
     }
@@ -75,7 +75,7 @@ fn second(choices: &mut Choices<'_>) -> Vec<SecondInterface> {
         let mut addresses = choices.list(3, second_address);
         addresses.sort();
         addresses.dedup();
-        SecondInterface { name: "net1".to_owned(), addresses, ..SecondInterface::default() }
+        SecondaryInterface { name: "net1".to_owned(), addresses, ..SecondaryInterface::default() }
     })
 }
 
@@ -163,7 +163,7 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
         created: i64::from(choices.below(3)),
         ports: choices.list(6, named_port),
         foreign_sources: false,
-        second: if host_network { Vec::new() } else { second(choices) },
+        secondary: if host_network { Vec::new() } else { second(choices) },
         workload: None,
     }
 }

@@ -145,7 +145,9 @@ fn smaller_pods(pod: &Pod) -> Vec<Pod> {
     all.extend(
         shorter(&pod.addresses).map(|list| change(&|next| next.addresses.clone_from(&list))),
     );
-    all.extend(shorter(&pod.second).map(|list| change(&|next| next.second.clone_from(&list))));
+    all.extend(
+        shorter(&pod.secondary).map(|list| change(&|next| next.secondary.clone_from(&list))),
+    );
     all.extend(shorter(&pod.ports).map(|list| change(&|next| next.ports.clone_from(&list))));
     all.push(change(&|next| next.terminating = false));
     all.push(change(&|next| next.created = 0));

@@ -114,7 +114,7 @@ impl World {
         for json in flood() {
             let change = read(Kind::NetworkPolicy, json.as_bytes(), true).change;
             let change = change.expect("it can be decoded");
-            self.apply(if is_there { change } else { change.gone() });
+            self.apply(if is_there { change } else { change.removal() });
         }
     }
 
@@ -178,7 +178,7 @@ impl World {
         let key = (format!("{kind:?}"), name);
         if random.below(5) == 0 {
             if let Some(gone) = self.hostile.remove(&key) {
-                self.apply(gone.gone());
+                self.apply(gone.removal());
             }
             return;
         }

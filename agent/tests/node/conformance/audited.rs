@@ -65,12 +65,12 @@ fn sweep(
         if let Some(flows) = flows {
             let now = flows.now.load(std::sync::atomic::Ordering::Relaxed);
             flows.for_each(|way, control, words| {
-                round.meet(&Sighting::new(way, control, (now, HZ), words));
+                round.visit_flow(&Sighting::new(way, control, (now, HZ), words));
             });
         }
-        let met = round.done();
+        let met = round.finish();
         used.end(node.compiler(), met);
-        told.extend(used.take_news().audited);
+        told.extend(used.take_new_flows().audited);
     }
     told
 }

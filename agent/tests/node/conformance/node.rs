@@ -36,8 +36,8 @@ impl CompiledNode {
         let mut next = objects.to_vec();
         next.extend(self.interfaces(objects));
         let before = std::mem::replace(&mut self.state, next);
-        let ids: Vec<Change> = self.state.iter().map(Change::gone).collect();
-        let gone = before.iter().map(Change::gone).filter(|id| !ids.contains(id));
+        let ids: Vec<Change> = self.state.iter().map(Change::removal).collect();
+        let gone = before.iter().map(Change::removal).filter(|id| !ids.contains(id));
         let new = self.state.iter().filter(|object| !before.contains(object)).cloned();
         gone.chain(new).for_each(|change| self.compiler.ingest(change));
         for op in self.compiler.update()? {

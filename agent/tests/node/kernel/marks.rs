@@ -42,7 +42,7 @@ fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
         tc_index: mark,
         ..Exit::default()
     };
-    let origin = Origin::of(&world.host, &exit);
+    let origin = Origin::at_exit(&world.host, &exit);
     let verdict =
         post_nat::judge(&frame, parse::link(&frame), &world.host, origin, IFINDEX, None, || true);
     let reason = verdict.reason();
@@ -171,7 +171,7 @@ fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {
         for (to, expected) in [Who::Server, Who::Stranger].into_iter().zip(expected) {
             let packet = frame(&ip(FAMILIES[0], Who::Pod, to, TCP, &tcp(4000, 443, SYN)));
             let exit = Exit { ifindex: IFINDEX, ingress_ifindex: SENDER, ..Exit::default() };
-            let origin = Origin::of(&world.host, &exit);
+            let origin = Origin::at_exit(&world.host, &exit);
             let on_host = post_nat::judge(
                 &&*packet,
                 parse::link(&&*packet),
@@ -213,7 +213,7 @@ fn packets_without_proof_from_a_bridge_drop_by_their_source_and_while_the_agent_
                 let packet = frame(&ip(family, from, Who::Server, TCP, &tcp(4000, 443, SYN)));
                 let drops = if local { isolated } else { lives && open == 0 };
                 let exit = Exit { ifindex: IFINDEX, ingress_ifindex: BRIDGE, ..Exit::default() };
-                let origin = Origin::of(&world.host, &exit);
+                let origin = Origin::at_exit(&world.host, &exit);
                 let link = parse::link(&&*packet);
                 let on_host =
                     post_nat::judge(&&*packet, link, &world.host, origin, IFINDEX, None, || lives);

@@ -372,7 +372,7 @@ fn bypass(world: &mut World, name: &str, (_, packet): &DirectedPacket) {
     let once = Run { ingress_ifindex: IFINDEX, ..Run::once(&packet) };
     run(fd.as_fd(), &once).expect(name);
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: IFINDEX, ..Exit::default() };
-    let (origin, bytes) = (Origin::of(&world.host, &exit), &*packet);
+    let (origin, bytes) = (Origin::at_exit(&world.host, &exit), &*packet);
     let _ =
         post_nat::judge(&bytes, parse::link(&bytes), &world.host, origin, UPLINK, None, || true);
 }
@@ -389,7 +389,7 @@ fn fastest(world: &mut World, direction: Direction, frame: &[u8], before: Option
     let rounds = if before.is_some() { 20_000 } else { 20 };
     let repeat = if before.is_some() { 1 } else { 1_000_000 };
     // The runs share the packet's mark: with the proof of the first one, the pod's hook would refuse all others.
-    world.set_watch(if before.is_some() { 0 } else { MAY_BE_BEHIND });
+    world.set_handover(if before.is_some() { 0 } else { MAY_BE_BEHIND });
     let took = (0..rounds).map(|_| {
         if let Some(before) = before {
             let asks = program(&mut world.bpf, "netpold_egress").fd().expect("netpold_egress");
@@ -398,7 +398,7 @@ fn fastest(world: &mut World, direction: Direction, frame: &[u8], before: Option
         once(world, direction, &Run { repeat, ..Run::once(frame) })
     });
     let least = took.min().unwrap_or_default();
-    world.set_watch(0);
+    world.set_handover(0);
     least
 }
 

@@ -14,11 +14,11 @@ use netpold_core::options::{CheckSource, Options};
 use netpold_dataplane::audit::UnexpectedEntries;
 use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_dataplane::bpffs::PinRoot;
-use netpold_dataplane::global_sections::Offered;
+use netpold_dataplane::global_sections::TemporaryPins;
 use netpold_dataplane::tables::BpfTables;
 use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::flow::key::hash_keys;
-use netpold_ebpf::layout::{HOST6_WAYS, Settings};
+use netpold_ebpf::layout::{HOSTS6_WAYS, Settings};
 use netpold_testbed::{Netns, Unmount};
 use netpold_testkit::generate::{Choices, GeneratedCluster, NODE};
 use netpold_testkit::memory::MemoryTables;
@@ -171,7 +171,7 @@ impl Kernel {
         let mounted = Unmount(tempfile::tempdir().expect("a directory"));
         let pins = PinRoot::open(mounted.0.path()).expect("a BPF file system");
         let offered =
-            Offered::to(&mut loader, &pins.maps(), &[]).expect("tables at fixed addresses");
+            TemporaryPins::to(&mut loader, &pins.maps(), &[]).expect("tables at fixed addresses");
         let mut bpf = loader.load(object).expect("maps");
         drop(offered);
         let programs = ["netpold_ingress", "netpold_egress"].map(|name| {
@@ -368,7 +368,7 @@ fn every_operation_shows_before_or_after() {
 fn addresses_without_room_leave_nothing_behind() {
     netpold_testbed::require_root!();
     let mut kernel = Kernel::load(true);
-    let addresses = || (1..=2 * HOST6_WAYS as u128).map(Ipv6Addr::from_bits);
+    let addresses = || (1..=2 * HOSTS6_WAYS as u128).map(Ipv6Addr::from_bits);
     let entered = addresses().map(|address| Op::Host6(address, 1));
     let gone = addresses().map(Op::Host6Gone);
     for op in entered.chain(gone) {

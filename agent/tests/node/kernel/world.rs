@@ -101,7 +101,7 @@ impl World {
             assert_eq!(set.expect("HOSTS6"), Ok(()), "it has room");
         }
         let mut blocks = Ipv6Blocks::open(bpf).expect("BLOCKS6");
-        for (net, class) in host.policy.cidrs6() {
+        for (net, class) in host.policy.blocks6() {
             blocks.set(net, class).expect("BLOCKS6");
         }
         host.flows.settings.ipv6_blocks_root = blocks.root();
@@ -146,8 +146,8 @@ impl World {
     }
 
     /// Sets the flags of programs that run before or behind these.
-    pub(crate) fn set_watch(&mut self, watch: u32) {
-        self.host.flows.settings.watch = watch;
+    pub(crate) fn set_handover(&mut self, handover: u32) {
+        self.host.flows.settings.handover = handover;
         self.write_endpoint();
     }
 

@@ -73,7 +73,7 @@ fn world() -> TestCluster {
 }
 
 fn ask(cluster: &TestCluster, question: &Value) -> Value {
-    netpold_client::socket::answer(&cluster.agents[0].socket(), EXPLAIN_REQUEST, question).unwrap()
+    netpold_client::socket::request(&cluster.agents[0].socket(), EXPLAIN_REQUEST, question).unwrap()
 }
 
 fn differs(end: &Value) -> bool {

@@ -168,7 +168,8 @@ fn opens(cni: Cni) {
 fn explained(cluster: &TestCluster, from: &str, to: IpAddr) -> Value {
     let from = cluster.pod(from).name();
     let question = json!({ "from": from, "to": to, "protocol": "TCP", "port": PORT });
-    netpold_client::socket::answer(&cluster.agents[0].socket(), EXPLAIN_REQUEST, &question).unwrap()
+    netpold_client::socket::request(&cluster.agents[0].socket(), EXPLAIN_REQUEST, &question)
+        .unwrap()
 }
 
 /// Verdict on the path, and of the objects, the tables and the kernel at the sender.

@@ -154,7 +154,7 @@ fn explained(cluster: &TestCluster, (from, number): (&str, u8), verdict: &str) {
     let question = json!({ "from": from, "to": to, "protocol": "UDP", "port": PORT });
     let socket = cluster.agents[0].socket();
     let answer: Value =
-        netpold_client::socket::answer(&socket, EXPLAIN_REQUEST, &question).unwrap();
+        netpold_client::socket::request(&socket, EXPLAIN_REQUEST, &question).unwrap();
     let ends = answer["ends"].as_array().unwrap();
     let agree = |end: &Value| end["objects"] == end["tables"] && end["tables"] == end["kernel"];
     assert!(ends.iter().all(agree), "{answer:#}");

@@ -83,7 +83,7 @@ fn allow_everything(cluster: &TestCluster) {
 fn disguise(cluster: &TestCluster) {
     let [buckets, filter] = ["HOSTS6", "HOSTS6_FILTER"].map(|name| unpinned(cluster, name));
     let [buckets, filter] = [buckets, filter].map(|id| MapData::from_id(id).unwrap());
-    let hosts = Ipv6Hosts::of(&buckets, &filter).unwrap();
+    let hosts = Ipv6Hosts::open_maps(&buckets, &filter).unwrap();
     let settings = MappedArray::<Settings>::new(&pinned(cluster, "SETTINGS")).unwrap();
     let settings = settings.read(0).unwrap();
     let address = |pod: &str| match cluster.pod(pod).ip6() {
@@ -107,7 +107,7 @@ fn hide_addresses(cluster: &TestCluster) {
 fn forget_flows(cluster: &TestCluster) {
     let settings = MappedArray::<Settings>::new(&pinned(cluster, "SETTINGS")).unwrap();
     settings.store_u32(0, std::mem::offset_of!(Settings, timeouts), 0).unwrap();
-    settings.store_u32(0, std::mem::offset_of!(Settings, watch), 1).unwrap();
+    settings.store_u32(0, std::mem::offset_of!(Settings, handover), 1).unwrap();
 }
 
 #[test]

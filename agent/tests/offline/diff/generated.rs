@@ -165,7 +165,7 @@ impl World {
     fn second(&self, pods: [Key; 2]) -> Vec<Member> {
         let claims = [0, 1].map(|i| {
             let pod = self.pod_of(i, &pods[i]);
-            let claims = pod.second_addresses().filter(|it| !pod.addresses.contains(it));
+            let claims = pod.secondary_addresses().filter(|it| !pod.addresses.contains(it));
             claims.filter(|_| !pod.host_network && !pod.finished).collect::<Vec<_>>()
         });
         let families = [false, true].map(|v6| Self::of_family(claims.clone(), v6));
@@ -189,7 +189,9 @@ impl World {
             || pods.iter().filter(|pod| !pod.finished).any(|pod| match pod.host_network {
                 true => pod.addresses.contains(&address),
                 false => {
-                    gives_way && !pod.terminating && pod.second_addresses().any(|it| it == address)
+                    gives_way
+                        && !pod.terminating
+                        && pod.secondary_addresses().any(|it| it == address)
                 }
             })
     }
@@ -312,7 +314,8 @@ impl World {
                 [(change.loses(), [true, false]), (change.gains(), [false, true])]
             {
                 let ranges = PROTOCOLS.iter().flat_map(|protocol| {
-                    let ends = ports.of(*protocol).iter().flat_map(|(first, last)| [*first, *last]);
+                    let ends =
+                        ports.ranges_of(*protocol).iter().flat_map(|(first, last)| [*first, *last]);
                     ends.map(|port| (IpProtocol(protocol.number()), port))
                 });
                 let other = ports.other.then_some((IpProtocol::ICMP, 0));

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use netpold_core::cluster::{ObjectKey, SecondNetworks};
+use netpold_core::cluster::{ObjectKey, SecondaryNetworks};
 use netpold_core::model::{Change, Key, Pod};
 use netpold_kube::ObjectStream;
 use netpold_kube::cluster::{
@@ -80,7 +80,7 @@ impl Agent {
             access,
             node: OWN.into(),
             nodes,
-            second_networks: SecondNetworks::default(),
+            secondary_networks: SecondaryNetworks::default(),
             peers,
             cluster_policies: true,
         };

@@ -46,14 +46,14 @@ const LIST: u32 = 1 << 18;
 
 /// A word of [`CUT`].
 #[inline(always)]
-fn cut(word: usize) -> u32 {
+fn gso_access(word: usize) -> u32 {
     // SAFETY: a constant of the loaded program.
     unsafe { (&raw const CUT).cast::<u32>().add(word).read_volatile() }
 }
 
 /// A word of [`CHECKSUM`].
 #[inline(always)]
-fn known(word: usize) -> u32 {
+fn checksum_access(word: usize) -> u32 {
     // SAFETY: a constant of the loaded program.
     unsafe { (&raw const CHECKSUM).cast::<u32>().add(word).read_volatile() }
 }
@@ -76,24 +76,24 @@ impl ChecksumPlace {
 /// Whether the kernel leaves all judged bytes unchanged: by a pending checksum, and where it segments the packet.
 /// `link`: as in [`mark::link_header`].
 #[inline(always)]
-pub(crate) fn is_settled(skb: *mut __sk_buff, link: u32) -> bool {
+pub(crate) fn keeps_judged_bytes(skb: *mut __sk_buff, link: u32) -> bool {
     // SAFETY: the program's context.
-    if unsafe { (*skb).gso_size } != 0 && netpold_list(skb) != 0 {
+    if unsafe { (*skb).gso_size } != 0 && netpold_is_gro_list(skb) != 0 {
         return false;
     }
-    match known(0) {
+    match checksum_access(0) {
         IN_PLACE => match read_in_place(skb) {
-            Some(place) => is_usual(skb, place) || judge(skb, link, place),
+            Some(place) => is_usual(skb, place) || is_harmless_at(skb, link, place),
             None => true,
         },
-        COPIED => netpold_settled(skb, link) != 0,
+        COPIED => netpold_keeps_judged_bytes(skb, link) != 0,
         _ => true,
     }
 }
 
 #[inline(always)]
-fn judge(skb: *mut __sk_buff, link: u32, place: ChecksumPlace) -> bool {
-    netpold_harmless(skb, link, place.start, place.field) != 0
+fn is_harmless_at(skb: *mut __sk_buff, link: u32, place: ChecksumPlace) -> bool {
+    netpold_is_harmless_checksum(skb, link, place.start, place.field) != 0
 }
 
 /// Whether the sum is the checksum of TCP or UDP, without options or extension headers.
@@ -136,8 +136,8 @@ fn kernel_packet(skb: *mut __sk_buff) -> *const u8 {
 /// crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_list(skb: *mut __sk_buff) -> u32 {
-    let kind = match known(0) {
+extern "C" fn netpold_is_gro_list(skb: *mut __sk_buff) -> u32 {
+    let kind = match checksum_access(0) {
         IN_PLACE => Some(read_kind(skb)),
         COPIED => copy_kind(skb),
         _ => Some(0),
@@ -151,10 +151,10 @@ fn read_kind(skb: *mut __sk_buff) -> u32 {
     let packet = kernel_packet(skb);
     // SAFETY: fields of the packet; `head + end` is the address of its `struct skb_shared_info`.
     unsafe {
-        let end = packet.add(cut(0) as usize).cast::<u32>().read_volatile();
-        let head = packet.add(known(4) as usize).cast::<u64>().read_volatile();
-        let shared = kernel_type(head + u64::from(end), cut(1));
-        shared.add(cut(2) as usize).cast::<u32>().read_volatile()
+        let end = packet.add(gso_access(0) as usize).cast::<u32>().read_volatile();
+        let head = packet.add(checksum_access(4) as usize).cast::<u64>().read_volatile();
+        let shared = kernel_type(head + u64::from(end), gso_access(1));
+        shared.add(gso_access(2) as usize).cast::<u32>().read_volatile()
     }
 }
 
@@ -165,12 +165,12 @@ fn copy_kind(skb: *mut __sk_buff) -> Option<u32> {
     let from = |offset: u32| skb.cast::<u8>().wrapping_add(offset as usize);
     // SAFETY: a helper that reads any address: those of [`read_kind`].
     let read = unsafe {
-        fetch((&raw mut head).cast(), 8, from(known(4)))
-            && fetch((&raw mut end).cast(), 4, from(cut(0)))
+        fetch((&raw mut head).cast(), 8, from(checksum_access(4)))
+            && fetch((&raw mut end).cast(), 4, from(gso_access(0)))
             && fetch(
                 (&raw mut kind).cast(),
                 4,
-                (head + u64::from(end) + u64::from(cut(2))) as *const u8,
+                (head + u64::from(end) + u64::from(gso_access(2))) as *const u8,
             )
     };
     read.then_some(kind)
@@ -200,23 +200,23 @@ fn read_in_place(skb: *mut __sk_buff) -> Option<ChecksumPlace> {
     let packet = kernel_packet(skb);
     // SAFETY: fields of the packet, at constant offsets: the verifier rejects others.
     unsafe {
-        let summed = u32::from(packet.add(known(1) as usize).read_volatile());
-        if summed >> known(2) & 3 != PARTIAL {
+        let summed = u32::from(packet.add(checksum_access(1) as usize).read_volatile());
+        if summed >> checksum_access(2) & 3 != PARTIAL {
             return None;
         }
-        let place = packet.add(known(3) as usize).cast::<u32>().read_volatile();
-        let head = packet.add(known(4) as usize).cast::<u64>().read_volatile();
-        let data = packet.add(known(5) as usize).cast::<u64>().read_volatile();
+        let place = packet.add(checksum_access(3) as usize).cast::<u32>().read_volatile();
+        let head = packet.add(checksum_access(4) as usize).cast::<u64>().read_volatile();
+        let data = packet.add(checksum_access(5) as usize).cast::<u64>().read_volatile();
         Some(ChecksumPlace::new(place, head, data))
     }
 }
 
-/// [`is_settled`] by a copying helper, 1 or 0. A global function, like those in the crate's root.
+/// [`keeps_judged_bytes`] by a copying helper, 1 or 0. A global function, like those in the crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_settled(skb: *mut __sk_buff, link: u32) -> u32 {
+extern "C" fn netpold_keeps_judged_bytes(skb: *mut __sk_buff, link: u32) -> u32 {
     let (mut summed, mut place, mut ends) = (0_u8, 0_u32, [0_u64; 2]);
-    let from = |word: usize| skb.cast::<u8>().wrapping_add(known(word) as usize);
+    let from = |word: usize| skb.cast::<u8>().wrapping_add(checksum_access(word) as usize);
     // SAFETY: a helper that reads any address: that of the packet, which has these fields.
     let read = unsafe {
         fetch((&raw mut summed).cast(), 1, from(1))
@@ -224,10 +224,10 @@ extern "C" fn netpold_settled(skb: *mut __sk_buff, link: u32) -> u32 {
             && fetch((&raw mut ends[0]).cast(), 8, from(4))
             && fetch((&raw mut ends[1]).cast(), 8, from(5))
     };
-    let partial = u32::from(summed) >> known(2) & 3 == PARTIAL;
-    let settled =
-        read && (!partial || judge(skb, link, ChecksumPlace::new(place, ends[0], ends[1])));
-    u32::from(settled)
+    let partial = u32::from(summed) >> checksum_access(2) & 3 == PARTIAL;
+    let harmless = read
+        && (!partial || is_harmless_at(skb, link, ChecksumPlace::new(place, ends[0], ends[1])));
+    u32::from(harmless)
 }
 
 /// # Safety
@@ -241,7 +241,12 @@ unsafe fn fetch(to: *mut c_void, bytes: u32, from: *const u8) -> bool {
 /// [`is_harmless`], 1 or 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_harmless(skb: *mut __sk_buff, link: u32, start: u32, field: u32) -> u32 {
+extern "C" fn netpold_is_harmless_checksum(
+    skb: *mut __sk_buff,
+    link: u32,
+    start: u32,
+    field: u32,
+) -> u32 {
     // SAFETY: the program's context.
     let bytes = unsafe { FollowedBytes::new(skb, Copied::new(skb)) };
     is_harmless(&bytes, mark::link_header(skb, &bytes, link), start, field).into()

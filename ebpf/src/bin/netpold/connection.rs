@@ -59,7 +59,7 @@ pub(crate) extern "C" fn netpold_course(skb: *mut __sk_buff) -> u32 {
         if !fetch(place.cast(), size_of::<[Tuple; 2]>() as u32, from) {
             return Course::UNKNOWN.0;
         }
-        Course::of(&*place, (connection & INFO) as u32).0
+        Course::new(&*place, (connection & INFO) as u32).0
     }
 }
 
@@ -73,20 +73,20 @@ unsafe fn fetch(to: *mut c_void, bytes: u32, from: *const u8) -> bool {
 
 /// Whether a reply to a pod comes from a host that the pod may send to.
 #[inline(always)]
-pub(crate) fn is_of_allowed(skb: *mut __sk_buff) -> bool {
+pub(crate) fn is_from_allowed_host(skb: *mut __sk_buff) -> bool {
     let course = netpold_course(skb);
-    netpold_answerer(skb, course) != 0
+    netpold_is_from_allowed_host(skb, course) != 0
 }
 
-/// [`is_of_allowed`] by the tuples that [`netpold_course`] has left, 1 or 0.
+/// [`is_from_allowed_host`] by the tuples that [`netpold_course`] has left, 1 or 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_answerer(skb: *mut __sk_buff, course: u32) -> u32 {
+extern "C" fn netpold_is_from_allowed_host(skb: *mut __sk_buff, course: u32) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 1 };
     // SAFETY: the program's context.
     let Some(endpoint) = find_endpoint(&maps, unsafe { (*skb).ifindex }) else { return 1 };
     // SAFETY: this CPU's own scratch, written just before.
     let tuples = unsafe { &(*scratch).connection };
-    Course(course).is_of_allowed(&maps, endpoint, tuples).into()
+    Course(course).is_from_allowed_host(&maps, endpoint, tuples).into()
 }

@@ -39,7 +39,7 @@ use netpold_ebpf::{
     endpoint::Rows,
     judge::{
         decide::decide,
-        evaluator::{PacketEvaluator, Under, Visitor},
+        evaluator::{JudgingRows, PacketEvaluator, Visitor},
         hook::PacketHook,
         proof::UNKNOWN_INTERFACE,
     },
@@ -60,7 +60,7 @@ use crate::{
     packet::{Copied, CopiedTo, LinearBytes},
     tables::{
         Maps,
-        flows::{PENDING, netpold_record},
+        flows::{PENDING, netpold_insert_pending},
     },
     trace::TRACED,
 };
@@ -74,7 +74,7 @@ const DROP: i32 = 2;
 #[classifier]
 #[inline(always)]
 fn netpold_ingress(context: TcContext) -> i32 {
-    let slow_path = SlowPath {
+    let slow_path = SlowPathFunctions {
         quick6: netpold_ingress_quick6,
         read: netpold_ingress_read,
         link: netpold_ingress_link,
@@ -84,31 +84,31 @@ fn netpold_ingress(context: TcContext) -> i32 {
         query6: names::netpold_ingress_query6,
     };
     let skb = context.as_ptr().cast();
-    if stands_aside() || reject::is_answer(skb) {
+    if stands_aside() || reject::is_rejection(skb) {
         return NEXT;
     }
     trace::begin::<Ingress>(skb);
-    if let Some(settled) = mark::arrived(skb) {
+    if let Some(settled) = mark::judge_arrival(skb) {
         trace::end_for_sender(settled);
         return settled;
     }
-    let mut reason = judge::<Ingress>(skb, &slow_path);
-    if reason == Reason::Answer as u32 && !connection::is_of_allowed(skb) {
+    let mut reason = judge_packet::<Ingress>(skb, &slow_path);
+    if reason == Reason::TranslatedReply as u32 && !connection::is_from_allowed_host(skb) {
         reason = Reason::ServiceBackend as u32;
     }
     trace::end(reason);
     observe::record::<Ingress>(skb, reason);
-    if !names::listen::<Ingress>(skb, reason) {
+    if !names::read_names::<Ingress>(skb, reason) {
         return DROP;
     }
-    act::<Ingress>(skb, reason, reject::netpold_reject_ingress)
+    act_on_verdict::<Ingress>(skb, reason, reject::netpold_reject_ingress)
 }
 
 /// Pod egress: TC ingress of the host side.
 #[classifier]
 #[inline(always)]
 fn netpold_egress(context: TcContext) -> i32 {
-    let slow_path = SlowPath {
+    let slow_path = SlowPathFunctions {
         quick6: netpold_egress_quick6,
         read: netpold_egress_read,
         link: netpold_egress_link,
@@ -121,30 +121,30 @@ fn netpold_egress(context: TcContext) -> i32 {
     if stands_aside() {
         return NEXT;
     }
-    if reject::is_answer(skb) {
+    if reject::is_rejection(skb) {
         // While programs of another layout run after these and judge, the answer may be theirs.
         if !watches_only() {
-            mark::leave(skb, Reason::Related as u32);
+            mark::mark_by_verdict(skb, Reason::Related as u32);
         }
         return NEXT;
     }
     // The pod's own packets arrive without the proof: this one comes from the node, with a verdict that is not its own.
-    if mark::is_judged(skb) && mark::netpold_refuse_judged(skb) != 0 {
+    if mark::is_judged(skb) && mark::netpold_refuse_proven(skb) != 0 {
         return DROP;
     }
     trace::begin::<Egress>(skb);
-    let reason = if checksum::is_settled(skb, mark::ETHERNET) {
-        judge::<Egress>(skb, &slow_path)
+    let reason = if checksum::keeps_judged_bytes(skb, mark::ETHERNET) {
+        judge_packet::<Egress>(skb, &slow_path)
     } else {
         Reason::Malformed as u32
     };
     trace::end(reason);
-    mark::leave(skb, reason);
+    mark::mark_by_verdict(skb, reason);
     observe::record::<Egress>(skb, reason);
-    if !names::listen::<Egress>(skb, reason) {
+    if !names::read_names::<Egress>(skb, reason) {
         return DROP;
     }
-    act::<Egress>(skb, reason, reject::netpold_reject_egress)
+    act_on_verdict::<Egress>(skb, reason, reject::netpold_reject_egress)
 }
 
 /// Returns the kernel's jiffies, low 32 bits, to the agent (by BPF_PROG_TEST_RUN), for conntrack stamps.
@@ -167,7 +167,7 @@ type Global = extern "C" fn(*mut __sk_buff) -> u32;
 
 /// The slow path in functions, none of which needs a whole stack: one parses the packet into [`maps::SCRATCH`], one
 /// judges messages of the link, and one for each family judges the parsed packet.
-struct SlowPath {
+struct SlowPathFunctions {
     quick6: Global,
     read: Global,
     link: Global,
@@ -177,7 +177,7 @@ struct SlowPath {
     query6: Global,
 }
 
-/// Results of [`SlowPath::read`], besides the numbers of [`Reason`].
+/// Results of [`SlowPathFunctions::read`], besides the numbers of [`Reason`].
 const READ_IPV4: u32 = 0x104;
 const READ_IPV6: u32 = 0x106;
 /// IPv4 with options.
@@ -187,7 +187,7 @@ const READ_LINK: u32 = 0x206;
 
 /// Runs the fast path, then the slow path if needed; returns the number of the reason.
 #[inline(always)]
-fn judge<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
+fn judge_packet<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPathFunctions) -> u32 {
     // SAFETY: the program's context.
     let bytes = unsafe { LinearBytes::<true>::new(skb) };
     // The traced entry has no stack left for the names.
@@ -198,27 +198,27 @@ fn judge<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
     };
     let mut reason = verdict.number();
     if reason == Reason::Deferred as u32 && may_be_ipv6(skb) {
-        reason = recorded(skb, slow_path.quick6);
+        reason = judge_and_insert(skb, slow_path.quick6);
     }
     if reason == Reason::Deferred as u32 {
-        trace::note(Step::SlowPath, 0, 0);
-        netpold_leave_hook(skb);
+        trace::record_step(Step::SlowPath, 0, 0);
+        netpold_store_hook(skb);
         reason = match (slow_path.read)(skb) {
-            READ_IPV4 => recorded(skb, slow_path.judge4),
+            READ_IPV4 => judge_and_insert(skb, slow_path.judge4),
             READ_OPTIONS => {
                 netpold_options(skb);
-                recorded(skb, slow_path.judge4)
+                judge_and_insert(skb, slow_path.judge4)
             }
-            READ_IPV6 => recorded(skb, slow_path.judge6),
+            READ_IPV6 => judge_and_insert(skb, slow_path.judge6),
             READ_LINK => match (slow_path.link)(skb) {
-                READ_IPV6 => recorded(skb, slow_path.judge6),
+                READ_IPV6 => judge_and_insert(skb, slow_path.judge6),
                 settled => settled,
             },
             settled => settled,
         };
     }
-    if reason == Reason::Policy as u32 && names::named(skb).is_some() {
-        reason = names::judge::<D>(skb, slow_path);
+    if reason == Reason::Policy as u32 && names::endpoint_with_names(skb).is_some() {
+        reason = names::judge_by_names::<D>(skb, slow_path);
     }
     reason
 }
@@ -232,12 +232,12 @@ fn may_be_ipv6(skb: *mut __sk_buff) -> bool {
 
 /// Verdict of a function that may leave a flow to insert.
 #[inline(always)]
-fn recorded(skb: *mut __sk_buff, judge: Global) -> u32 {
+fn judge_and_insert(skb: *mut __sk_buff, judge: Global) -> u32 {
     let reason = judge(skb);
     if reason & PENDING == 0 {
         return reason;
     }
-    match netpold_record(skb) {
+    match netpold_insert_pending(skb) {
         0 => reason & !PENDING,
         full => full,
     }
@@ -245,7 +245,7 @@ fn recorded(skb: *mut __sk_buff, judge: Global) -> u32 {
 
 /// Turns the verdict of a pod's hook into an action, for both directions. `reject` answers a denied packet.
 #[inline(always)]
-fn act<D: PodDirection>(skb: *mut __sk_buff, reason: u32, reject: Global) -> i32 {
+fn act_on_verdict<D: PodDirection>(skb: *mut __sk_buff, reason: u32, reject: Global) -> i32 {
     if reason < Reason::FIRST_DROP as u32 {
         return NEXT;
     }
@@ -253,7 +253,7 @@ fn act<D: PodDirection>(skb: *mut __sk_buff, reason: u32, reject: Global) -> i32
         return NEXT;
     }
     drops::report::<D>(skb, reason);
-    if reason == Reason::Policy as u32 && reject::may_be_due::<D>(skb) {
+    if reason == Reason::Policy as u32 && reject::may_reject::<D>(skb) {
         return reject(skb) as i32;
     }
     DROP
@@ -262,26 +262,26 @@ fn act<D: PodDirection>(skb: *mut __sk_buff, reason: u32, reject: Global) -> i32
 /// Whether the former programs, which run behind these, still judge.
 #[inline(always)]
 fn watches_only() -> bool {
-    watch() & WATCH_ONLY != 0
+    handover_flags() & WATCH_ONLY != 0
 }
 
 /// Whether the programs in front of these judge alone.
 #[inline(always)]
 fn stands_aside() -> bool {
-    watch() & STANDS_ASIDE != 0
+    handover_flags() & STANDS_ASIDE != 0
 }
 
 /// Whether programs in front of these may have judged a packet.
 #[inline(always)]
 fn may_be_behind() -> bool {
-    watch() & MAY_BE_BEHIND != 0
+    handover_flags() & MAY_BE_BEHIND != 0
 }
 
-/// [`Settings::watch`](netpold_ebpf::layout::Settings)
+/// [`Settings::handover`](netpold_ebpf::layout::Settings)
 #[inline(always)]
-fn watch() -> u32 {
+fn handover_flags() -> u32 {
     // SAFETY: map memory; the agent changes this field while the program runs.
-    unsafe { (&raw const (*maps::SETTINGS.get()).watch).read_volatile() }
+    unsafe { (&raw const (*maps::SETTINGS.get()).handover).read_volatile() }
 }
 
 /// Not zero where classifiers may query the namespace of a packet's socket (kernel 6.15). Set at load time: the
@@ -303,15 +303,15 @@ fn hook(skb: *mut __sk_buff) -> PacketHook {
 /// Leaves the ingress interface of a packet's hook in the scratch, for functions without stack for a call.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_leave_hook(skb: *mut __sk_buff) -> u32 {
+extern "C" fn netpold_store_hook(skb: *mut __sk_buff) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
-    leave_hook(skb, scratch);
+    store_hook(skb, scratch);
     0
 }
 
 /// Leaves the packet's ingress interface in this CPU's scratch, and no rows to judge by.
 #[inline(always)]
-fn leave_hook(skb: *mut __sk_buff, scratch: *mut Scratch) {
+fn store_hook(skb: *mut __sk_buff, scratch: *mut Scratch) {
     // SAFETY: this CPU's own scratch.
     unsafe {
         (&raw mut (*scratch).ingress_ifindex).write(hook(skb).ingress_ifindex.into());
@@ -320,12 +320,12 @@ fn leave_hook(skb: *mut __sk_buff, scratch: *mut Scratch) {
     }
 }
 
-/// Hook with the ingress interface that [`netpold_leave_hook`] left.
+/// Hook with the ingress interface that [`netpold_store_hook`] left.
 ///
 /// # Safety
 /// The program's context, and this CPU's scratch.
 #[inline(always)]
-unsafe fn left_hook(skb: *mut __sk_buff, scratch: *const Scratch) -> PacketHook {
+unsafe fn stored_hook(skb: *mut __sk_buff, scratch: *const Scratch) -> PacketHook {
     // SAFETY: as the caller promises.
     unsafe {
         PacketHook { ifindex: (*skb).ifindex, ingress_ifindex: (*scratch).ingress_ifindex as u32 }
@@ -367,112 +367,112 @@ fn has_own_socket(skb: *mut __sk_buff) -> bool {
 
 /// Parses a packet of any form.
 #[inline(always)]
-fn read<D: PodDirection>(skb: *mut __sk_buff) -> u32 {
+fn parse_to_scratch<D: PodDirection>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
     // SAFETY: the program's context. Parsing needs the endpoint, but no ingress interface.
     let hook =
         unsafe { PacketHook { ifindex: (*skb).ifindex, ingress_ifindex: UNKNOWN_INTERFACE } };
-    let judge = match PacketEvaluator::<D, _>::to_read(&maps, hook) {
+    let judge = match PacketEvaluator::<D, _>::for_parsing(&maps, hook) {
         Ok(judge) => judge,
         Err(verdict) => return verdict.number(),
     };
     // SAFETY: the program's context.
     let bytes = unsafe { CopiedTo::new(skb, scratch) };
-    judge.read(&bytes, &Later(scratch)).0
+    judge.parse(&bytes, &ToScratch(scratch)).0
 }
 
 /// Leaves the parsed packet in the scratch.
-struct Later(*mut Scratch);
+struct ToScratch(*mut Scratch);
 
-/// Result of [`read`].
-struct Answer(u32);
+/// Result of [`parse_to_scratch`].
+struct ParseResult(u32);
 
-impl From<PacketVerdict> for Answer {
+impl From<PacketVerdict> for ParseResult {
     #[inline(always)]
     fn from(verdict: PacketVerdict) -> Self {
         Self(verdict.number())
     }
 }
 
-impl Visitor for Later {
-    type Output = Answer;
-    const LATER: bool = true;
+impl Visitor for ToScratch {
+    type Output = ParseResult;
+    const CHECKS_LATER: bool = true;
 
     #[inline(always)]
     fn visit<F: TableFamily, D: PodDirection, T: Tables>(
         &self,
         _judge: &PacketEvaluator<'_, D, T>,
-        reading: &ParsedPacket<F>,
-    ) -> Answer {
+        parsed: &ParsedPacket<F>,
+    ) -> ParseResult {
         // SAFETY: this CPU's own scratch, with a field for a parsed packet of each family.
         unsafe {
             if F::IS_V6 {
-                (&raw mut (*self.0).reading6).cast::<ParsedPacket<F>>().write(*reading);
-                Answer(if reading.is_of_link() { READ_LINK } else { READ_IPV6 })
+                (&raw mut (*self.0).parsed6).cast::<ParsedPacket<F>>().write(*parsed);
+                ParseResult(if parsed.is_of_link() { READ_LINK } else { READ_IPV6 })
             } else {
-                (&raw mut (*self.0).reading4).cast::<ParsedPacket<F>>().write(*reading);
-                Answer(if reading.has_options() { READ_OPTIONS } else { READ_IPV4 })
+                (&raw mut (*self.0).parsed4).cast::<ParsedPacket<F>>().write(*parsed);
+                ParseResult(if parsed.has_options() { READ_OPTIONS } else { READ_IPV4 })
             }
         }
     }
 }
 
-/// Verdict on the IPv6 packet that [`read`] left, if it is a message of the link.
+/// Verdict on the IPv6 packet that [`parse_to_scratch`] left, if it is a message of the link.
 #[inline(always)]
-fn link_read<D: PodDirection>(skb: *mut __sk_buff) -> u32 {
+fn judge_link_message<D: PodDirection>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
     match PacketEvaluator::<D, _>::new(&maps, hook(skb)) {
         Ok(judge) => {
             // SAFETY: the program's context; this CPU's own scratch, written just before.
-            let (bytes, reading) = unsafe { (Copied::new(skb), &(*scratch).reading6) };
-            judge.link(&bytes, reading).map_or(READ_IPV6, PacketVerdict::number)
+            let (bytes, parsed) = unsafe { (Copied::new(skb), &(*scratch).parsed6) };
+            judge.judge_link_message(&bytes, parsed).map_or(READ_IPV6, PacketVerdict::number)
         }
         Err(verdict) => verdict.number(),
     }
 }
 
-/// Judges the packet that [`read`] left.
+/// Judges the packet that [`parse_to_scratch`] left.
 #[inline(always)]
-fn judge_read<D: PodDirection, F: TableFamily>(
+fn judge_parsed<D: PodDirection, F: TableFamily>(
     skb: *mut __sk_buff,
-    reading: impl FnOnce(*mut Scratch) -> *mut ParsedPacket<F>,
+    parsed: impl FnOnce(*mut Scratch) -> *mut ParsedPacket<F>,
 ) -> u32 {
     let maps = Maps::<true, false>::deferring();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
     // SAFETY: the program's context; this CPU's own scratch.
-    let hook = unsafe { left_hook(skb, scratch) };
+    let hook = unsafe { stored_hook(skb, scratch) };
     let Some(endpoint) = find_endpoint(&maps, hook.ifindex) else {
         return Reason::NotEndpoint as u32;
     };
-    let mut under = Under::of(&maps, endpoint);
+    let mut judging = JudgingRows::in_force(&maps, endpoint);
     // SAFETY: this CPU's own scratch.
     let (rows, revision) = unsafe { ((*scratch).rows, (*scratch).revision) };
     if rows != 0 {
-        under = Under { revision: revision as u32, rows: Rows(rows) };
+        judging = JudgingRows { revision: revision as u32, rows: Rows(rows) };
     }
-    match PacketEvaluator::<D, _>::under(&maps, endpoint, hook, under) {
+    match PacketEvaluator::<D, _>::by_rows(&maps, endpoint, hook, judging) {
         // SAFETY: this CPU's own scratch, written just before.
-        Ok(judge) => maps.answer(judge.judge(unsafe { &*reading(scratch) })),
+        Ok(judge) => maps.number_of(judge.judge(unsafe { &*parsed(scratch) })),
         Err(verdict) => verdict.number(),
     }
 }
 
-/// Checks the options of the IPv4 packet that [`read`] left.
+/// Checks the options of the IPv4 packet that [`parse_to_scratch`] left.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_options(skb: *mut __sk_buff) -> u32 {
     if let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) {
         // SAFETY: this CPU's own scratch, written just before.
-        let reading = unsafe { &mut (*scratch).reading4 };
-        reading.look_for_route_by(|at, end| mark::netpold_goes_on(skb, at, end) != 0);
+        let parsed = unsafe { &mut (*scratch).parsed4 };
+        parsed.look_for_route_by(|at, end| mark::netpold_has_route(skb, at, end) != 0);
     }
     0
 }
 
 /// Defines the functions of the slow path for a direction.
-macro_rules! thorough {
+macro_rules! define_slow_path {
     ($direction:ty, $quick6:ident, $read:ident, $link:ident, $judge4:ident, $judge6:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
@@ -480,38 +480,38 @@ macro_rules! thorough {
             // SAFETY: the program's context.
             let bytes = unsafe { LinearBytes::<false>::new(skb) };
             let maps = Maps::<true>::deferring();
-            maps.answer(decide::<$direction, _, _>(&bytes, &maps, hook(skb)))
+            maps.number_of(decide::<$direction, _, _>(&bytes, &maps, hook(skb)))
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $read(skb: *mut __sk_buff) -> u32 {
-            read::<$direction>(skb)
+            parse_to_scratch::<$direction>(skb)
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $link(skb: *mut __sk_buff) -> u32 {
-            link_read::<$direction>(skb)
+            judge_link_message::<$direction>(skb)
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $judge4(skb: *mut __sk_buff) -> u32 {
             // SAFETY: a field of the scratch.
-            judge_read::<$direction, V4>(skb, |it| unsafe { &raw mut (*it).reading4 })
+            judge_parsed::<$direction, V4>(skb, |it| unsafe { &raw mut (*it).parsed4 })
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $judge6(skb: *mut __sk_buff) -> u32 {
             // SAFETY: a field of the scratch.
-            judge_read::<$direction, V6>(skb, |it| unsafe { &raw mut (*it).reading6 })
+            judge_parsed::<$direction, V6>(skb, |it| unsafe { &raw mut (*it).parsed6 })
         }
     };
 }
 
-thorough!(
+define_slow_path!(
     Ingress,
     netpold_ingress_quick6,
     netpold_ingress_read,
@@ -519,7 +519,7 @@ thorough!(
     netpold_ingress4,
     netpold_ingress6
 );
-thorough!(
+define_slow_path!(
     Egress,
     netpold_egress_quick6,
     netpold_egress_read,

@@ -9,7 +9,7 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
 use netpold_ebpf::{
-    judge::{connection::Tuple, reject::WORDS},
+    judge::{connection::Tuple, reject::TOKEN_WORDS},
     layout::{
         Blocks6Node, Counters, Ct4Bucket, Ct6Bucket, DOUBT_BLOCKS, DoubtBlock, ENDPOINT_SLOTS,
         Endpoint, FragmentKey, FragmentPorts, Hosts6Bucket, LEARNED_BUCKETS, NameBucket, NameKey,
@@ -23,7 +23,7 @@ use netpold_ebpf::{
         family::{V4, V6},
         parse::Fragment,
         parsed::ParsedPacket,
-        rejection::{Ends, Letter},
+        rejection::{Ends, RejectionFrame},
     },
 };
 
@@ -125,9 +125,9 @@ pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(
 pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static UNPROVEN: Array<Unproven> = Array::with_max_entries(ENDPOINT_SLOTS, SHARED);
-/// Answers to denied packets in this second: words of [`take`](netpold_ebpf::judge::reject::take).
+/// Answers to denied packets in this second: words of [`take_token`](netpold_ebpf::judge::reject::take_token).
 #[map]
-pub(crate) static REJECTIONS: Array<u64> = Array::with_max_entries(WORDS, 0);
+pub(crate) static REJECTIONS: Array<u64> = Array::with_max_entries(TOKEN_WORDS, 0);
 /// Records of the flows of pods that no policy selects, see [`netpold_ebpf::observe`].
 #[map]
 pub(crate) static OBSERVED4: Array<Ct4Bucket> = Array::with_max_entries(OBSERVED4_BUCKETS, SHARED);
@@ -158,7 +158,7 @@ pub(crate) struct Scratch {
     pub(crate) ingress_ifindex: u64,
     /// Rows to judge by; 0: the rows in force.
     pub(crate) rows: u64,
-    /// [`Under::revision`](netpold_ebpf::judge::evaluator::Under) of `rows`.
+    /// [`JudgingRows::revision`](netpold_ebpf::judge::evaluator::JudgingRows) of `rows`.
     pub(crate) revision: u64,
     /// The endpoint's egress row, from which the rows of its groups of names are found.
     pub(crate) names_row: u64,
@@ -167,17 +167,17 @@ pub(crate) struct Scratch {
     /// Bits of the groups whose rows were not chosen yet.
     pub(crate) names_left: u64,
     /// Parsed IPv4 packet, between the functions that parse and judge it.
-    pub(crate) reading4: ParsedPacket<V4>,
+    pub(crate) parsed4: ParsedPacket<V4>,
     /// Parsed IPv6 packet, between the functions that parse and judge it.
-    pub(crate) reading6: ParsedPacket<V6>,
+    pub(crate) parsed6: ParsedPacket<V6>,
     /// Answer to a denied packet.
-    pub(crate) letter: Letter,
+    pub(crate) answer_frame: RejectionFrame,
     /// RST forwarded in place of a denied segment.
-    pub(crate) onward: Letter,
-    /// Ends of a denied packet before its translation, if `translated` is not 0.
-    pub(crate) before4: Ends<u32>,
-    pub(crate) before6: Ends<[u64; 2]>,
-    pub(crate) translated: u64,
+    pub(crate) reset_frame: RejectionFrame,
+    /// Ends of a denied packet before its translation, if `has_original_ends` is not 0.
+    pub(crate) original_ends4: Ends<u32>,
+    pub(crate) original_ends6: Ends<[u64; 2]>,
+    pub(crate) has_original_ends: u64,
     /// `struct bpf_fib_lookup` of a route.
     pub(crate) route: [u32; 16],
 }

@@ -18,10 +18,10 @@ use netpold_ebpf::{
     judge::{
         connection::Course,
         post_nat,
-        proof::{self, Anew, Exit, Origin},
+        proof::{self, Exit, Origin, Rebuilt},
         station,
     },
-    layout::{EP_CHECK_SOURCE, STRANGER, answer_mark, endpoint_slot, mark, parts_of},
+    layout::{EP_CHECK_SOURCE, STRANGER, endpoint_slot, mark, reply_mark, split_mark},
     packet::{bytes::Bytes, parse},
     reason::Reason,
     tables::{Tables as _, find_slot, find_slot_at},
@@ -40,21 +40,21 @@ use crate::{
 #[classifier]
 #[inline(always)]
 fn netpold_node(context: TcContext) -> i32 {
-    node(context.as_ptr().cast(), ETHERNET)
+    judge_at_device(context.as_ptr().cast(), ETHERNET)
 }
 
 /// TC egress of devices without a link header: tunnels, WireGuard.
 #[classifier]
 #[inline(always)]
 fn netpold_node_ip(context: TcContext) -> i32 {
-    node(context.as_ptr().cast(), NO_LINK_HEADER)
+    judge_at_device(context.as_ptr().cast(), NO_LINK_HEADER)
 }
 
 /// TC ingress of devices that lead to other namespaces and are not endpoints, and of other ports of bridges with pods.
 #[classifier]
 #[inline(always)]
 fn netpold_unmark(context: TcContext) -> i32 {
-    strange(context.as_ptr().cast())
+    pass_as_stranger(context.as_ptr().cast())
 }
 
 /// TC ingress of the node's tunnel devices. Drops packets that a pod encapsulated for its own node, with an inner
@@ -63,8 +63,8 @@ fn netpold_unmark(context: TcContext) -> i32 {
 #[inline(always)]
 fn netpold_tunnel(context: TcContext) -> i32 {
     let skb: *mut __sk_buff = context.as_ptr().cast();
-    if !proof::is_unpacked(&Maps::new(), read_mark(skb), read(skb)) {
-        return strange(skb);
+    if !proof::is_unpacked(&Maps::new(), read_mark(skb), read_tc_index(skb)) {
+        return pass_as_stranger(skb);
     }
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
@@ -74,9 +74,9 @@ fn netpold_tunnel(context: TcContext) -> i32 {
 
 /// Lets a packet pass as one that is not an endpoint's.
 #[inline(always)]
-fn strange(skb: *mut __sk_buff) -> i32 {
-    write(skb, STRANGER);
-    prove(skb);
+fn pass_as_stranger(skb: *mut __sk_buff) -> i32 {
+    write_tc_index(skb, STRANGER);
+    add_proof(skb);
     NEXT
 }
 
@@ -85,11 +85,11 @@ pub(crate) const ETHERNET: u32 = 0;
 const NO_LINK_HEADER: u32 = 1;
 
 /// Flag added to the number of a reason: the drop's event is to be emitted.
-const TELL: u32 = 1 << 8;
+const EMITS_EVENT: u32 = 1 << 8;
 
 #[inline(always)]
-fn node(skb: *mut __sk_buff, link: u32) -> i32 {
-    let exit = exit(skb, link);
+fn judge_at_device(skb: *mut __sk_buff, link: u32) -> i32 {
+    let exit = read_exit(skb, link);
     if proof::is_unknown(&Maps::new(), &exit) {
         let _ = drops::count_one(true, Reason::UnknownDevice as u32, exit.ifindex);
         return DROP;
@@ -97,31 +97,31 @@ fn node(skb: *mut __sk_buff, link: u32) -> i32 {
     if is_final(skb, &exit) {
         return NEXT;
     }
-    match translated(skb, link) {
+    match judge_for_sender(skb, link) {
         Ok(_) => NEXT,
         Err(action) => action,
     }
 }
 
 #[inline(always)]
-fn exit(skb: *mut __sk_buff, link: u32) -> Exit {
+fn read_exit(skb: *mut __sk_buff, link: u32) -> Exit {
     // SAFETY: the program's context.
     let (ifindex, ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
     // Both fields are read first: after a branch the compiler computes the field's address, which the verifier rejects.
-    let (mark, tc_index) = (read_mark(skb), read(skb));
+    let (mark, tc_index) = (read_mark(skb), read_tc_index(skb));
     let asked = ingress_ifindex == 0 && !is_proven(mark);
-    let anew = Anew::from_number(if asked { netpold_anew(skb, link) } else { 0 });
-    Exit { ifindex, ingress_ifindex, mark, tc_index, foreign: false, anew }
+    let rebuilt = Rebuilt::from_number(if asked { netpold_rebuilt(skb, link) } else { 0 });
+    Exit { ifindex, ingress_ifindex, mark, tc_index, foreign: false, rebuilt }
 }
 
 /// Kind of a packet without interface and proof, if the kernel may have rebuilt it, as a number.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_anew(skb: *mut __sk_buff, link: u32) -> u32 {
+extern "C" fn netpold_rebuilt(skb: *mut __sk_buff, link: u32) -> u32 {
     // SAFETY: the program's context.
     let bytes = unsafe { Headers::<true>::new(skb) };
-    match Anew::kind(&bytes, link_header(skb, &bytes, link)) {
-        Anew::No => 0,
+    match Rebuilt::kind(&bytes, link_header(skb, &bytes, link)) {
+        Rebuilt::No => 0,
         // Inlined: there is no stack left for another frame.
         _ if crate::has_own_socket(skb) => 0,
         kind => kind as u32,
@@ -129,22 +129,22 @@ extern "C" fn netpold_anew(skb: *mut __sk_buff, link: u32) -> u32 {
 }
 
 #[inline(always)]
-fn origin(skb: *mut __sk_buff, link: u32) -> Origin {
-    Origin::of(&Maps::new(), &exit(skb, link))
+fn read_origin(skb: *mut __sk_buff, link: u32) -> Origin {
+    Origin::at_exit(&Maps::new(), &read_exit(skb, link))
 }
 
 /// Whether no judgement for the sender is needed. Counts packets that lack the sender's proof or its `skb->tc_index`.
 #[inline(always)]
 fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
-    match Origin::of(&Maps::new(), exit) {
-        Origin::Marked(_) | Origin::Anew(_) | Origin::Unproven { .. } => false,
+    match Origin::at_exit(&Maps::new(), exit) {
+        Origin::Marked(_) | Origin::Rebuilt(_) | Origin::BridgePort { .. } => false,
         Origin::Unjudged(_) => {
-            netpold_unproven(skb);
+            netpold_count_unproven(skb);
             false
         }
         Origin::Final => {
             if exit.tc_index == 0 && is_proven(exit.mark) {
-                netpold_unproven(skb);
+                netpold_count_unproven(skb);
             }
             true
         }
@@ -157,36 +157,36 @@ fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
 /// # Errors
 /// The action on any other packet: it drops, or its answer is redirected.
 #[inline(always)]
-fn translated(skb: *mut __sk_buff, link: u32) -> Result<u32, i32> {
-    let course = if is_answer(skb) { connection::netpold_course(skb) } else { 0 };
-    let unfit = if is_proven(read_mark(skb)) { 0 } else { netpold_unfit(skb, link) };
-    let mut reason = if unfit == 0 {
-        netpold_translated_in_place(skb, link, course)
+fn judge_for_sender(skb: *mut __sk_buff, link: u32) -> Result<u32, i32> {
+    let course = if is_marked_reply(skb) { connection::netpold_course(skb) } else { 0 };
+    let refusal = if is_proven(read_mark(skb)) { 0 } else { netpold_reason_to_refuse(skb, link) };
+    let mut reason = if refusal == 0 {
+        netpold_judge_marked_in_place(skb, link, course)
     } else {
-        netpold_refuse(skb, link, unfit)
+        netpold_count_refusal(skb, link, refusal)
     };
     if reason == Reason::Deferred as u32 {
-        reason = netpold_translated(skb, link, course);
+        reason = netpold_judge_marked(skb, link, course);
     }
     if trace::TRACED {
-        trace::note(Step::Sender, u64::from(reason & !TELL), 0);
+        trace::record_step(Step::Sender, u64::from(reason & !EMITS_EVENT), 0);
     }
     if reason < Reason::FIRST_DROP as u32 {
-        write(skb, witness());
+        write_tc_index(skb, witness());
         return Ok(reason);
     }
     // Called here and not in the judging function: stack frames add up along a call.
-    if reason & TELL != 0 {
-        netpold_emit_translated(skb, link, reason & !TELL);
+    if reason & EMITS_EVENT != 0 {
+        netpold_emit_translated(skb, link, reason & !EMITS_EVENT);
     }
-    let is_denied = reason & !TELL == Reason::ServiceBackend as u32;
+    let is_denied = reason & !EMITS_EVENT == Reason::ServiceBackend as u32;
     Err(if is_denied { netpold_reject_backend(skb, link) as i32 } else { DROP })
 }
 
 /// Judges a packet to a pod for its sender, unless that verdict is final. `None`: the pod's own judgement is next.
 #[inline(always)]
-pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
-    let mut exit = exit(skb, ETHERNET);
+pub(crate) fn judge_arrival(skb: *mut __sk_buff) -> Option<i32> {
+    let mut exit = read_exit(skb, ETHERNET);
     // Other devices do not check this: packets of secondary networks leave by them too.
     exit.foreign = !is_proven(exit.mark) && has_foreign_socket(skb);
     let is_unknown = proof::is_unknown(&Maps::new(), &exit);
@@ -194,7 +194,7 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
     let is_astray = !is_unknown
         && (!settled || is_proven(exit.mark))
         && station::may_go_astray(&Maps::new(), exit.ifindex, exit.ingress_ifindex)
-        && netpold_astray(skb) != 0;
+        && netpold_is_astray(skb) != 0;
     if is_unknown || is_astray {
         let reason = if is_unknown { Reason::UnknownDevice } else { Reason::Flooded };
         drops::report::<Ingress>(skb, reason as u32);
@@ -203,7 +203,7 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
     if settled {
         return None;
     }
-    match translated(skb, ETHERNET) {
+    match judge_for_sender(skb, ETHERNET) {
         Ok(reason) => (reason == Reason::Loopback as u32).then_some(NEXT),
         Err(action) => Some(action),
     }
@@ -212,20 +212,20 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
 /// Marks a packet from a pod: with the proof, and by its reason with the pod's mark or with the witness. On a bridge a
 /// packet to the pod's own address may have any station's address, so it is marked too.
 #[inline(always)]
-pub(crate) fn leave(skb: *mut __sk_buff, reason: u32) {
-    let answer = reason == Reason::Answer as u32;
-    if answer || reason == Reason::Translated as u32 || reason == Reason::Loopback as u32 {
-        mark_sender(skb, answer);
+pub(crate) fn mark_by_verdict(skb: *mut __sk_buff, reason: u32) {
+    let reply = reason == Reason::TranslatedReply as u32;
+    if reply || reason == Reason::Translated as u32 || reason == Reason::Loopback as u32 {
+        mark_sender(skb, reply);
     } else {
-        write(skb, witness());
+        write_tc_index(skb, witness());
     }
-    prove(skb);
+    add_proof(skb);
 }
 
 /// Whether a packet is in a frame to another station than its own destination's, 1 or 0; see [`station`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_astray(skb: *mut __sk_buff) -> u32 {
+extern "C" fn netpold_is_astray(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let (direct, ifindex) = unsafe { (Headers::<true>::new(skb), (*skb).ifindex) };
@@ -250,15 +250,15 @@ fn is_proven(mark: u32) -> bool {
 
 /// Adds the proof to a packet.
 #[inline(always)]
-pub(crate) fn prove(skb: *mut __sk_buff) {
+pub(crate) fn add_proof(skb: *mut __sk_buff) {
     let proof = Maps::new().settings().map_or(0, |settings| settings.proof);
     write_mark(skb, read_mark(skb) | proof);
 }
 
 /// Whether a packet is marked as a reply.
 #[inline(always)]
-fn is_answer(skb: *mut __sk_buff) -> bool {
-    parts_of(read(skb)).1
+fn is_marked_reply(skb: *mut __sk_buff) -> bool {
+    split_mark(read_tc_index(skb)).1
 }
 
 /// [`netpold_ebpf::layout::Settings::witness`]
@@ -270,7 +270,7 @@ fn witness() -> u32 {
 /// Counts a packet of an endpoint that lacks its proof, or the witness. A global function, since this is rare.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_unproven(skb: *mut __sk_buff) -> u32 {
+extern "C" fn netpold_count_unproven(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ingress_ifindex };
@@ -283,7 +283,7 @@ extern "C" fn netpold_unproven(skb: *mut __sk_buff) -> u32 {
     unsafe {
         add_one(if is_proven(read_mark(skb)) {
             &raw mut (*counts).unmarked
-        } else if read(skb) == witness {
+        } else if read_tc_index(skb) == witness {
             &raw mut (*counts).erased
         } else {
             &raw mut (*counts).skipped
@@ -294,78 +294,78 @@ extern "C" fn netpold_unproven(skb: *mut __sk_buff) -> u32 {
 
 /// Writes the mark of the interface's endpoint, as a reply's or not.
 #[inline(always)]
-fn mark_sender(skb: *mut __sk_buff, answer: bool) {
+fn mark_sender(skb: *mut __sk_buff, reply: bool) {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
     let Some((slot, endpoint)) = find_slot_at(&Maps::new(), ifindex, 0) else {
-        netpold_mark(skb, answer.into());
+        netpold_mark_sender(skb, reply.into());
         return;
     };
     let found = mark(slot, endpoint.id());
-    write(skb, if answer { answer_mark(found) } else { found });
+    write_tc_index(skb, if reply { reply_mark(found) } else { found });
 }
 
 /// Writes the mark of the interface's endpoint in any of its slots, see [`mark_sender`]. A global function, like those
 /// in the crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_mark(skb: *mut __sk_buff, answer: u32) -> u32 {
+extern "C" fn netpold_mark_sender(skb: *mut __sk_buff, reply: u32) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
     // The endpoint may have disappeared since the judgement: then no mark is better than that of another slot.
     let found = find_slot(&Maps::new(), ifindex);
     let found = found.map_or(0, |(slot, endpoint)| mark(slot, endpoint.id()));
-    write(skb, if found != 0 && answer != 0 { answer_mark(found) } else { found });
+    write_tc_index(skb, if found != 0 && reply != 0 { reply_mark(found) } else { found });
     0
 }
 
 /// Judges a marked packet, a reply by its [`Course`], and counts a drop; returns the number of the reason, with
-/// [`TELL`] if the drop's event is to be emitted. Reads plain TCP and UDP packets in place; [`netpold_translated`]
+/// [`EMITS_EVENT`] if the drop's event is to be emitted. Reads plain TCP and UDP packets in place; [`netpold_judge_marked`]
 /// judges all others.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_translated_in_place(skb: *mut __sk_buff, link: u32, course: u32) -> u32 {
+extern "C" fn netpold_judge_marked_in_place(skb: *mut __sk_buff, link: u32, course: u32) -> u32 {
     // SAFETY: the program's context.
-    judge(skb, &unsafe { Headers::<true>::new(skb) }, link, course)
+    judge_marked(skb, &unsafe { Headers::<true>::new(skb) }, link, course)
 }
 
-/// Judges a marked packet of any kind by copied headers, see [`netpold_translated_in_place`].
+/// Judges a marked packet of any kind by copied headers, see [`netpold_judge_marked_in_place`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32, course: u32) -> u32 {
+extern "C" fn netpold_judge_marked(skb: *mut __sk_buff, link: u32, course: u32) -> u32 {
     // SAFETY: the program's context.
-    judge(skb, &unsafe { Copied::new(skb) }, link, course)
+    judge_marked(skb, &unsafe { Copied::new(skb) }, link, course)
 }
 
 #[inline(always)]
-fn judge<B: Bytes>(skb: *mut __sk_buff, bytes: &B, link: u32, course: u32) -> u32 {
+fn judge_marked<B: Bytes>(skb: *mut __sk_buff, bytes: &B, link: u32, course: u32) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
     let header = link_header(skb, bytes, link);
-    let answer = is_answer(skb).then_some(Course(course));
+    let reply = is_marked_reply(skb).then_some(Course(course));
     let agent_lives = || netpold_agent_lives(skb) != 0;
     let maps = Maps::new();
-    let origin = origin(skb, link);
-    let verdict = post_nat::judge(bytes, header, &maps, origin, ifindex, answer, agent_lives);
+    let origin = read_origin(skb, link);
+    let verdict = post_nat::judge(bytes, header, &maps, origin, ifindex, reply, agent_lives);
     let reason = verdict.number();
     let drops = reason >= Reason::FIRST_DROP as u32 && reason != Reason::Deferred as u32;
-    if drops { counted(skb, link, reason) } else { reason }
+    if drops { count_drop(skb, link, reason) } else { reason }
 }
 
-/// Counts a drop at an exit; returns its reason, with [`TELL`] if its event is to be emitted.
+/// Counts a drop at an exit; returns its reason, with [`EMITS_EVENT`] if its event is to be emitted.
 #[inline(always)]
-fn counted(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
+fn count_drop(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
-    let whose = origin(skb, link).endpoint().map_or(ifindex, |sender| sender.ifindex());
-    if drops::count_one(true, reason, whose) { reason | TELL } else { reason }
+    let whose = read_origin(skb, link).endpoint().map_or(ifindex, |sender| sender.ifindex());
+    if drops::count_one(true, reason, whose) { reason | EMITS_EVENT } else { reason }
 }
 
 /// Counts the drop of a packet that comes to a pod's hook with the proof; 1: it drops, 0: programs in front may have
 /// judged it.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_refuse_judged(skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn netpold_refuse_proven(skb: *mut __sk_buff) -> u32 {
     if may_be_behind() {
         return 0;
     }
@@ -375,20 +375,20 @@ pub(crate) extern "C" fn netpold_refuse_judged(skb: *mut __sk_buff) -> u32 {
     1
 }
 
-/// Counts the drop of a packet that [`netpold_unfit`] refuses.
+/// Counts the drop of a packet that [`netpold_reason_to_refuse`] refuses.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_refuse(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
-    counted(skb, link, reason)
+extern "C" fn netpold_count_refusal(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
+    count_drop(skb, link, reason)
 }
 
 /// Reason to drop a packet that was not judged at its sender's veth, without judging it here: it is forwarded from its
 /// destination, has a checksum still to be written into judged bytes, or may claim an address. 0: none.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_unfit(skb: *mut __sk_buff, link: u32) -> u32 {
-    let Origin::Unjudged(sender) = origin(skb, link) else { return 0 };
-    if !checksum::is_settled(skb, link) {
+extern "C" fn netpold_reason_to_refuse(skb: *mut __sk_buff, link: u32) -> u32 {
+    let Origin::Unjudged(sender) = read_origin(skb, link) else { return 0 };
+    if !checksum::keeps_judged_bytes(skb, link) {
         return Reason::Malformed as u32;
     }
     if sender.flags() & EP_CHECK_SOURCE != 0 && netpold_may_claim(skb, link) != 0 {
@@ -397,7 +397,7 @@ extern "C" fn netpold_unfit(skb: *mut __sk_buff, link: u32) -> u32 {
     // SAFETY: the program's context.
     let bytes = unsafe { Copied::new(skb) };
     match post_nat::options(&bytes, link_header(skb, &bytes, link)) {
-        Some((at, end)) if netpold_goes_on(skb, at, end) != 0 => Reason::Malformed as u32,
+        Some((at, end)) if netpold_has_route(skb, at, end) != 0 => Reason::Malformed as u32,
         _ => 0,
     }
 }
@@ -414,7 +414,7 @@ extern "C" fn netpold_may_claim(skb: *mut __sk_buff, link: u32) -> u32 {
 /// Whether IPv4 options between two offsets name a route, 1 or 0. The offsets are unknown to the verifier.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_goes_on(skb: *mut __sk_buff, at: u32, end: u32) -> u32 {
+pub(crate) extern "C" fn netpold_has_route(skb: *mut __sk_buff, at: u32, end: u32) -> u32 {
     parse::has_route_by(at, end, |at| netpold_ipv4_option(skb, at)).into()
 }
 
@@ -432,19 +432,20 @@ extern "C" fn netpold_ipv4_option(skb: *mut __sk_buff, at: u32) -> u32 {
 #[inline(always)]
 fn netpold_bridge(context: TcContext) -> i32 {
     let skb: *mut __sk_buff = context.as_ptr().cast();
-    if is_proven(read_mark(skb)) || netpold_at_bridge(skb) == 0 { NEXT } else { DROP }
+    if is_proven(read_mark(skb)) || netpold_judge_at_bridge(skb) == 0 { NEXT } else { DROP }
 }
 
 /// Judges a packet without the proof that a bridge hands to the node; 1: it drops, and was counted.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_at_bridge(skb: *mut __sk_buff) -> u32 {
+extern "C" fn netpold_judge_at_bridge(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
     let origin = Origin::at_bridge(&maps, ifindex, read_mark(skb));
     let lives = || netpold_agent_lives(skb) != 0;
-    let reason = post_nat::at_bridge(&bytes, parse::link(&bytes), &maps, origin, lives).number();
+    let reason =
+        post_nat::judge_at_bridge(&bytes, parse::link(&bytes), &maps, origin, lives).number();
     if reason < Reason::FIRST_DROP as u32 {
         return 0;
     }
@@ -476,7 +477,7 @@ extern "C" fn netpold_agent_lives(skb: *mut __sk_buff) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_emit_translated(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
-    let sender = origin(skb, link).endpoint();
+    let sender = read_origin(skb, link).endpoint();
     let endpoint = sender.map_or((0, 0), |sender| (sender.ifindex(), sender.id()));
     drops::send(reason, endpoint, |event| {
         // SAFETY: the program's context.
@@ -500,13 +501,13 @@ pub(crate) fn link_header<B: Bytes>(
 }
 
 #[inline(always)]
-pub(crate) fn read(skb: *mut __sk_buff) -> u32 {
+pub(crate) fn read_tc_index(skb: *mut __sk_buff) -> u32 {
     // SAFETY: a field of the program's context, read whole.
     unsafe { (&raw const (*skb).tc_index).read_volatile() }
 }
 
 #[inline(always)]
-pub(crate) fn write(skb: *mut __sk_buff, value: u32) {
+pub(crate) fn write_tc_index(skb: *mut __sk_buff, value: u32) {
     // SAFETY: a field that classifiers may write.
     unsafe { (&raw mut (*skb).tc_index).write_volatile(value) };
 }

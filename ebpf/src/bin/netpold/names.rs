@@ -9,7 +9,7 @@ use aya_ebpf::{
 use netpold_ebpf::{
     direction::{Egress, Ingress, PodDirection},
     endpoint::Rows,
-    judge::evaluator::Under,
+    judge::evaluator::JudgingRows,
     layout::{
         DOUBT_BLOCKS, DOUBT_WORDS, DoubtPlace, NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames,
         SHARES_NAMES,
@@ -35,19 +35,20 @@ use netpold_ebpf::{
 };
 
 use crate::{
-    Global, READ_IPV4, READ_IPV6, READ_LINK, READ_OPTIONS, SlowPath, leave_hook,
+    Global, READ_IPV4, READ_IPV6, READ_LINK, READ_OPTIONS, SlowPathFunctions, handover_flags,
+    judge_and_insert,
     maps::{self, Scratch},
     netpold_options,
     packet::{Copied, LinearBytes},
-    recorded, streams,
+    store_hook, streams,
     tables::Maps,
     trace::TRACED,
-    watch, watches_only,
+    watches_only,
 };
 
 /// Number of the packet's endpoint, if its rules have domain names.
 #[inline(always)]
-pub(crate) fn named(skb: *mut __sk_buff) -> Option<u32> {
+pub(crate) fn endpoint_with_names(skb: *mut __sk_buff) -> Option<u32> {
     // SAFETY: the program's context.
     let endpoint = find_endpoint(&Maps::new(), unsafe { (*skb).ifindex })?;
     endpoint.rows().has_names().then(|| endpoint.id())
@@ -56,7 +57,10 @@ pub(crate) fn named(skb: *mut __sk_buff) -> Option<u32> {
 /// Judges a packet that the endpoint's row denies by the rows of the groups of rules whose names matter to it; returns
 /// the number of the reason.
 #[inline(always)]
-pub(crate) fn judge<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
+pub(crate) fn judge_by_names<D: PodDirection>(
+    skb: *mut __sk_buff,
+    slow_path: &SlowPathFunctions,
+) -> u32 {
     let mut kind = netpold_read_plain(skb);
     if kind == 0 {
         kind = (slow_path.read)(skb);
@@ -72,23 +76,23 @@ pub(crate) fn judge<D: PodDirection>(skb: *mut __sk_buff, slow_path: &SlowPath) 
 }
 
 /// Leaves the hook of the packet in the scratch and, if it can be read in place, the parsed packet; then the result is
-/// that of [`SlowPath::read`], else 0. The packet's source was checked by the judgement before.
+/// that of [`SlowPathFunctions::read`], else 0. The packet's source was checked by the judgement before.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_read_plain(skb: *mut __sk_buff) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
-    leave_hook(skb, scratch);
+    store_hook(skb, scratch);
     // SAFETY: the program's context.
     let bytes = unsafe { LinearBytes::<true>::new(skb) };
     match parse::link(&bytes) {
-        Ok((ETHERTYPE_IPV4, offset)) => read_plain::<V4, _>(&bytes, offset).map_or(0, |reading| {
+        Ok((ETHERTYPE_IPV4, offset)) => read_plain::<V4, _>(&bytes, offset).map_or(0, |parsed| {
             // SAFETY: this CPU's own scratch.
-            unsafe { (&raw mut (*scratch).reading4).write(reading) };
+            unsafe { (&raw mut (*scratch).parsed4).write(parsed) };
             READ_IPV4
         }),
-        Ok((ETHERTYPE_IPV6, offset)) => read_plain::<V6, _>(&bytes, offset).map_or(0, |reading| {
+        Ok((ETHERTYPE_IPV6, offset)) => read_plain::<V6, _>(&bytes, offset).map_or(0, |parsed| {
             // SAFETY: likewise.
-            unsafe { (&raw mut (*scratch).reading6).write(reading) };
+            unsafe { (&raw mut (*scratch).parsed6).write(parsed) };
             READ_IPV6
         }),
         _ => 0,
@@ -145,7 +149,7 @@ fn by_groups<D: PodDirection>(skb: *mut __sk_buff, query_of: Global, judge: Glob
     while is_chosen != 0 && left != 0 {
         // The compiler would unroll the loop, at the cost of stack.
         left = unknown(left - 1);
-        let reason = recorded(skb, judge);
+        let reason = judge_and_insert(skb, judge);
         if reason == Reason::Policy as u32 {
             is_chosen = netpold_next_row();
             continue;
@@ -167,13 +171,13 @@ fn by_groups<D: PodDirection>(skb: *mut __sk_buff, query_of: Global, judge: Glob
 #[inline(always)]
 fn query<D: PodDirection, F: TableFamily>(
     skb: *mut __sk_buff,
-    reading: impl FnOnce(*mut Scratch) -> *const ParsedPacket<F>,
+    parsed: impl FnOnce(*mut Scratch) -> *const ParsedPacket<F>,
 ) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: the program's context.
     let Some(endpoint) = find_endpoint(&maps, unsafe { (*skb).ifindex }) else { return 0 };
-    let Under { revision, rows } = Under::of(&maps, endpoint);
+    let JudgingRows { revision, rows } = JudgingRows::in_force(&maps, endpoint);
     // SAFETY: this CPU's own scratch.
     unsafe {
         (&raw mut (*scratch).rows).write(rows.0);
@@ -185,25 +189,25 @@ fn query<D: PodDirection, F: TableFamily>(
         return 0;
     }
     // SAFETY: this CPU's own scratch, written before.
-    let (packet, allowed) = unsafe { (&*reading(scratch), (*scratch).names_group as u32) };
+    let (packet, allowed) = unsafe { (&*parsed(scratch), (*scratch).names_group as u32) };
     choice::query::<F, D, _>(&maps, endpoint, list, packet, allowed)
 }
 
 macro_rules! query {
-    ($name:ident, $direction:ty, $family:ty, $reading:ident) => {
+    ($name:ident, $direction:ty, $family:ty, $parsed:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) extern "C" fn $name(skb: *mut __sk_buff) -> u32 {
             // SAFETY: a field of the scratch.
-            query::<$direction, $family>(skb, |it| unsafe { &raw const (*it).$reading })
+            query::<$direction, $family>(skb, |it| unsafe { &raw const (*it).$parsed })
         }
     };
 }
 
-query!(netpold_ingress_query4, Ingress, V4, reading4);
-query!(netpold_ingress_query6, Ingress, V6, reading6);
-query!(netpold_egress_query4, Egress, V4, reading4);
-query!(netpold_egress_query6, Egress, V6, reading6);
+query!(netpold_ingress_query4, Ingress, V4, parsed4);
+query!(netpold_ingress_query6, Ingress, V6, parsed6);
+query!(netpold_egress_query4, Egress, V4, parsed4);
+query!(netpold_egress_query6, Egress, V6, parsed6);
 
 /// Chooses the row of the next group for the next judgement; 0 if there is none.
 #[unsafe(no_mangle)]
@@ -235,15 +239,17 @@ fn choose_row(maps: &Maps, scratch: *mut Scratch, groups: u32) -> u32 {
 /// Records the questions or the answers in a packet that is allowed to pass, if it is one of a pod whose rules have
 /// names. False if the packet must be dropped; TCP sends it again.
 #[inline(always)]
-pub(crate) fn listen<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> bool {
+pub(crate) fn read_names<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> bool {
     // The traced entry has no stack left for this check; its functions make it.
-    if !TRACED && named(skb).is_none_or(|id| streams::is_of_others::<D>(skb, id, reason)) {
+    if !TRACED
+        && endpoint_with_names(skb).is_none_or(|id| streams::is_of_others::<D>(skb, id, reason))
+    {
         return true;
     }
     let passes = if D::EGRESS {
-        streams::netpold_listen_egress(skb, reason)
+        streams::netpold_read_names_egress(skb, reason)
     } else {
-        streams::netpold_listen_ingress(skb, reason)
+        streams::netpold_read_names_ingress(skb, reason)
     };
     passes != 0 || watches_only()
 }
@@ -251,25 +257,25 @@ pub(crate) fn listen<D: PodDirection>(skb: *mut __sk_buff, reason: u32) -> bool 
 /// Reads the question in a datagram of a pod, if it has one.
 #[inline(always)]
 pub(crate) fn read_question(skb: *mut __sk_buff) {
-    if netpold_asks(skb) != 0 {
-        netpold_ask();
+    if netpold_load_question(skb) != 0 {
+        netpold_record_question();
     }
 }
 
 /// Reads the answer in a datagram to a pod, if it has one.
 #[inline(always)]
 pub(crate) fn read_answer(skb: *mut __sk_buff) {
-    if netpold_answers(skb) == 0 || netpold_answer(skb) == 0 {
+    if netpold_load_answer(skb) == 0 || netpold_check_answer(skb) == 0 {
         return;
     }
     for _ in 0..RECORDS {
-        let result = netpold_name_record();
+        let result = netpold_read_record();
         if result == conversation::END {
             break;
         }
         if result == conversation::ADDRESS {
             for index in 0..NAME_MATCHES as u32 {
-                if netpold_name_learn(index) == 0 {
+                if netpold_learn_address(index) == 0 {
                     break;
                 }
             }
@@ -279,25 +285,25 @@ pub(crate) fn read_answer(skb: *mut __sk_buff) {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_asks(skb: *mut __sk_buff) -> u32 {
-    load::<Egress>(skb).into()
+extern "C" fn netpold_load_question(skb: *mut __sk_buff) -> u32 {
+    load_datagram::<Egress>(skb).into()
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_answers(skb: *mut __sk_buff) -> u32 {
-    load::<Ingress>(skb).into()
+extern "C" fn netpold_load_answer(skb: *mut __sk_buff) -> u32 {
+    load_datagram::<Ingress>(skb).into()
 }
 
 /// Copies the DNS message of a packet to the working memory; false if it has none. The message may lie in pages of its
 /// sender. It is read from the copy alone, and a trusted resolver may give any answer.
 #[inline(always)]
-fn load<D: PodDirection>(skb: *mut __sk_buff) -> bool {
+fn load_datagram<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
     let Some(Datagram { offset, length, resolver, port, flaw }) =
-        conversation::datagram::<D, _>(&bytes)
+        conversation::parse_datagram::<D, _>(&bytes)
     else {
         return false;
     };
@@ -308,7 +314,7 @@ fn load<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     work.begin(length, resolver, endpoint.id(), port);
     if let Some(flaw) = flaw {
         if !D::EGRESS {
-            conversation::refuse(&maps, work, flaw);
+            conversation::count_flaw(&maps, work, flaw);
         }
         return false;
     }
@@ -341,42 +347,42 @@ fn unknown(number: u32) -> u32 {
     hidden
 }
 
-/// [`conversation::ask`]
+/// [`conversation::record_question`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_ask() -> u32 {
+pub(crate) extern "C" fn netpold_record_question() -> u32 {
     let maps = Maps::new();
     if let Some(work) = maps.work() {
-        conversation::ask(&maps, work);
+        conversation::record_question(&maps, work);
     }
     0
 }
 
-/// [`conversation::question`]
+/// [`conversation::check_answer`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_answer(skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn netpold_check_answer(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let endpoint = find_endpoint(&maps, unsafe { (*skb).ifindex });
     let Some((endpoint, work)) = endpoint.zip(maps.work()) else { return 0 };
-    conversation::question(&maps, work, maps.names_of(endpoint.rows().egress())).into()
+    conversation::check_answer(&maps, work, maps.names_of(endpoint.rows().egress())).into()
 }
 
-/// [`conversation::record`]
+/// [`conversation::next_record`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_name_record() -> u32 {
+pub(crate) extern "C" fn netpold_read_record() -> u32 {
     let maps = Maps::new();
-    maps.work().map_or(conversation::END, |work| conversation::record(&maps, work))
+    maps.work().map_or(conversation::END, |work| conversation::next_record(&maps, work))
 }
 
-/// [`name::read`]
+/// [`name::read_name`]
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_name_read(at: u32) -> u32 {
     let maps = Maps::new();
-    maps.work().map_or(0, |work| name::read(&maps, work, at))
+    maps.work().map_or(0, |work| name::read_name(&maps, work, at))
 }
 
 /// [`name::read_some`]
@@ -394,12 +400,12 @@ extern "C" fn netpold_name_hash_some(list: u32) -> u32 {
     maps.work().is_some_and(|work| name::hash_some(&maps, work, list)).into()
 }
 
-/// [`conversation::learn`]
+/// [`conversation::learn_address`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_name_learn(index: u32) -> u32 {
+pub(crate) extern "C" fn netpold_learn_address(index: u32) -> u32 {
     let maps = Maps::new();
-    maps.work().is_some_and(|work| conversation::learn(&maps, work, index)).into()
+    maps.work().is_some_and(|work| conversation::learn_address(&maps, work, index)).into()
 }
 
 /// [`store::find`]
@@ -530,7 +536,7 @@ impl NameTables for Maps {
     #[inline(always)]
     fn count_ignored(&self, reason: IgnoredAnswer) {
         // Those in front have counted the answer, and taken its question.
-        if watch() & SHARES_NAMES == 0 {
+        if handover_flags() & SHARES_NAMES == 0 {
             self.count(reason.counter());
         }
     }

@@ -8,7 +8,7 @@ use netpold_ebpf::{
     direction::{Egress, Ingress, PodDirection},
     flow::key::FlowTableKey,
     layout::ANY_OBSERVED,
-    observe::{self, RecordFamily, Records, Sight, Unrecorded},
+    observe::{self, RecordFamily, RecordResult, Records, Unrecorded},
     packet::{
         bytes::Bytes,
         family::{V4, V6},
@@ -83,25 +83,25 @@ fn record_by(skb: *mut __sk_buff, [plain4, plain6, any]: [Global; 3]) -> u32 {
 
 /// Updates the record of a packet's flow, or leaves the flow in the scratch.
 #[inline(always)]
-fn look<D: PodDirection, B: Bytes>(skb: *mut __sk_buff, bytes: &B) -> u32 {
+fn find_or_store<D: PodDirection, B: Bytes>(skb: *mut __sk_buff, bytes: &B) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let Some(endpoint) = find_endpoint(&maps, unsafe { (*skb).ifindex }) else { return DONE };
-    match observe::look::<D, B, _>(bytes, &maps, endpoint) {
-        Sight::Done => DONE,
-        Sight::Deferred => DEFERRED,
-        Sight::New4(Unrecorded { key: [first, second], hash, flags }) => {
-            leave([first, second, 0, 0], hash, Pending::IPV4 | u64::from(flags))
+    match observe::find_record::<D, B, _>(bytes, &maps, endpoint) {
+        RecordResult::Done => DONE,
+        RecordResult::Deferred => DEFERRED,
+        RecordResult::New4(Unrecorded { key: [first, second], hash, flags }) => {
+            store_pending([first, second, 0, 0], hash, Pending::IPV4 | u64::from(flags))
         }
-        Sight::New6(Unrecorded { key, hash, flags }) => {
-            leave(key, hash, Pending::IPV6 | u64::from(flags))
+        RecordResult::New6(Unrecorded { key, hash, flags }) => {
+            store_pending(key, hash, Pending::IPV6 | u64::from(flags))
         }
     }
 }
 
 /// Leaves a flow for [`netpold_add_record`].
 #[inline(always)]
-fn leave(key: [u64; 4], hash: u64, what: u64) -> u32 {
+fn store_pending(key: [u64; 4], hash: u64, what: u64) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return DONE };
     // SAFETY: this CPU's own scratch.
     unsafe { (&raw mut (*scratch).pending).write(Pending { key, hash, what }) };
@@ -143,20 +143,20 @@ fn add<F: RecordFamily, K: FlowTableKey>(
     observe::add::<F, K, _>(maps, at, new)
 }
 
-macro_rules! observers {
+macro_rules! define_observers {
     ($all:ident, $direction:ty, $plain4:ident, $plain6:ident, $any:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $plain4(skb: *mut __sk_buff) -> u32 {
             // SAFETY: the program's context.
-            look::<$direction, _>(skb, &unsafe { LinearBytes::<true>::new(skb) })
+            find_or_store::<$direction, _>(skb, &unsafe { LinearBytes::<true>::new(skb) })
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $plain6(skb: *mut __sk_buff) -> u32 {
             // SAFETY: the program's context.
-            look::<$direction, _>(skb, &unsafe { LinearBytes::<false>::new(skb) })
+            find_or_store::<$direction, _>(skb, &unsafe { LinearBytes::<false>::new(skb) })
         }
 
         #[unsafe(no_mangle)]
@@ -165,7 +165,7 @@ macro_rules! observers {
             let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return DONE };
             // SAFETY: the program's context; this CPU's own scratch.
             let bytes = unsafe { FollowedBytes::new(skb, CopiedTo::new(skb, scratch)) };
-            look::<$direction, _>(skb, &bytes)
+            find_or_store::<$direction, _>(skb, &bytes)
         }
 
         #[unsafe(no_mangle)]
@@ -176,14 +176,14 @@ macro_rules! observers {
     };
 }
 
-observers!(
+define_observers!(
     netpold_record_ingress,
     Ingress,
     netpold_observe_ingress4,
     netpold_observe_ingress6,
     netpold_observe_ingress
 );
-observers!(
+define_observers!(
     netpold_record_egress,
     Egress,
     netpold_observe_egress4,

@@ -5,7 +5,7 @@ use netpold_ebpf::{direction::Egress, xdp::pod::drops};
 
 use crate::{
     tables::Maps,
-    xdp::{Frame, came_by, settle},
+    xdp::{Frame, drop_or_pass, ingress_interface},
 };
 
 /// Drops packets of a pod that its policy or the source check certainly denies.
@@ -13,6 +13,6 @@ use crate::{
 #[inline(always)]
 fn netpold_sent(context: XdpContext) -> u32 {
     let Some((frame, link)) = Frame::open(&context) else { return xdp_action::XDP_PASS };
-    let found = drops(&frame, link, &Maps::new(), came_by(&context));
-    settle::<Egress>(&frame, link, found)
+    let found = drops(&frame, link, &Maps::new(), ingress_interface(&context));
+    drop_or_pass::<Egress>(&frame, link, found)
 }

@@ -8,8 +8,8 @@ use netpold_ebpf::{
     names::{
         conversation::{self, DNS},
         doubt::doubt_port,
-        segment::segment,
-        steps::{self, Steps, answers, asks, may_be_translated},
+        segment::parse_segment,
+        steps::{self, Steps, may_be_translated, read_answers, read_questions},
         stream::{self, MessageSource},
         tables::NameTables as _,
         work::Work,
@@ -24,34 +24,34 @@ use netpold_ebpf::{
 };
 
 use crate::{
+    handover_flags,
     names::{
-        load_message, named, netpold_answer, netpold_ask, netpold_name_learn, netpold_name_record,
-        read_answer, read_question,
+        endpoint_with_names, load_message, netpold_check_answer, netpold_learn_address,
+        netpold_read_record, netpold_record_question, read_answer, read_question,
     },
     packet::{Copied, LinearBytes},
     tables::Maps,
     trace::TRACED,
-    watch,
 };
 
 /// Reads a packet to a pod with names; 0 if it is to be dropped.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_listen_ingress(skb: *mut __sk_buff, reason: u32) -> u32 {
+pub(crate) extern "C" fn netpold_read_names_ingress(skb: *mut __sk_buff, reason: u32) -> u32 {
     // SAFETY: the program's context.
     let ingress_ifindex = unsafe { (*skb).ingress_ifindex };
-    if TRACED && named(skb).is_none() || is_read_behind() {
+    if TRACED && endpoint_with_names(skb).is_none() || is_read_behind() {
         return 1;
     }
-    let sight = look::<Ingress>(skb);
-    if sight.may_be_segment() && are_read() {
+    let kind = kind_by_headers::<Ingress>(skb);
+    if kind.may_be_segment() && are_read() {
         if is_drop(reason) || ingress_ifindex == 0 {
-            steps::unread::<Ingress, _>(&Called(skb));
-        } else if !answers(&Called(skb)) {
+            steps::end_unread::<Ingress, _>(&GlobalSteps(skb));
+        } else if !read_answers(&GlobalSteps(skb)) {
             return 0;
         }
     }
-    if sight.may_be_datagram() && !is_drop(reason) {
+    if kind.may_be_datagram() && !is_drop(reason) {
         read_answer(skb);
     }
     1
@@ -60,25 +60,25 @@ pub(crate) extern "C" fn netpold_listen_ingress(skb: *mut __sk_buff, reason: u32
 /// Reads a packet of a pod with names; 0 if it is to be dropped.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32) -> u32 {
-    if TRACED && named(skb).is_none() || is_read_behind() {
+pub(crate) extern "C" fn netpold_read_names_egress(skb: *mut __sk_buff, reason: u32) -> u32 {
+    if TRACED && endpoint_with_names(skb).is_none() || is_read_behind() {
         return 1;
     }
-    let sight = look::<Egress>(skb);
-    if let HeaderKind::Elsewhere(port) = sight {
+    let kind = kind_by_headers::<Egress>(skb);
+    if let HeaderKind::Elsewhere(port) = kind {
         if may_be_translated(reason) && are_read() {
             doubt(skb, port);
         }
         return 1;
     }
-    if sight.may_be_segment() && are_read() {
+    if kind.may_be_segment() && are_read() {
         if is_drop(reason) {
-            steps::unread::<Egress, _>(&Called(skb));
-        } else if !asks(&Called(skb), may_be_translated(reason)) {
+            steps::end_unread::<Egress, _>(&GlobalSteps(skb));
+        } else if !read_questions(&GlobalSteps(skb), may_be_translated(reason)) {
             return 0;
         }
     }
-    if sight.may_be_datagram() && !is_drop(reason) {
+    if kind.may_be_datagram() && !is_drop(reason) {
         read_question(skb);
     }
     1
@@ -92,7 +92,7 @@ pub(crate) fn is_of_others<D: PodDirection>(
     endpoint: u32,
     reason: u32,
 ) -> bool {
-    match look::<D>(skb) {
+    match kind_by_headers::<D>(skb) {
         HeaderKind::Other => true,
         HeaderKind::Elsewhere(port) => {
             if D::EGRESS && may_be_translated(reason) {
@@ -125,13 +125,13 @@ fn are_read() -> bool {
 /// Whether the former programs, behind these, read the packet.
 #[inline(always)]
 fn is_read_behind() -> bool {
-    watch() & !MAY_BE_BEHIND == WATCH_ONLY | SHARES_NAMES
+    handover_flags() & !MAY_BE_BEHIND == WATCH_ONLY | SHARES_NAMES
 }
 
 /// Casts doubt on a port of the packet's pod.
 #[inline(always)]
 fn doubt(skb: *mut __sk_buff, port: u16) {
-    if let Some(endpoint) = named(skb) {
+    if let Some(endpoint) = endpoint_with_names(skb) {
         doubt_port(&Maps::new(), u64::from(endpoint) << 32 | u64::from(port));
     }
 }
@@ -171,7 +171,7 @@ impl HeaderKind {
 /// Looks at a packet's headers, if they can be read in place. No pod may hide a segment to a resolver, so after tags,
 /// options and extension headers, any protocol may be TCP.
 #[inline(always)]
-fn look<D: PodDirection>(skb: *mut __sk_buff) -> HeaderKind {
+fn kind_by_headers<D: PodDirection>(skb: *mut __sk_buff) -> HeaderKind {
     const FRAGMENT: u16 = 0x3fff;
     // SAFETY: the program's context.
     let bytes = unsafe { LinearBytes::<true>::new(skb) };
@@ -203,23 +203,23 @@ fn look<D: PodDirection>(skb: *mut __sk_buff) -> HeaderKind {
 }
 
 /// The steps, each by a call of its function.
-struct Called(*mut __sk_buff);
+struct GlobalSteps(*mut __sk_buff);
 
-impl Steps for Called {
+impl Steps for GlobalSteps {
     #[inline(always)]
-    fn segment<D: PodDirection>(&self) -> bool {
+    fn parse_segment<D: PodDirection>(&self) -> bool {
         let result =
             if D::EGRESS { netpold_segment_out(self.0) } else { netpold_segment_in(self.0) };
         result != 0
     }
 
     #[inline(always)]
-    fn arrive(&self) -> u32 {
+    fn admit_answers(&self) -> u32 {
         netpold_stream_arrive()
     }
 
     #[inline(always)]
-    fn end(&self) {
+    fn end_reading(&self) {
         netpold_stream_end();
     }
 
@@ -229,23 +229,23 @@ impl Steps for Called {
     }
 
     #[inline(always)]
-    fn take(&self) -> u32 {
+    fn next_message(&self) -> u32 {
         netpold_stream_take(self.0)
     }
 
     #[inline(always)]
-    fn question(&self) -> bool {
-        netpold_answer(self.0) != 0
+    fn check_answer(&self) -> bool {
+        netpold_check_answer(self.0) != 0
     }
 
     #[inline(always)]
-    fn record(&self) -> u32 {
-        netpold_name_record()
+    fn next_record(&self) -> u32 {
+        netpold_read_record()
     }
 
     #[inline(always)]
-    fn learn(&self, index: u32) -> bool {
-        netpold_name_learn(index) != 0
+    fn learn_address(&self, index: u32) -> bool {
+        netpold_learn_address(index) != 0
     }
 
     #[inline(always)]
@@ -254,28 +254,28 @@ impl Steps for Called {
     }
 
     #[inline(always)]
-    fn keeps(&self) -> bool {
-        Maps::new().work().is_some_and(stream::keeps)
+    fn is_incomplete(&self) -> bool {
+        Maps::new().work().is_some_and(stream::is_incomplete)
     }
 
     #[inline(always)]
-    fn finish(&self) {
+    fn release(&self) {
         netpold_stream_finish();
     }
 
     #[inline(always)]
-    fn leave(&self, may_be_translated: bool) -> u32 {
+    fn admit_questions(&self, may_be_translated: bool) -> u32 {
         netpold_stream_leave(may_be_translated.into())
     }
 
     #[inline(always)]
-    fn take_question(&self) -> u32 {
+    fn next_question(&self) -> u32 {
         netpold_stream_question(self.0)
     }
 
     #[inline(always)]
-    fn ask(&self) {
-        netpold_ask();
+    fn record_question(&self) {
+        netpold_record_question();
     }
 }
 
@@ -286,54 +286,54 @@ impl MessageSource for Copied {
     }
 }
 
-/// [`segment`]
+/// [`parse_segment`]
 #[inline(always)]
-fn read<D: PodDirection>(skb: *mut __sk_buff) -> bool {
+fn load_segment<D: PodDirection>(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
     let Some((endpoint, work)) = find_endpoint(&maps, ifindex).zip(maps.work()) else {
         return false;
     };
-    segment::<D, _>(&bytes, work, endpoint)
+    parse_segment::<D, _>(&bytes, work, endpoint)
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_segment_in(skb: *mut __sk_buff) -> u32 {
-    read::<Ingress>(skb).into()
+    load_segment::<Ingress>(skb).into()
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_segment_out(skb: *mut __sk_buff) -> u32 {
-    read::<Egress>(skb).into()
+    load_segment::<Egress>(skb).into()
 }
 
-/// [`stream::arrive`]
+/// [`stream::admit_answers`]
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_stream_arrive() -> u32 {
     let maps = Maps::new();
-    maps.work().map_or(stream::PASSES, |work| stream::arrive(&maps, work))
+    maps.work().map_or(stream::PASSES, |work| stream::admit_answers(&maps, work))
 }
 
-/// [`stream::leave`]
+/// [`stream::admit_questions`]
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_stream_leave(may_be_translated: u32) -> u32 {
     let maps = Maps::new();
-    let leave = |work| stream::leave(&maps, work, may_be_translated != 0);
-    maps.work().map_or(stream::PASSES, leave)
+    let admit = |work| stream::admit_questions(&maps, work, may_be_translated != 0);
+    maps.work().map_or(stream::PASSES, admit)
 }
 
-/// [`stream::end`]
+/// [`stream::end_reading`]
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_stream_end() -> u32 {
     let maps = Maps::new();
     if let Some(work) = maps.work() {
-        stream::end(&maps, work);
+        stream::end_reading(&maps, work);
     }
     0
 }
@@ -346,22 +346,22 @@ extern "C" fn netpold_stream_is_resolver() -> u32 {
     maps.work().is_some_and(|work| stream::is_resolver(&maps, work)).into()
 }
 
-/// [`stream::take`]
+/// [`stream::next_message`]
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_stream_take(skb: *mut __sk_buff) -> u32 {
     // SAFETY: the program's context.
     let source = unsafe { Copied::new(skb) };
-    Maps::new().work().map_or(conversation::END, |work| stream::take(&source, work))
+    Maps::new().work().map_or(conversation::END, |work| stream::next_message(&source, work))
 }
 
-/// [`stream::take_question`]
+/// [`stream::next_question`]
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_stream_question(skb: *mut __sk_buff) -> u32 {
     // SAFETY: the program's context.
     let source = unsafe { Copied::new(skb) };
-    Maps::new().work().map_or(conversation::END, |work| stream::take_question(&source, work))
+    Maps::new().work().map_or(conversation::END, |work| stream::next_question(&source, work))
 }
 
 /// [`stream::copy_some`]
@@ -372,13 +372,13 @@ extern "C" fn netpold_stream_copy(keeps: u32) -> u32 {
     maps.work().is_some_and(|work| stream::copy_some(&maps, work, keeps != 0)).into()
 }
 
-/// [`stream::finish`]
+/// [`stream::release`]
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_stream_finish() -> u32 {
     let maps = Maps::new();
     if let Some(work) = maps.work() {
-        stream::finish(&maps, work);
+        stream::release(&maps, work);
     }
     0
 }

@@ -29,7 +29,7 @@ use crate::{maps, trace};
 
 /// Maps of this program. All array lookups share one place on the stack for the index: a place for each would fill the
 /// 512 bytes of a program's stack. With `CLAIMS`, a flow takes a vacant way of its first bucket at once. With
-/// `DEFERS`, other flows are left for [`flows::netpold_record`] to insert. With `OPENS`, rules with domain names allow the
+/// `DEFERS`, other flows are left for [`flows::netpold_insert_pending`] to insert. With `OPENS`, rules with domain names allow the
 /// opening of a connection at once.
 pub(crate) struct Maps<
     const DEFERS: bool = false,
@@ -169,9 +169,9 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> PolicyTables
     }
 
     #[inline(always)]
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId> {
         let [first, second] = V6::words(address);
-        Some(netpold_cidr6(first, second))
+        Some(netpold_block6(first, second))
     }
 
     #[inline(always)]
@@ -196,8 +196,8 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> PolicyTables
     }
 
     #[inline(always)]
-    fn note(&self, step: Step, first: u64, second: u64) {
-        trace::note(step, first, second);
+    fn record_step(&self, step: Step, first: u64, second: u64) {
+        trace::record_step(step, first, second);
     }
 
     const TRACED: bool = trace::TRACED;
@@ -281,7 +281,7 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Memory
 /// Class of an IPv6 address by its block: a separate function, so that the verifier checks the search once.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
+extern "C" fn netpold_block6(first: u64, second: u64) -> u32 {
     let maps = Maps::new();
     // Ordered after the address: a caller that orders the address after the revision orders this read too.
     let settings = order::after_load(maps::SETTINGS.get(), first);

@@ -8,10 +8,10 @@ mod recorder;
 pub(crate) const TRACED: bool = cfg!(feature = "trace");
 
 #[cfg(feature = "trace")]
-pub(crate) use recorder::{begin, end, end_for_sender, note};
+pub(crate) use recorder::{begin, end, end_for_sender, record_step};
 
 #[cfg(not(feature = "trace"))]
-pub(crate) use nothing::{begin, end, end_for_sender, note};
+pub(crate) use nothing::{begin, end, end_for_sender, record_step};
 
 #[cfg(not(feature = "trace"))]
 mod nothing {
@@ -22,7 +22,7 @@ mod nothing {
     pub(crate) fn begin<D: PodDirection>(_skb: *mut __sk_buff) {}
 
     #[inline(always)]
-    pub(crate) fn note(_step: Step, _first: u64, _second: u64) {}
+    pub(crate) fn record_step(_step: Step, _first: u64, _second: u64) {}
 
     #[inline(always)]
     pub(crate) fn end(_reason: u32) {}

@@ -9,7 +9,7 @@ use netpold_ebpf::{
 
 use crate::{
     tables::Maps,
-    xdp::{Frame, came_by, settle},
+    xdp::{Frame, drop_or_pass, ingress_interface},
 };
 
 /// Drops packets that begin a connection, if policy denies them.
@@ -29,9 +29,9 @@ fn netpold_uplink_all(context: XdpContext) -> u32 {
 #[inline(always)]
 fn judge(context: &XdpContext, scope: Scope) -> u32 {
     let Some((frame, link)) = Frame::open(context) else { return xdp_action::XDP_PASS };
-    let found = match drops(&frame, link, &Maps::new(), came_by(context), scope) {
+    let found = match drops(&frame, link, &Maps::new(), ingress_interface(context), scope) {
         Some(endpoint) => Some((endpoint, Reason::Policy)),
         None => None,
     };
-    settle::<Ingress>(&frame, link, found)
+    drop_or_pass::<Ingress>(&frame, link, found)
 }

@@ -12,7 +12,7 @@ use netpold_ebpf::{
     reason::Reason,
 };
 
-use crate::{drops, packet::InPlace, tables::hide, watch};
+use crate::{drops, handover_flags, packet::InPlace, tables::hide};
 
 /// Type of the payload after the link header, and its offset.
 pub(crate) type Link = Result<(u16, u32), Reason>;
@@ -25,13 +25,13 @@ pub(crate) struct Frame {
 
 /// Drops a frame for the reason found at an endpoint; passes it on if none was found, or if other programs judge.
 #[inline(always)]
-pub(crate) fn settle<D: PodDirection>(
+pub(crate) fn drop_or_pass<D: PodDirection>(
     frame: &Frame,
     link: Link,
     found: Option<(EndpointRef, Reason)>,
 ) -> u32 {
     match found {
-        Some((endpoint, reason)) if watch() & (WATCH_ONLY | STANDS_ASIDE) == 0 => {
+        Some((endpoint, reason)) if handover_flags() & (WATCH_ONLY | STANDS_ASIDE) == 0 => {
             // Hidden from the compiler too, which would omit the mask of the counter's index otherwise.
             report::<D>(frame, link, endpoint, frame.opaque(reason as u32));
             xdp_action::XDP_DROP
@@ -42,7 +42,7 @@ pub(crate) fn settle<D: PodDirection>(
 
 /// Interface that a frame arrived at.
 #[inline(always)]
-pub(crate) fn came_by(context: &XdpContext) -> u32 {
+pub(crate) fn ingress_interface(context: &XdpContext) -> u32 {
     // SAFETY: the program's context.
     unsafe { (*context.ctx).ingress_ifindex }
 }

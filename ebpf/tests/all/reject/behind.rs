@@ -7,7 +7,10 @@ use netpold_ebpf::{
     layout::EP_STATION_SHIFT,
     packet::{
         family::{V4, V6},
-        rejection::{self, Denied, Ends, FRAME, LINK, Letter, Rejection, Written, quote_at},
+        rejection::{
+            self, Denied, Ends, FRAME_OFFSET, LINK_HEADER, Rejection, RejectionFamily,
+            RejectionFrame, quote_at,
+        },
     },
     tables::find_endpoint,
 };
@@ -21,23 +24,24 @@ const ASKED: u16 = 443;
 const OWN: u16 = 4000;
 
 /// The answer to a frame at an exit, whose packet had the ends `before` when it was sent.
-fn answer<F: Written>(
+fn answer<F: RejectionFamily>(
     sender: EndpointRef,
     frame: &[u8],
     before: &Ends<F::Address>,
 ) -> Option<Vec<u8>> {
-    let denied: Denied<F::Address> = rejection::read::<F, _>(&frame)?;
+    let denied: Denied<F::Address> = rejection::read_denied::<F, _>(&frame)?;
     let protocol = denied.network.protocol;
     let denied = reject::as_sent::<F>(sender, denied, before)?;
-    let mut letter = Letter([0; 576]);
-    let quote = |letter: &mut Letter, quoted: u32| {
+    let mut letter = RejectionFrame([0; 576]);
+    let quote = |letter: &mut RejectionFrame, quoted: u32| {
         let to = quote_at::<F>();
-        letter.0[to..to + quoted as usize].copy_from_slice(&frame[LINK..][..quoted as usize]);
-        rejection::restore::<F>(letter, before, protocol, &HostSums);
+        letter.0[to..to + quoted as usize]
+            .copy_from_slice(&frame[LINK_HEADER..][..quoted as usize]);
+        rejection::restore_ends::<F>(letter, before, protocol, &HostSums);
         quoted
     };
     let length = rejection::compose::<F>(&mut letter, &denied, quote, &HostSums) as usize;
-    (length > 0).then(|| letter.0[FRAME..FRAME + length].to_vec())
+    (length > 0).then(|| letter.0[FRAME_OFFSET..FRAME_OFFSET + length].to_vec())
 }
 
 /// The answer from a Service's address, to a source before the translation.
@@ -86,9 +90,9 @@ fn answers_behind_a_translation_go_to_their_sender_alone() {
             assert_eq!((&error[..6], &error[addresses.clone()]), (&STATION[..], &back[..]));
             assert_eq!(sum(&error, family), 0xffff);
             let quoted = &error[at + 8..];
-            let header = at - LINK;
+            let header = at - LINK_HEADER;
             let sent = [bytes(Who::Pod), bytes(Who::Client)].concat();
-            assert_eq!(quoted[addresses.start - LINK..addresses.end - LINK], sent);
+            assert_eq!(quoted[addresses.start - LINK_HEADER..addresses.end - LINK_HEADER], sent);
             assert_eq!(
                 quoted[header..header + 4],
                 [OWN.to_be_bytes(), ASKED.to_be_bytes()].concat()
@@ -103,7 +107,7 @@ fn answers_behind_a_translation_go_to_their_sender_alone() {
             assert_eq!(of(sender, family, Who::Pod, Who::Client, &group), None);
         }
     }
-    let reset = rejection::read::<V4, _>(
+    let reset = rejection::read_denied::<V4, _>(
         &&frame(&ip(IpVersion::V4, Who::Pod, Who::Stranger, TCP, &tcp(1, 2, 4)))[..],
     );
     assert_eq!(reset.expect("a denied reset").rejection, Rejection::Nothing);

@@ -350,7 +350,7 @@ fn without_the_flag_or_with_a_grant_there_is_no_answer() {
 fn answers_are_recognised_by_what_no_pod_can_write() {
     let tables = tables();
     let seal = reject::seal(&tables);
-    let is = |mark, tc_index, cb| reject::is_answer(&tables, mark, tc_index, cb);
+    let is = |mark, tc_index, cb| reject::is_rejection(&tables, mark, tc_index, cb);
     assert!(is(PROOF, REJECTION, seal));
     for (mark, tc_index) in [(0, REJECTION), (!PROOF, REJECTION), (PROOF, 0), (PROOF, STRANGER)] {
         assert!(!is(mark, tc_index, seal), "{mark:x} {tc_index}");
@@ -366,7 +366,7 @@ fn a_second_has_a_number_of_answers() {
     let mut word = 0_u64;
     let mut take = |now, most| {
         // SAFETY: a word of its own.
-        unsafe { reject::take(&HostMemory, &raw mut word, now, &settings, most).is_some() }
+        unsafe { reject::take_token(&HostMemory, &raw mut word, now, &settings, most).is_some() }
     };
     for second in [5000, 6000, 7999] {
         let taken = (0..50).filter(|n| take(second + n, 3)).count();

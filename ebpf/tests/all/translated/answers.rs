@@ -5,7 +5,7 @@ use netpold_ebpf::{
         connection::{Course, Tuple},
         proof::Exit,
     },
-    layout::{CLASS_SERVICE, CLASS_TRANSLATED, EP_CHECK_SOURCE, Endpoint, answer_mark},
+    layout::{CLASS_SERVICE, CLASS_TRANSLATED, EP_CHECK_SOURCE, Endpoint, reply_mark},
     reason::Reason,
 };
 
@@ -26,9 +26,13 @@ fn answers_are_not_judged_as_what_they_are_translated_to() {
     let client = (NODE, 30001);
     let request = tcp(client, (POD, 80), SYN);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
-    assert_eq!(egress(&tables, &tcp((POD, 80), client, SYN | ACK)), Reason::Answer);
-    assert_eq!(egress(&tables, &tcp((POD, 80), client, ACK)), Reason::Answer);
-    assert_eq!(egress(&tables, &tcp((POD, 80), client, ACK)), Reason::Answer, "it is remembered");
+    assert_eq!(egress(&tables, &tcp((POD, 80), client, SYN | ACK)), Reason::TranslatedReply);
+    assert_eq!(egress(&tables, &tcp((POD, 80), client, ACK)), Reason::TranslatedReply);
+    assert_eq!(
+        egress(&tables, &tcp((POD, 80), client, ACK)),
+        Reason::TranslatedReply,
+        "it is remembered"
+    );
     // Flows that the pod begins are judged again, from the same port too.
     assert_eq!(egress(&tables, &tcp((POD, 80), client, SYN)), Reason::Translated);
     assert_eq!(egress(&tables, &tcp((POD, 81), client, SYN)), Reason::Translated);
@@ -43,7 +47,7 @@ fn icmp_errors_follow_the_flow_they_quote() {
     // The other side began the flow: the error goes back through its translation.
     let request = tcp((NODE, 30001), (POD, 80), SYN);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
-    assert_eq!(egress(&tables, &about((NODE, 30001), 80)), Reason::Answer);
+    assert_eq!(egress(&tables, &about((NODE, 30001), 80)), Reason::TranslatedReply);
     // No flow, or one that the pod began: the node may translate the error to any address.
     assert_eq!(egress(&tables, &about((NODE, 30002), 80)), Reason::Translated);
     assert_eq!(egress(&tables, &tcp((POD, 40000), (SERVICE, 80), SYN)), Reason::Translated);
@@ -65,7 +69,7 @@ fn a_services_address_begins_no_flow() {
     let from_service = tcp((SERVICE, 80), (POD, 5000), SYN);
     let answer = |flags| tcp((POD, 5000), (SERVICE, 80), flags);
     for (class, answered) in [
-        (SERVICE_CLASS | CLASS_TRANSLATED, Reason::Answer),
+        (SERVICE_CLASS | CLASS_TRANSLATED, Reason::TranslatedReply),
         (SERVICE_CLASS | CLASS_TRANSLATED | CLASS_SERVICE, Reason::Translated),
     ] {
         tables.flows.forget_flows();
@@ -104,7 +108,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     let tables = tables();
     let sent = marked(&tables, UPLINK);
     let answered = |to: ([u8; 4], u16), from: [u8; 4], course| {
-        let exit = Exit { tc_index: answer_mark(sent.tc_index), ..sent };
+        let exit = Exit { tc_index: reply_mark(sent.tc_index), ..sent };
         leave(&tables, &&*tcp((from, 80), to, ACK), exit, Some(course), true)
     };
     let (pod, client, node) = ((POD, 80), (CLIENT, 5000), (NODE, 30001));
@@ -112,7 +116,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     let through = connection([client, node_port], [pod, node]);
     let masqueraded = connection([client, pod], [pod, node]);
     for tuples in [through, masqueraded] {
-        assert_eq!(answered(client, NODE, Course::of(&tuples, REPLY)), Reason::Reply);
+        assert_eq!(answered(client, NODE, Course::new(&tuples, REPLY)), Reason::Reply);
     }
     // Forgotten and translated again, among others to an address that the pod may reach.
     for (to, expected) in [
@@ -121,11 +125,11 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
         ((ALLOWED, 8080), Reason::Allowed),
     ] {
         let tuples = connection([pod, node_port], [to, pod]);
-        assert_eq!(answered(to, POD, Course::of(&tuples, NEW)), expected, "{to:?}");
+        assert_eq!(answered(to, POD, Course::new(&tuples, NEW)), expected, "{to:?}");
     }
     // Forgotten, but with its destination unchanged and any new source.
     let plain = connection([pod, (SERVICE, 80)], [(SERVICE, 80), (NODE, 80)]);
-    assert_eq!(answered((SERVICE, 80), NODE, Course::of(&plain, NEW)), Reason::Reply);
+    assert_eq!(answered((SERVICE, 80), NODE, Course::new(&plain, NEW)), Reason::Reply);
     // Not tracked: the destination is unchanged, so the packet was not translated.
     assert_eq!(answered((SERVICE, 80), POD, Course::UNKNOWN), Reason::Reply);
     assert_eq!(answered((DENIED, 80), POD, Course::UNKNOWN), Reason::ServiceBackend);
@@ -136,7 +140,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     assert_eq!(tunnel, Reason::ServiceBackend, "the node has packed it");
     // It bypassed the pod's program, so its mark does not count.
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: POD_IFINDEX, ..Exit::default() };
-    let course = Course::of(&masqueraded, REPLY);
+    let course = Course::new(&masqueraded, REPLY);
     let round = leave(&tables, &&*tcp((POD, 80), (DENIED, 80), ACK), exit, Some(course), true);
     assert_eq!(round, Reason::Policy);
 }
@@ -149,11 +153,11 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
     let (pod, service) = ((POD, 5000), (SERVICE, 80));
     assert_eq!(egress(&tables, &tcp(pod, service, SYN)), Reason::Translated);
     for flags in [SYN | ACK, ACK, ACK] {
-        assert_eq!(ingress(&tables, &tcp(service, pod, flags)), Reason::Answer);
+        assert_eq!(ingress(&tables, &tcp(service, pod, flags)), Reason::TranslatedReply);
     }
     let endpoint = netpold_ebpf::tables::find_endpoint(&tables, POD_IFINDEX).unwrap();
     let allowed = |tuples: [Tuple; 2], info| {
-        Course::of(&tuples, info).is_of_allowed(&tables, endpoint, &tuples)
+        Course::new(&tuples, info).is_from_allowed_host(&tables, endpoint, &tuples)
     };
     for (backend, expected) in [
         ((ALLOWED, 8080), true),
@@ -193,8 +197,8 @@ fn errors_are_of_those_whom_the_pod_may_send_to() {
     tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(1, 2);
     let about = |from, to, local| error(from, POD, &tcp((POD, local), to, ACK));
     assert_eq!(egress(&tables, &tcp((POD, 5000), (SERVICE, 80), SYN)), Reason::Translated);
-    assert_eq!(ingress(&tables, &about(SERVICE, (SERVICE, 80), 5000)), Reason::Answer);
-    assert_eq!(ingress(&tables, &about(CLIENT, (SERVICE, 80), 5000)), Reason::Answer);
+    assert_eq!(ingress(&tables, &about(SERVICE, (SERVICE, 80), 5000)), Reason::TranslatedReply);
+    assert_eq!(ingress(&tables, &about(CLIENT, (SERVICE, 80), 5000)), Reason::TranslatedReply);
     assert_eq!(ingress(&tables, &about(SERVICE, (SERVICE, 80), 5001)), Reason::Policy);
     assert_eq!(egress(&tables, &tcp((POD, 5000), (ALLOWED, 8080), SYN)), Reason::Allowed);
     assert_eq!(ingress(&tables, &about(CLIENT, (ALLOWED, 8080), 5000)), Reason::Related);

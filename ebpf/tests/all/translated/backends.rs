@@ -94,7 +94,7 @@ fn what_cannot_be_read_behind_a_translation_drops() {
     // A device without link header: the type comes from the kernel.
     let bare = &whole[14..];
     let link = Ok((protocol::ETHERTYPE_IPV4, 0));
-    let origin = Origin::of(&tables, &marked(&tables, UPLINK));
+    let origin = Origin::at_exit(&tables, &marked(&tables, UPLINK));
     let verdict = post_nat::judge(&bare, link, &tables, origin, UPLINK, None, || true);
     assert_eq!(verdict.reason(), Reason::Allowed);
 }

@@ -3,13 +3,13 @@
 use netpold_ebpf::{
     judge::{
         post_nat,
-        proof::{Anew, Exit, Origin, is_unknown},
+        proof::{Exit, Origin, Rebuilt, is_unknown},
         station,
     },
     layout::{
         BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, DEVICE_LINE, DEVICE_PROBES, DEVICES,
-        ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, MARK_NUMBERS, answer_mark, device_place,
-        endpoint_slot, is_mark, mark, marked_slot, parts_of,
+        ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, MARK_NUMBERS, device_place, endpoint_slot,
+        is_mark, mark, marked_slot, reply_mark, split_mark,
     },
     packet::parse,
     reason::Reason,
@@ -23,11 +23,11 @@ use crate::translated::setup::*;
 fn a_mark_names_its_endpoint() {
     for slot in [0, 1, 4095, ENDPOINT_SLOTS - 1] {
         for id in [0, 1, 6, 7, u32::MAX - 1] {
-            let answer = answer_mark(mark(slot, id));
+            let answer = reply_mark(mark(slot, id));
             for (all, answers) in [(mark(slot, id), false), (answer, true)] {
                 assert!(is_mark(all) && u16::try_from(all).is_ok());
                 assert_eq!(marked_slot(all), slot);
-                assert_eq!(parts_of(all), (mark(slot, id), answers));
+                assert_eq!(split_mark(all), (mark(slot, id), answers));
             }
             assert_ne!(mark(slot, id), mark(slot, id + 1), "the next pod's");
         }
@@ -67,12 +67,12 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
     // Without an endpoint's interface or before the proof is demanded, packets pass unjudged.
     let exit = |ingress_ifindex| Exit { tc_index: own, ..came_by(ingress_ifindex) };
     for ingress_ifindex in [0, UPLINK, OTHER_IFINDEX] {
-        assert!(matches!(Origin::of(&tables, &exit(ingress_ifindex)), Origin::Final));
+        assert!(matches!(Origin::at_exit(&tables, &exit(ingress_ifindex)), Origin::Final));
     }
     let final_ = Exit { mark: tables.flows.settings.proof, tc_index: 0, ..exit(POD_IFINDEX) };
-    assert!(matches!(Origin::of(&tables, &final_), Origin::Final), "judged");
+    assert!(matches!(Origin::at_exit(&tables, &final_), Origin::Final), "judged");
     tables.flows.settings.demands_proof = 0;
-    assert!(matches!(Origin::of(&tables, &exit(POD_IFINDEX)), Origin::Final));
+    assert!(matches!(Origin::at_exit(&tables, &exit(POD_IFINDEX)), Origin::Final));
     // A pod that no policy isolates may send to any address, but only from its own.
     tables.flows.settings.demands_proof = 1;
     tables.endpoint_mut(POD_IFINDEX).rows = 0;
@@ -118,7 +118,7 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
     }
     tables.flows.settings.demands_proof = 0;
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: BRIDGE, ..Exit::default() };
-    assert!(matches!(Origin::of(&tables, &exit), Origin::Final));
+    assert!(matches!(Origin::at_exit(&tables, &exit), Origin::Final));
 }
 
 /// Once the agent has listed the interfaces that may hand packets on without proof, packets from all others drop.
@@ -208,7 +208,7 @@ fn what_is_for_anothers_address_arrives_nowhere_else() {
     for to in [ALLOWED, NODE, SERVICE, DENIED] {
         assert!(astray(&tables, to, OTHER_IFINDEX, POD_IFINDEX), "{to:?}");
         assert!(!astray(&tables, to, OTHER_IFINDEX, UPLINK), "from elsewhere");
-        assert!(astray(&tables, to, OTHER_IFINDEX, 0), "made anew of somebody's parts");
+        assert!(astray(&tables, to, OTHER_IFINDEX, 0), "made rebuilt of somebody's parts");
         assert!(!astray(&tables, to, POD_IFINDEX, OTHER_IFINDEX), "its sender may send anything");
     }
     let tagged = {
@@ -277,25 +277,25 @@ fn what_the_kernel_made_anew_is_from_nobody_it_says() {
     let mut tables = tables();
     let part = |from| frames::frame(&ipv4_between([from, ALLOWED], 17, &[], 0x2000, &[0; 40]));
     let syn = |from, to| tcp((from, 1), to, SYN);
-    let kind = |frame: &[u8]| Anew::kind(&frame, parse::link(&frame));
-    assert_eq!(kind(&part(POD)), Anew::Part);
-    assert_eq!(kind(&syn(POD, (ALLOWED, 80))), Anew::Opening);
-    assert_eq!(kind(&tcp((POD, 1), (ALLOWED, 80), SYN | ACK)), Anew::No);
-    assert_eq!(kind(&tcp((POD, 1), (ALLOWED, 80), ACK)), Anew::No);
+    let kind = |frame: &[u8]| Rebuilt::kind(&frame, parse::link(&frame));
+    assert_eq!(kind(&part(POD)), Rebuilt::Fragment);
+    assert_eq!(kind(&syn(POD, (ALLOWED, 80))), Rebuilt::Opening);
+    assert_eq!(kind(&tcp((POD, 1), (ALLOWED, 80), SYN | ACK)), Rebuilt::No);
+    assert_eq!(kind(&tcp((POD, 1), (ALLOWED, 80), ACK)), Rebuilt::No);
     let part6 = |next, payload: &[u8]| {
         frames::frame(&ipv6_between([Who::Pod.v6(), Who::Client.v6()], next, 64, payload))
     };
-    assert_eq!(kind(&part6(44, &[17, 0, 0, 1, 0, 0, 0, 1])), Anew::Part);
-    assert_eq!(kind(&part6(60, &[44, 0, 1, 4, 0, 0, 0, 0])), Anew::Part, "behind options");
-    assert_eq!(kind(&part6(17, &[0; 8])), Anew::No);
+    assert_eq!(kind(&part6(44, &[17, 0, 0, 1, 0, 0, 0, 1])), Rebuilt::Fragment);
+    assert_eq!(kind(&part6(60, &[44, 0, 1, 4, 0, 0, 0, 0])), Rebuilt::Fragment, "behind options");
+    assert_eq!(kind(&part6(17, &[0; 8])), Rebuilt::No);
     let [_, arp] = claims(Who::Pod.v6(), POD);
-    assert_eq!(kind(&arp), Anew::No);
+    assert_eq!(kind(&arp), Rebuilt::No);
     for isolates in [0, 1] {
         tables.flows.settings.any_endpoint = isolates;
         for mark in [0, !tables.flows.settings.proof] {
             let by = |frame: &[u8]| {
-                let anew = kind(frame);
-                leave_by(&tables, frame, Exit { ifindex: UPLINK, mark, anew, ..Exit::default() })
+                let rebuilt = kind(frame);
+                leave_by(&tables, frame, Exit { ifindex: UPLINK, mark, rebuilt, ..Exit::default() })
             };
             assert_eq!(by(&part(POD)), Reason::SpoofedSource, "its program would have proved it");
             let from_outside =
@@ -308,14 +308,17 @@ fn what_the_kernel_made_anew_is_from_nobody_it_says() {
         let proven = Exit {
             ifindex: UPLINK,
             mark: tables.flows.settings.proof,
-            anew: Anew::No,
+            rebuilt: Rebuilt::No,
             ..Exit::default()
         };
-        assert!(matches!(Origin::of(&tables, &proven), Origin::Final), "parts of what was judged");
+        assert!(
+            matches!(Origin::at_exit(&tables, &proven), Origin::Final),
+            "parts of what was judged"
+        );
     }
     tables.flows.settings.demands_proof = 0;
-    let exit = Exit { ifindex: UPLINK, anew: Anew::Part, ..Exit::default() };
-    assert!(matches!(Origin::of(&tables, &exit), Origin::Final));
+    let exit = Exit { ifindex: UPLINK, rebuilt: Rebuilt::Fragment, ..Exit::default() };
+    assert!(matches!(Origin::at_exit(&tables, &exit), Origin::Final));
 }
 
 /// Packets to the node itself pass no exit.
@@ -330,7 +333,7 @@ fn what_a_bridge_hands_to_the_node_has_the_proof() {
         let at = |frame: &[u8], ifindex, mark| {
             let origin = Origin::at_bridge(&tables, ifindex, mark);
             let link = parse::link(&frame);
-            post_nat::at_bridge(&frame, link, &tables, origin, || lives).reason().is_drop()
+            post_nat::judge_at_bridge(&frame, link, &tables, origin, || lives).reason().is_drop()
         };
         let forged = lives && !open;
         let [advertisement, arp] = claims(Who::Stranger.v6(), POD);

@@ -98,7 +98,7 @@ pub(crate) fn leave<B: Bytes>(
     answer: Option<Course>,
     lives: bool,
 ) -> Reason {
-    let (origin, link) = (Origin::of(tables, &exit), parse::link(packet));
+    let (origin, link) = (Origin::at_exit(tables, &exit), parse::link(packet));
     post_nat::judge(packet, link, tables, origin, exit.ifindex, answer, || lives).reason()
 }
 

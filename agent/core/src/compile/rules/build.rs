@@ -37,7 +37,7 @@ pub(crate) struct BuilderInput<'a> {
 }
 
 /// A direction policy under construction.
-struct Draft<'a> {
+struct DirectionPolicyDraft<'a> {
     direction_policy: DirectionPolicy,
     blocks: Vec<(&'a IpBlock, AllowedPorts)>,
     source: &'a BuilderInput<'a>,
@@ -53,8 +53,11 @@ pub(crate) struct Builder<'a> {
 impl Builder<'_> {
     /// Builds the direction policy of a source.
     pub(crate) fn build(&mut self, source: &BuilderInput<'_>) -> Arc<DirectionPolicy> {
-        let mut draft =
-            Draft { direction_policy: DirectionPolicy::default(), blocks: Vec::new(), source };
+        let mut draft = DirectionPolicyDraft {
+            direction_policy: DirectionPolicy::default(),
+            blocks: Vec::new(),
+            source,
+        };
         for policy in source.policies {
             for rule in policy.rules(source.direction).unwrap_or_default() {
                 let grant = self.ports_of(rule, &mut draft);
@@ -66,7 +69,7 @@ impl Builder<'_> {
             let tiers = Tiers { rules, isolated: source.isolated };
             draft.direction_policy.tiers = Some(Arc::new(tiers));
         }
-        let Draft { mut direction_policy, blocks, .. } = draft;
+        let DirectionPolicyDraft { mut direction_policy, blocks, .. } = draft;
         direction_policy.blocks = BlockMap::new(&blocks, self.tries);
         if source.direction == Direction::Egress {
             direction_policy
@@ -124,7 +127,7 @@ impl Builder<'_> {
 
     /// Adds the rules of ClusterNetworkPolicies: grants the mark of each rule to its peers, and returns the rules in
     /// order.
-    fn add_tiers(&mut self, draft: &mut Draft<'_>) -> Vec<TierRule> {
+    fn add_tiers(&mut self, draft: &mut DirectionPolicyDraft<'_>) -> Vec<TierRule> {
         let BuilderInput { direction, isolated, tiers, labelled, .. } = *draft.source;
         let (mut rules, mut groups) = (Vec::<TierRule>::new(), Vec::new());
         // Index after the last rule of the last group.
@@ -162,7 +165,7 @@ impl Builder<'_> {
         rules
     }
 
-    fn ports_of(&mut self, rule: &Rule, draft: &mut Draft<'_>) -> AllowedPorts {
+    fn ports_of(&mut self, rule: &Rule, draft: &mut DirectionPolicyDraft<'_>) -> AllowedPorts {
         let Some(ports) = &rule.ports else { return AllowedPorts::EVERYTHING };
         let mut grant = AllowedPorts::default();
         ports.iter().for_each(|port| self.add_port(port, &mut grant, draft));
@@ -175,7 +178,7 @@ impl Builder<'_> {
         rule: &'a Rule,
         grant: AllowedPorts,
         namespace: &str,
-        draft: &mut Draft<'a>,
+        draft: &mut DirectionPolicyDraft<'a>,
     ) {
         if grant.is_none() {
             return;
@@ -201,13 +204,23 @@ impl Builder<'_> {
         }
     }
 
-    fn add_set(&mut self, peer_set: PeerSet, grant: AllowedPorts, draft: &mut Draft<'_>) {
+    fn add_set(
+        &mut self,
+        peer_set: PeerSet,
+        grant: AllowedPorts,
+        draft: &mut DirectionPolicyDraft<'_>,
+    ) {
         let id = self.registry.intern(peer_set);
         let known = draft.direction_policy.peers.entry(id).or_default();
         *known = known.union(grant, self.tries);
     }
 
-    fn add_port(&mut self, rule: &PortRule, grant: &mut AllowedPorts, draft: &mut Draft<'_>) {
+    fn add_port(
+        &mut self,
+        rule: &PortRule,
+        grant: &mut AllowedPorts,
+        draft: &mut DirectionPolicyDraft<'_>,
+    ) {
         let protocol: Protocol = rule.protocol;
         match (&rule.port, draft.source.direction) {
             (PortMatch::Any, _) => grant.add(protocol, 0, u16::MAX, self.tries),

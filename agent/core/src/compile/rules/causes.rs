@@ -23,7 +23,7 @@ pub(crate) struct Closing {
 
 /// Elements of a table that a namespace uses.
 #[derive(Clone, Copy, Debug, Default)]
-struct Use {
+struct NamespaceUse {
     /// With the combinations closed for the table.
     open: usize,
     /// Without them.
@@ -32,9 +32,9 @@ struct Use {
 
 /// Causes of full compilations.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Causes {
+pub(super) struct FullCompilationCauses {
     /// Use of each table that was full, by namespace, to compare with.
-    known: BTreeMap<Table, BTreeMap<String, Use>>,
+    known: BTreeMap<Table, BTreeMap<String, NamespaceUse>>,
     /// Units compiled in this update, by namespace.
     edited: BTreeMap<String, u64>,
     /// Units compiled in the update that a table refused.
@@ -43,7 +43,7 @@ pub(super) struct Causes {
     grown: BTreeMap<String, u64>,
 }
 
-impl Causes {
+impl FullCompilationCauses {
     /// Begins an update.
     pub(super) fn begin(&mut self) {
         self.edited.clear();
@@ -78,9 +78,9 @@ impl Causes {
     ) -> Option<String> {
         let Closing { large, before, after, .. } = closing;
         let of = |uses: &BTreeMap<String, usize>, name: &str| uses.get(name).copied().unwrap_or(0);
-        let uses = before
-            .iter()
-            .map(|(name, open)| (name.clone(), Use { open: *open, kept: of(after, name) }));
+        let uses = before.iter().map(|(name, open)| {
+            (name.clone(), NamespaceUse { open: *open, kept: of(after, name) })
+        });
         // Nothing is known of a table that is full for the first time.
         let known = self.known.insert(table, uses.collect())?;
         let grown = before.iter().filter_map(|(name, before)| {
@@ -114,14 +114,14 @@ impl Causes {
             .map(|(name, kept)| {
                 let closed = before.get(name).map_or(0, |it| it.open.saturating_sub(it.kept));
                 let open = kept + if is_closed(name) { closed } else { 0 };
-                (name.clone(), Use { open, kept: *kept })
+                (name.clone(), NamespaceUse { open, kept: *kept })
             })
             .collect();
     }
 
     /// Takes the namespaces to charge, with their shares. If these are edits, also the namespace of nearly all of them, with
     /// its units.
-    pub(super) fn take(&mut self) -> (BTreeMap<String, u64>, Option<(String, u64)>) {
+    pub(super) fn take_charges(&mut self) -> (BTreeMap<String, u64>, Option<(String, u64)>) {
         let (grown, refused) = (std::mem::take(&mut self.grown), std::mem::take(&mut self.refused));
         if !grown.is_empty() {
             return (grown, None);

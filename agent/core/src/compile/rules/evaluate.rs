@@ -25,7 +25,7 @@ pub(crate) struct Evaluator<'a> {
 
 /// Decision about addresses.
 #[derive(Clone, Copy)]
-struct Decided {
+struct AddressDecision {
     allowed: AllowedPorts,
     /// Ports denied by a Deny rule of a tier. Ports without a grant of a NetworkPolicy are not included.
     denied: AllowedPorts,
@@ -38,7 +38,7 @@ impl Evaluator<'_> {
         direction_policy: &DirectionPolicy,
         id: Option<PolicyId>,
         membership: &[SetId],
-    ) -> Decided {
+    ) -> AddressDecision {
         let mut all = direction_policy.everyone.union(self.mark, self.tries);
         for peer_set in membership {
             let grant = if is_group(*peer_set) {
@@ -55,7 +55,7 @@ impl Evaluator<'_> {
         let Some(tiers) = &direction_policy.tiers else {
             all = self.with_served(all, direction_policy, membership);
             self.resolve(&mut all, membership);
-            return Decided { allowed: all, denied: AllowedPorts::default() };
+            return AddressDecision { allowed: all, denied: AllowedPorts::default() };
         };
         let matching = all.marks(self.tries);
         self.resolve(&mut all, membership);
@@ -95,7 +95,7 @@ impl Evaluator<'_> {
         matching: &[u32],
         granted: &AllowedPorts,
         membership: &[SetId],
-    ) -> Decided {
+    ) -> AddressDecision {
         let rules = matching.iter().filter_map(|mark| tiers.rules.get(*mark as usize));
         let rules: Vec<TierRule> = rules
             .map(|rule| {
@@ -163,13 +163,14 @@ impl Evaluator<'_> {
         {
             return;
         }
-        let Some(targets) = self.targets.of(membership) else { return };
+        let Some(targets) = self.targets.targets_in(membership) else { return };
         // Many backends, but few distinct memberships.
-        let mut of_backends: HashMap<Membership, Decided> = HashMap::new();
+        let mut of_backends: HashMap<Membership, AddressDecision> = HashMap::new();
         let may_deny = direction_policy.tiers.is_some();
         for target in targets.iter().filter(|target| target.elsewhere == elsewhere) {
             *self.work += 1;
-            let known = self.tries.contains(PORT, ports.of(target.protocol), target.port.into());
+            let known =
+                self.tries.contains(PORT, ports.for_protocol(target.protocol), target.port.into());
             if known && !may_deny || target.backends.is_empty() {
                 continue;
             }
@@ -187,7 +188,7 @@ impl Evaluator<'_> {
                     .entry_ref(backend)
                     .or_insert_with(|| self.decided(direction_policy, id, backend));
                 let holds = |ports: &AllowedPorts| {
-                    self.tries.contains(PORT, ports.of(target.protocol), (*port).into())
+                    self.tries.contains(PORT, ports.for_protocol(target.protocol), (*port).into())
                 };
                 allowed += usize::from(holds(&decided.allowed));
                 denied += usize::from(holds(&decided.denied));
@@ -208,27 +209,33 @@ impl Evaluator<'_> {
 
 /// Decision of these rules, in order of evaluation, about addresses that all of them match. `granted` are the grants of
 /// NetworkPolicies; `None`: no policy isolates the pod, so Baseline applies and the rest is allowed.
-fn flatten(rules: &[TierRule], granted: Option<&AllowedPorts>, tries: &mut Tries) -> Decided {
-    let mut decided = Decided { allowed: AllowedPorts::default(), denied: AllowedPorts::default() };
+fn flatten(
+    rules: &[TierRule],
+    granted: Option<&AllowedPorts>,
+    tries: &mut Tries,
+) -> AddressDecision {
+    let mut decided =
+        AddressDecision { allowed: AllowedPorts::default(), denied: AllowedPorts::default() };
     // Ports that no tier has decided so far.
     let mut open = AllowedPorts::EVERYTHING;
-    let ask = |tier: Tier, decided: &mut Decided, open: &mut AllowedPorts, tries: &mut Tries| {
-        let mut passed = AllowedPorts::default();
-        for rule in rules.iter().filter(|rule| rule.tier == tier) {
-            let of = rule.ports.both(open, tries);
-            *open = open.minus(&of, tries);
-            let into = match rule.action {
-                Action::Accept => &mut decided.allowed,
-                Action::Deny => &mut decided.denied,
-                Action::Pass => &mut passed,
-            };
-            *into = into.union(of, tries);
-        }
-        *open = open.union(passed, tries);
-    };
+    let ask =
+        |tier: Tier, decided: &mut AddressDecision, open: &mut AllowedPorts, tries: &mut Tries| {
+            let mut passed = AllowedPorts::default();
+            for rule in rules.iter().filter(|rule| rule.tier == tier) {
+                let of = rule.ports.intersection(open, tries);
+                *open = open.minus(&of, tries);
+                let into = match rule.action {
+                    Action::Accept => &mut decided.allowed,
+                    Action::Deny => &mut decided.denied,
+                    Action::Pass => &mut passed,
+                };
+                *into = into.union(of, tries);
+            }
+            *open = open.union(passed, tries);
+        };
     ask(Tier::Admin, &mut decided, &mut open, tries);
     if let Some(granted) = granted {
-        open = open.both(granted, tries);
+        open = open.intersection(granted, tries);
     } else {
         ask(Tier::Baseline, &mut decided, &mut open, tries);
     }

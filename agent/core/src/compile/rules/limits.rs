@@ -12,16 +12,18 @@
 //!
 //! A third limit bounds the time of an update. Once [`Limits::defer`] was called, a large combination is not compiled
 //! here, nor are further ones once a namespace used up its share of the update. They wait for another compiler
-//! ([`Late`]).
+//! ([`LateCombination`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::budget::{Combination, MODEST_UNITS, NAMESPACE_UNITS, ORDINARY_UNITS, closed};
+use crate::budget::{
+    Combination, MODEST_UNITS, NAMESPACE_UNITS, ORDINARY_UNITS, combinations_to_close,
+};
 use crate::cluster::{Cluster, Dirty};
-use crate::compile::rules::causes::{Causes, Closing};
+use crate::compile::rules::causes::{Closing, FullCompilationCauses};
 use crate::model::{Direction, Labels, NamedPort, Pod};
 use crate::ops::Table;
 
@@ -31,7 +33,7 @@ const BARRED_COMBINATIONS: usize = 1024;
 
 /// A combination of policies that is not in force as last edited, because it is large and left to another compiler.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Late {
+pub(crate) struct LateCombination {
     pub(crate) of: Combination,
     /// The pods are closed meanwhile; otherwise they keep the state before the last edit.
     pub(crate) is_closed: bool,
@@ -39,7 +41,7 @@ pub(crate) struct Late {
     pub(crate) has_outdated_tiers: bool,
 }
 
-impl Late {
+impl LateCombination {
     /// Reason for the delay.
     pub(crate) const REASON: &'static str = "large policies are compiled in the background; in force soon, or later \
                                              if the namespace's large policies change often";
@@ -59,7 +61,7 @@ pub(crate) struct Limits {
     /// Namespaces of which all combinations are closed, with the table that they filled again while in debt.
     barred: BTreeMap<String, Table>,
     /// Namespaces to charge for full compilations.
-    causes: Causes,
+    causes: FullCompilationCauses,
     /// Set while large combinations are deferred; in these namespaces everything beyond modest size is.
     deferring: Option<BTreeSet<String>>,
     /// Whether deferral is suspended.
@@ -174,7 +176,7 @@ impl Limits {
         &mut self,
         full: Option<(Table, u32)>,
     ) -> (BTreeMap<String, u64>, Option<String>) {
-        let (shares, editor) = self.causes.take();
+        let (shares, editor) = self.causes.take_charges();
         let Some((table, capacity)) = full else { return (shares, None) };
         // Small edits only fill what others left free.
         let editor = editor.filter(|(_, units)| *units >= u64::from(capacity / 8));
@@ -345,5 +347,5 @@ fn over_budget(cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> BTreeSe
         }
     }
     let units = used.into_iter().map(|(of, (units, times))| (of, units * times.len() as u64));
-    closed(&units.collect())
+    combinations_to_close(&units.collect())
 }

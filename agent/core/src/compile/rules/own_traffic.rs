@@ -23,7 +23,11 @@ pub(super) struct OwnTraffic<'a> {
 
 impl<'a> OwnTraffic<'a> {
     /// Reads the policies about a pod; `labelled` is whether its labels are known.
-    pub(super) fn of(cluster: &'a Cluster, (pod, labelled): (&'a Pod, bool), egress: bool) -> Self {
+    pub(super) fn for_pod(
+        cluster: &'a Cluster,
+        (pod, labelled): (&'a Pod, bool),
+        egress: bool,
+    ) -> Self {
         let tiers = Direction::BOTH.map(|direction| {
             let tiers = cluster.policies_about((pod, labelled), direction).tiers();
             let isolated = match direction {

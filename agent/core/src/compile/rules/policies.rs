@@ -10,7 +10,7 @@ use crate::budget::{Combination, ORDINARY_UNITS};
 use crate::cluster::Cluster;
 use crate::compile::rules::build::{Builder, BuilderInput};
 use crate::compile::rules::direction_policy::DirectionPolicy;
-use crate::compile::rules::limits::{Late, Limits};
+use crate::compile::rules::limits::{LateCombination, Limits};
 use crate::compile::rules::own_traffic::OwnTraffic;
 use crate::compile::sets::block_groups::PolicyId;
 use crate::compile::sets::set::HairpinService;
@@ -94,7 +94,7 @@ impl Hash for DirectionPolicyInput {
 
 /// State of a pod in a direction before an update.
 #[derive(Clone, Copy)]
-pub(crate) struct Before<'a> {
+pub(crate) struct StateBefore<'a> {
     pub(crate) direction_policy: &'a Arc<DirectionPolicy>,
     /// The pod's labels have not changed.
     pub(crate) same_labels: bool,
@@ -120,10 +120,10 @@ impl DirectionPolicies {
         &mut self,
         cluster: &Cluster,
         (pod, labelled): (&Pod, bool),
-        (direction, before): (Direction, Option<Before<'_>>),
+        (direction, before): (Direction, Option<StateBefore<'_>>),
         limits: &mut Limits,
         builder: &mut Builder<'_>,
-    ) -> Option<(Arc<DirectionPolicy>, Option<Late>)> {
+    ) -> Option<(Arc<DirectionPolicy>, Option<LateCombination>)> {
         let policies = cluster.policies_about((pod, labelled), direction).isolating();
         let tiers = cluster.policies_about((pod, labelled), direction).tiers();
         let is_ingress = direction == Direction::Ingress;
@@ -155,7 +155,7 @@ impl DirectionPolicies {
         let units = weights.map(|weight| weight.units(direction)).sum();
         if !limits.admits(&of, units) {
             let former = self.former(&made, before);
-            let late = Late {
+            let late = LateCombination {
                 of,
                 is_closed: former.is_none(),
                 has_outdated_tiers: former.is_some_and(|(other, _)| !other.has_tiers_of(&made)),
@@ -187,7 +187,7 @@ impl DirectionPolicies {
     fn former(
         &self,
         made: &DirectionPolicyInput,
-        before: Option<Before<'_>>,
+        before: Option<StateBefore<'_>>,
     ) -> Option<(&DirectionPolicyInput, &Arc<DirectionPolicy>)> {
         let of = combination(made.direction, &made.policies);
         // The pod's own direction policy first, then the newest.
@@ -298,7 +298,7 @@ fn served(
     isolated: bool,
 ) -> [Vec<HairpinService>; 2] {
     let (mut served, mut refused) = (BTreeSet::new(), BTreeSet::new());
-    let judge = OwnTraffic::of(cluster, (pod, labelled), isolated);
+    let judge = OwnTraffic::for_pod(cluster, (pod, labelled), isolated);
     for backed in cluster.translation.backed_by(pod) {
         let (service, protocol) = (backed.service.key.clone(), backed.port.protocol);
         let (v6, port) = (backed.address.is_ipv6(), backed.port.port);

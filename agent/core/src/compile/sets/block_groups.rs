@@ -64,13 +64,13 @@ pub(crate) struct BlockGroups {
 
 /// The places to settle, in order, each with the index of its new key; `None` if the place ends.
 #[derive(Default)]
-struct Divided {
+struct RegroupedPlaces {
     places: Vec<(Prefix, Place, Option<Target>)>,
     keys: Vec<GrantKey>,
     by_key: HashMap<GrantKey, Target>,
     /// Keys by a place's present group and its grants from new direction policies.
     targets: HashMap<(SetId, usize), Target>,
-    new: NewParts,
+    new: NewGrants,
 }
 
 impl BlockGroups {
@@ -94,7 +94,7 @@ impl BlockGroups {
 
     /// Divides the address space of added and removed direction policies again. Returns the places with a changed
     /// group, in order; `None` for places that ended.
-    pub(crate) fn settle(&mut self) -> Vec<(Prefix, Option<SetId>)> {
+    pub(crate) fn regroup(&mut self) -> Vec<(Prefix, Option<SetId>)> {
         let (acquired, released) =
             (std::mem::take(&mut self.acquired), std::mem::take(&mut self.released));
         let prefixes = |direction_policies: &[(PolicyId, Arc<Changes>)]| -> Vec<Prefix> {
@@ -118,7 +118,7 @@ impl BlockGroups {
         changes.sort_unstable();
         let mut gone: Vec<PolicyId> = released.iter().map(|(id, _)| *id).collect();
         gone.sort_unstable();
-        let mut divided = Divided::default();
+        let mut divided = RegroupedPlaces::default();
         for region in outermost(begun.into_iter().chain(ended).collect()) {
             self.divide(region, &changes, &gone, &mut divided);
         }
@@ -133,14 +133,14 @@ impl BlockGroups {
         region: Prefix,
         changes: &[(Prefix, PolicyId, u32)],
         gone: &[PolicyId],
-        divided: &mut Divided,
+        divided: &mut RegroupedPlaces,
     ) {
         let around = self.places.parent(region).and_then(|place| place.group);
         let mut open: Vec<(Prefix, SetId, usize)> = Vec::new();
         let mut next = changes.partition_point(|change| change.0 < region);
         for (prefix, place) in self.places.under(region) {
-            while open.pop_if(|(outer, ..)| !outer.holds(prefix)).is_some() {}
-            let outer = (around.unwrap_or(NO_GROUP), NewParts::EMPTY);
+            while open.pop_if(|(outer, ..)| !outer.contains(prefix)).is_some() {}
+            let outer = (around.unwrap_or(NO_GROUP), NewGrants::EMPTY);
             let (group, part) = open.last().map_or(outer, |outer| (outer.1, outer.2));
             let group = place.group.unwrap_or(group);
             let here = changes[next..].iter().take_while(|change| change.0 == prefix).count();
@@ -148,7 +148,7 @@ impl BlockGroups {
             next += here;
             open.push((prefix, group, part));
             let target = (place.direction_policies > 0).then(|| {
-                let Divided { targets, by_key, keys, new, .. } = &mut *divided;
+                let RegroupedPlaces { targets, by_key, keys, new, .. } = &mut *divided;
                 *targets.entry((group, part)).or_insert_with(|| {
                     let old = self.groups.get(&group).map_or(&[][..], |group| &group.key);
                     let stays = old.iter().filter(|(id, _)| gone.binary_search(id).is_err());
@@ -166,7 +166,7 @@ impl BlockGroups {
 
     /// Removes the places from their groups and assigns a group to each key: the existing group of that key, else the
     /// group from which most of its places come if no other place stayed in it, else a new one.
-    fn number(&mut self, divided: &Divided) -> Vec<SetId> {
+    fn number(&mut self, divided: &RegroupedPlaces) -> Vec<SetId> {
         let mut from: HashMap<(Target, SetId), u32> = HashMap::new();
         for (_, place, target) in &divided.places {
             let Some(id) = place.group.filter(|id| *id != NO_GROUP) else { continue };
@@ -284,7 +284,7 @@ fn outermost(mut prefixes: Vec<Prefix>) -> Vec<Prefix> {
     prefixes.sort_unstable();
     let mut outermost: Vec<Prefix> = Vec::new();
     for prefix in prefixes {
-        if outermost.last().is_none_or(|outer| !outer.holds(prefix)) {
+        if outermost.last().is_none_or(|outer| !outer.contains(prefix)) {
             outermost.push(prefix);
         }
     }
@@ -292,18 +292,18 @@ fn outermost(mut prefixes: Vec<Prefix>) -> Vec<Prefix> {
 }
 
 /// Grants of the new direction policies' blocks, each distinct combination once.
-struct NewParts {
+struct NewGrants {
     parts: Vec<GrantKey>,
     by_key: HashMap<GrantKey, usize>,
 }
 
-impl Default for NewParts {
+impl Default for NewGrants {
     fn default() -> Self {
         Self { parts: vec![GrantKey::new()], by_key: HashMap::from([(GrantKey::new(), 0)]) }
     }
 }
 
-impl NewParts {
+impl NewGrants {
     /// Index of the combination without grants.
     const EMPTY: usize = 0;
 

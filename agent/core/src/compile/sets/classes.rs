@@ -80,7 +80,7 @@ impl Classes {
 
     fn number(&mut self, translated: ClassId) -> ClassId {
         match translated {
-            0 => self.slots.take(),
+            0 => self.slots.allocate(),
             flags => self.slots.take_pair() | flags,
         }
     }

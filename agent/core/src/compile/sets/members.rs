@@ -131,7 +131,7 @@ impl PeerSets {
             }
             let index = self.selectors.index(ids, &self.registry);
             let candidates = self.selectors.candidates(cluster, namespace, &self.registry);
-            for group in pods_by_labels.of(namespace) {
+            for group in pods_by_labels.groups_in(namespace) {
                 if selecting(&self.registry, &index, group.labels()).next().is_some() {
                     let mut peer_sets: Vec<SetId> =
                         selecting(&self.registry, &candidates, group.labels()).collect();

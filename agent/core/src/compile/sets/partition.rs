@@ -34,11 +34,11 @@ impl PrefixEntry {
     }
 
     /// Updates the class of the entry; `None` if the entry ends.
-    fn settle(
+    fn update_class(
         &mut self,
-        around: Around,
+        around: EnclosingParts,
         classes: &mut Classes,
-        alike: &mut Alike,
+        alike: &mut SharedClasses,
     ) -> Option<ClassId> {
         let class = (!self.is_empty()).then(|| self.acquire(around, classes, alike));
         if let Some(before) = std::mem::replace(&mut self.class, class) {
@@ -48,11 +48,16 @@ impl PrefixEntry {
     }
 
     /// Acquires the class of the entry's addresses.
-    fn acquire(&self, around: Around, classes: &mut Classes, alike: &mut Alike) -> ClassId {
+    fn acquire(
+        &self,
+        around: EnclosingParts,
+        classes: &mut Classes,
+        alike: &mut SharedClasses,
+    ) -> ClassId {
         if !self.targets.is_empty() {
             return classes.acquire(self.membership(around, true));
         }
-        let around = Around { group: self.group.or(around.group), ..around };
+        let around = EnclosingParts { group: self.group.or(around.group), ..around };
         match alike.entry((self.own.as_ptr(), around)) {
             Entry::Occupied(known) => {
                 classes.acquire_again(*known.get());
@@ -63,7 +68,7 @@ impl PrefixEntry {
     }
 
     /// Membership of the entry's addresses.
-    fn membership(&self, around: Around, with_targets: bool) -> Membership {
+    fn membership(&self, around: EnclosingParts, with_targets: bool) -> Membership {
         let group = self.group.or(around.group).filter(|group| *group != NO_GROUP);
         let around = around.target.as_slice();
         let targets = match &self.targets[..] {
@@ -95,7 +100,7 @@ pub(crate) struct AddressPartition {
 
 /// Parts of a membership by the enclosing prefixes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Around {
+struct EnclosingParts {
     /// Block group.
     group: Option<SetId>,
     /// Empty service target of a network.
@@ -104,7 +109,7 @@ struct Around {
 
 /// A prefix that was settled.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Settled {
+pub(crate) struct SettledPrefix {
     pub(crate) prefix: Prefix,
     /// Class of its entry; `None` if there is no entry.
     pub(crate) class: Option<ClassId>,
@@ -112,7 +117,7 @@ pub(crate) struct Settled {
 
 /// Classes of entries without service targets of their own by the pointer to their peer sets: many entries share one
 /// membership.
-type Alike = HashMap<(*const SetId, Around), ClassId>;
+type SharedClasses = HashMap<(*const SetId, EnclosingParts), ClassId>;
 
 impl AddressPartition {
     pub(crate) fn new() -> Self {
@@ -167,7 +172,7 @@ impl AddressPartition {
         let changed: HashSet<Prefix> = groups.iter().map(|(prefix, _)| *prefix).collect();
         let mut outermost: Option<Prefix> = None;
         for (prefix, _) in groups {
-            if outermost.is_none_or(|outer| !outer.holds(*prefix)) {
+            if outermost.is_none_or(|outer| !outer.contains(*prefix)) {
                 outermost = Some(*prefix);
                 self.touch_below(*prefix, &changed);
             }
@@ -177,7 +182,7 @@ impl AddressPartition {
     fn touch_below(&mut self, outermost: Prefix, changed: &HashSet<Prefix>) {
         let mut open: Vec<(Prefix, bool)> = Vec::new();
         for (prefix, entry) in self.entries.under(outermost) {
-            while open.pop_if(|(outer, _)| !outer.holds(prefix)).is_some() {}
+            while open.pop_if(|(outer, _)| !outer.contains(prefix)).is_some() {}
             let is_changed = changed.contains(&prefix);
             if entry.group.is_some() || is_changed {
                 open.push((prefix, is_changed));
@@ -188,45 +193,45 @@ impl AddressPartition {
     }
 
     /// Assigns a class to every touched entry, removes ended ones, and returns the settled prefixes in order.
-    pub(crate) fn settle(&mut self, classes: &mut Classes) -> Vec<Settled> {
-        self.settle_those(classes, |_, _| false, |_| {})
+    pub(crate) fn assign_classes(&mut self, classes: &mut Classes) -> Vec<SettledPrefix> {
+        self.assign_those(classes, |_, _| false, |_| {})
     }
 
     /// Settles entries that have no service targets and are not `later` ones; the others wait. Calls `changed` for
     /// every prefix with a changed membership.
-    pub(crate) fn settle_backends(
+    pub(crate) fn assign_backend_classes(
         &mut self,
         classes: &mut Classes,
         later: impl Fn(Prefix) -> bool,
         changed: impl FnMut(Prefix),
-    ) -> Vec<Settled> {
+    ) -> Vec<SettledPrefix> {
         let waits = |prefix: Prefix, entry: Option<&PrefixEntry>| {
             entry.is_some_and(|entry| !entry.targets.is_empty())
                 || (prefix.is_host() && later(prefix))
         };
-        self.settle_those(classes, waits, changed)
+        self.assign_those(classes, waits, changed)
     }
 
     /// Settles touched entries for which `waits` is false. Calls `changed` for waiting entries and for entries with a
     /// new class.
-    fn settle_those(
+    fn assign_those(
         &mut self,
         classes: &mut Classes,
         waits: impl Fn(Prefix, Option<&PrefixEntry>) -> bool,
         mut changed: impl FnMut(Prefix),
-    ) -> Vec<Settled> {
+    ) -> Vec<SettledPrefix> {
         let mut touched = std::mem::take(&mut self.touched);
         touched.extend(std::mem::take(&mut self.waiting));
         touched.sort();
         touched.dedup();
         let mut settled = Vec::with_capacity(touched.len());
         let (mut groups, mut targets) = (EnclosingEntry::new(), EnclosingEntry::new());
-        let (mut alike, mut ended) = (Alike::new(), Vec::new());
+        let (mut alike, mut ended) = (SharedClasses::new(), Vec::new());
         for prefix in touched {
             let group = groups.find(&self.entries, prefix, |entry| entry.group);
             let target =
                 targets.find(&self.entries, prefix, |entry| entry.targets.first().copied());
-            let around = Around { group, target };
+            let around = EnclosingParts { group, target };
             let entry = self.entries.get_mut(prefix);
             if waits(prefix, entry.as_deref()) {
                 self.waiting.insert(prefix);
@@ -234,18 +239,18 @@ impl AddressPartition {
                 continue;
             }
             let Some(entry) = entry else {
-                settled.push(Settled { prefix, class: None });
+                settled.push(SettledPrefix { prefix, class: None });
                 continue;
             };
             let before = entry.class;
-            let class = entry.settle(around, classes, &mut alike);
+            let class = entry.update_class(around, classes, &mut alike);
             if class.is_none() {
                 ended.push(prefix);
             }
             if before != class {
                 changed(prefix);
             }
-            settled.push(Settled { prefix, class });
+            settled.push(SettledPrefix { prefix, class });
         }
         // Removing from the end of a page is fastest.
         for prefix in ended.into_iter().rev() {
@@ -268,7 +273,7 @@ impl AddressPartition {
     /// Membership of a prefix's addresses without service targets. `here` is the entry of the prefix.
     fn membership(&self, prefix: Prefix, here: Option<&PrefixEntry>) -> Membership {
         let group = EnclosingEntry::new().find(&self.entries, prefix, |entry| entry.group);
-        let around = Around { group, target: None };
+        let around = EnclosingParts { group, target: None };
         match here {
             Some(entry) => entry.membership(around, false),
             None => PrefixEntry::default().membership(around, false),

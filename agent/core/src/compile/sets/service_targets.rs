@@ -78,7 +78,7 @@ impl ServiceTargets {
     }
 
     /// Service targets in a membership.
-    pub(crate) fn of(&self, membership: &[SetId]) -> Option<Arc<[TargetPort]>> {
+    pub(crate) fn targets_in(&self, membership: &[SetId]) -> Option<Arc<[TargetPort]>> {
         let id = membership.last().filter(|id| is_targets(**id))?;
         self.contents.get(id).map(|(content, _)| content.clone())
     }

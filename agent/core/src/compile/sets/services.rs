@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use crate::cluster::Cluster;
 use crate::cluster::{Dirty, services::range};
 use crate::compile::sets::classes::Classes;
-use crate::compile::sets::partition::{AddressPartition, Settled};
+use crate::compile::sets::partition::{AddressPartition, SettledPrefix};
 use crate::compile::sets::registry::Registry;
 use crate::compile::sets::service_targets::{
     Backends, ServiceTargets, TargetPort, unknown_backends,
@@ -95,7 +95,7 @@ struct PendingServices {
 type PortsOfAddress = BTreeMap<(Protocol, u16, bool), Backends>;
 
 /// State read and updated while settling addresses.
-pub(super) struct Settling<'a> {
+pub(super) struct SettlingContext<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) registry: &'a Registry,
     pub(super) services: &'a mut ServiceSets,
@@ -104,32 +104,34 @@ pub(super) struct Settling<'a> {
     pub(super) classes: &'a mut Classes,
 }
 
-impl Settling<'_> {
+impl SettlingContext<'_> {
     /// Assigns a class to every address; Services' and nodes' addresses come last. Returns the settled prefixes in
     /// order.
-    pub(super) fn settle(
+    pub(super) fn assign_classes(
         &mut self,
         dirty: &Dirty,
         served: &[HairpinService],
         backed: impl FnOnce() -> BTreeSet<Key>,
-    ) -> Vec<Settled> {
+    ) -> Vec<SettledPrefix> {
         let active = self.registry.is_used(OWN_NODE);
         let backed = if active { BTreeSet::new() } else { backed() };
         let none = backed.is_empty() && self.services.backed.is_empty();
         if !active && !self.services.active && none {
-            return self.partition.settle(self.classes);
+            return self.partition.assign_classes(self.classes);
         }
         let mut work = self.translation_dirty(active, dirty, served);
         self.backed_dirty(backed, dirty, &mut work);
         let later: BTreeSet<Prefix> = work.addresses.iter().map(|a| Prefix::host(*a)).collect();
         let (mut changed, translates) = (Vec::new(), !self.cluster.translation.is_empty());
-        let mut touched = self.partition.settle_backends(
+        let mut touched = self.partition.assign_backend_classes(
             self.classes,
             |prefix| later.contains(&prefix),
             |prefix| changed.extend(translates.then_some(prefix)),
         );
         if active {
-            work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
+            work.services.extend(
+                changed.into_iter().flat_map(|prefix| self.services_with_backend_in(prefix)),
+            );
             self.resolve(&mut work);
         }
         if work.nodes {
@@ -137,7 +139,7 @@ impl Settling<'_> {
         }
         self.set_targets_of(&work, active);
         self.set_targets_within(&work, active);
-        let later = self.partition.settle(self.classes);
+        let later = self.partition.assign_classes(self.classes);
         if !later.is_empty() {
             touched.extend(later);
             touched.sort_by_key(|settled| settled.prefix);
@@ -204,7 +206,7 @@ impl Settling<'_> {
     }
 
     /// Services with a backend in a prefix.
-    fn behind(&self, prefix: Prefix) -> Vec<Key> {
+    fn services_with_backend_in(&self, prefix: Prefix) -> Vec<Key> {
         let services = &self.cluster.translation;
         let (first, last) = range(prefix.family == IpFamily::V6, prefix.bits, prefix.last());
         services.behind_range(first, last).collect()

@@ -4,14 +4,14 @@ use std::cmp::Reverse;
 
 use netpold_ebpf::layout::ClassId;
 
-use crate::compile::sets::partition::{AddressPartition, Settled};
+use crate::compile::sets::partition::{AddressPartition, SettledPrefix};
 use crate::compile::tables::ipv4_trie::{Changed, Ipv4Trie};
 use crate::ops::Op;
 use crate::prefix::{EnclosingEntry, IpFamily, Prefix, PrefixMap};
 
 /// A change of class for the addresses of one prefix, without those in longer prefixes of the update.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Move {
+pub(crate) struct ClassMove {
     pub(crate) prefix: Prefix,
     pub(crate) from: ClassId,
     pub(crate) to: ClassId,
@@ -36,9 +36,13 @@ impl AddressTables {
     }
 
     /// Moves that bring the settled prefixes to the state of `partition`.
-    pub(crate) fn moves(&self, partition: &AddressPartition, settled: &[Settled]) -> Vec<Move> {
+    pub(crate) fn moves(
+        &self,
+        partition: &AddressPartition,
+        settled: &[SettledPrefix],
+    ) -> Vec<ClassMove> {
         let (mut parents, mut holders) = (EnclosingEntry::new(), EnclosingEntry::new());
-        let moves = settled.iter().filter_map(|Settled { prefix, class }| {
+        let moves = settled.iter().filter_map(|SettledPrefix { prefix, class }| {
             let parent = parents.find(&partition.entries, *prefix, |entry| Some(entry.class));
             let parent = parent.flatten().unwrap_or(0);
             let to = class.unwrap_or(parent);
@@ -49,7 +53,13 @@ impl AddressTables {
             });
             let concerns = installed.is_some() || stays;
             let same = installed.is_some() == stays && from == to;
-            (concerns && !same).then_some(Move { prefix: *prefix, from, to, between: to, stays })
+            (concerns && !same).then_some(ClassMove {
+                prefix: *prefix,
+                from,
+                to,
+                between: to,
+                stays,
+            })
         });
         moves.collect()
     }
@@ -94,7 +104,7 @@ impl AddressTables {
         match prefix.family {
             IpFamily::V4 => changed.add(prefix),
             IpFamily::V6 if prefix.is_host() => ops.push(Op::Host6(prefix.v6(), class)),
-            IpFamily::V6 => ops.push(Op::Cidr6(prefix.net6(), class)),
+            IpFamily::V6 => ops.push(Op::Block6(prefix.net6(), class)),
         }
     }
 
@@ -105,7 +115,7 @@ impl AddressTables {
         match prefix.family {
             IpFamily::V4 => changed.add(prefix),
             IpFamily::V6 if prefix.is_host() => ops.push(Op::Host6Gone(prefix.v6())),
-            IpFamily::V6 => ops.push(Op::Cidr6Gone(prefix.net6())),
+            IpFamily::V6 => ops.push(Op::Block6Gone(prefix.net6())),
         }
     }
 

@@ -25,7 +25,7 @@ pub enum DesiredElement<'a> {
     /// An address of the exact IPv6 table.
     Host6(Ipv6Addr, ClassId),
     /// A prefix of the IPv6 prefix table.
-    Cidr6(Ipv6Net, ClassId),
+    Block6(Ipv6Net, ClassId),
     /// A name of a list, with a bit for each group of rules.
     Name(u32, &'a DomainName, u32),
 }

@@ -14,23 +14,23 @@ use netpold_ebpf::layout::{
 };
 
 use crate::cluster::Cluster;
-use crate::compile::rules::{Late, Rules};
+use crate::compile::rules::{LateCombination, Rules};
 use crate::compile::sets::registry::Registry;
 use crate::compile::tables::rows::RowPair;
 use crate::model::{Denial, Direction, Interface, InterfaceOwner, Key, Standing, uid_hash};
 use crate::ops::Op;
 use crate::options::{CheckSource, NewPods, OBSERVE, ObserveFlows, Options};
 use addresses::Addresses;
-pub(crate) use numbers::Identity;
 use numbers::Numbers;
+pub(crate) use numbers::PodInstance;
 pub use numbers::WAITING;
 use pod_rules::PodRules;
-use secondary::Second;
+use secondary::SecondaryPolicy;
 
 /// An endpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Live {
-    pub(crate) identity: Identity,
+    pub(crate) identity: PodInstance,
     pub(crate) id: u32,
     pub(crate) addresses: Addresses,
     pub(crate) check_source: bool,
@@ -95,7 +95,7 @@ impl Live {
 
 /// Endpoint numbers and slots in use or reserved, to pass to another compiler.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct ReservedNumbers {
     version: u64,
     numbers: Numbers,
     /// Slots by interface index.
@@ -172,7 +172,7 @@ impl Endpoints {
         if !denied && (self.new_pods == NewPods::Allow || familiar) {
             return None;
         }
-        let identity = Identity {
+        let identity = PodInstance {
             pod: Key::new("", ""),
             uid_hash: WAITING,
             incarnation: interface.incarnation,
@@ -195,14 +195,14 @@ impl Endpoints {
     }
 
     /// The endpoint's number, and the present record of its interface.
-    fn carried(&mut self, ifindex: u32, identity: &Identity) -> (u32, Option<(u32, Endpoint)>) {
+    fn carried(&mut self, ifindex: u32, identity: &PodInstance) -> (u32, Option<(u32, Endpoint)>) {
         let before = self.live.get(&ifindex);
         // A new pod takes over the record in place, so the interface is never without one.
         let record = before.and_then(|live| live.record);
         let known = before.filter(|live| live.identity == *identity).map(|live| live.id);
         let live = self.live.values().map(|live| live.id);
         let former = record.map(|(_, record)| record.id);
-        (known.unwrap_or_else(|| self.numbers.take(ifindex, identity, live, former)), record)
+        (known.unwrap_or_else(|| self.numbers.allocate(ifindex, identity, live, former)), record)
     }
 
     /// Drops everything except the numbers and the slots.
@@ -210,7 +210,7 @@ impl Endpoints {
         let placed: Vec<(u32, u32)> = self.placed().collect();
         self.reserved.extend(placed);
         for (ifindex, live) in std::mem::take(&mut self.live) {
-            self.numbers.keep(ifindex, live.identity, live.id);
+            self.numbers.reserve(ifindex, live.identity, live.id);
         }
         self.slots.clear();
         self.given_up.clear();
@@ -249,27 +249,27 @@ impl Endpoints {
             InterfaceOwner::Unbound | InterfaceOwner::Denied => None,
         };
         let is = |standing| bound.is_some_and(|bound| bound.standing == standing);
-        let second = bound.filter(|bound| bound.second).map(Second::of);
+        let second = bound.filter(|bound| bound.is_secondary).map(SecondaryPolicy::from_bound);
         if second.is_some_and(|second| second.is_open(pod, cluster, options)) {
             return None;
         }
-        let identity = Identity {
+        let identity = PodInstance {
             pod: pod.key.clone(),
             uid_hash: uid_hash(&pod.uid),
             incarnation: interface.incarnation,
         };
         let before = self.live.get(&interface.index).filter(|live| live.identity == identity);
-        let addresses = Addresses::of(&cluster.addresses_at(interface));
+        let addresses = Addresses::first_of_each_family(&cluster.addresses_at(interface));
         // Rules for some of its addresses would be wrong for the others.
         let before = (before.map(|live| &live.rules), addresses.crowded);
         let subject = (&**pod, !is(Standing::Unlabelled));
-        let rules = PodRules::of(subject, before, cluster, rules, registry);
+        let rules = PodRules::for_pod(subject, before, cluster, rules, registry);
         let isolated = Direction::BOTH.map(|direction| rules.isolated(direction));
         let rejects = Direction::BOTH.map(|direction| {
             let about = || cluster.policies_about(subject, direction);
             rules.isolated(direction) && about().denial(false) == Denial::Reject
         });
-        let exempt = options.source_exempt.holds(pod);
+        let exempt = options.source_exempt.exempts(pod);
         let (id, record) = self.carried(interface.index, &identity);
         Some(Live {
             identity,
@@ -292,7 +292,7 @@ impl Endpoints {
                     CheckSource::Isolated => isolated != [false; 2] || is(Standing::Deleted),
                     CheckSource::All => true,
                 },
-            gives_way: bound.is_some_and(|bound| bound.second),
+            gives_way: bound.is_some_and(|bound| bound.is_secondary),
             station: bound.and_then(|bound| bound.station),
             unheard: pod.foreign_sources && !exempt && options.check_source != CheckSource::Off,
             rules,
@@ -308,18 +308,18 @@ impl Endpoints {
     }
 
     /// Combinations of policies that are not in force as last edited.
-    pub(crate) fn late(&self) -> impl Iterator<Item = &Late> {
+    pub(crate) fn late(&self) -> impl Iterator<Item = &LateCombination> {
         self.live.values().flat_map(|live| live.rules.late.iter().flatten())
     }
 
     /// Numbers given so far, for another compiler.
-    pub(crate) fn given(&self) -> Given {
+    pub(crate) fn given(&self) -> ReservedNumbers {
         let mut numbers = self.numbers.clone();
         for (ifindex, live) in &self.live {
-            numbers.keep(*ifindex, live.identity.clone(), live.id);
+            numbers.reserve(*ifindex, live.identity.clone(), live.id);
         }
         let slots = self.reserved.clone().into_iter().chain(self.placed()).collect();
-        Given { version: self.version, numbers, slots, familiar: self.familiar.clone() }
+        ReservedNumbers { version: self.version, numbers, slots, familiar: self.familiar.clone() }
     }
 
     /// Slots of all records, by interface index.
@@ -329,7 +329,7 @@ impl Endpoints {
 
     /// Takes over the numbers and slots that another compiler has given. The tables must not be in use for packets yet:
     /// endpoints in other slots move at the next update.
-    pub(crate) fn take_over(&mut self, given: Given) {
+    pub(crate) fn take_over(&mut self, given: ReservedNumbers) {
         for (ifindex, live) in &mut self.live {
             let Some(slot) = given.slots.get(ifindex) else { continue };
             if let Some((other, _)) = live.record.take_if(|(placed, _)| placed != slot) {
@@ -401,7 +401,7 @@ impl Endpoints {
     }
 
     /// Writes the record of an endpoint without one, if a slot is free for it.
-    pub(crate) fn appear(&mut self, ifindex: u32, rows: RowPair, ops: &mut Vec<Op>) {
+    pub(crate) fn fill_slot(&mut self, ifindex: u32, rows: RowPair, ops: &mut Vec<Op>) {
         let Some(slot) = self.slot(ifindex).or_else(|| self.claim(ifindex, ops)) else {
             self.unplaced.insert(ifindex);
             return;
@@ -414,7 +414,7 @@ impl Endpoints {
     }
 
     /// Frees a record's slot.
-    pub(crate) fn vanish(&mut self, slot: u32, ops: &mut Vec<Op>) {
+    pub(crate) fn free_slot(&mut self, slot: u32, ops: &mut Vec<Op>) {
         ops.push(Op::EndpointGone(slot));
         self.quarantine.insert(slot);
     }
@@ -427,14 +427,14 @@ impl Endpoints {
         let another = desired.id != installed.id;
         if another && desired.rows != installed.rows {
             // The new pod already runs and must not be judged by the rows of the old one.
-            ops.push(Op::EndpointRows(slot, desired.rows));
+            ops.push(Op::EndpointRows { slot, rows: desired.rows });
         }
         let now = if another { desired.rows } else { installed.rows };
         if (Endpoint { rows: now, ..desired }) != (Endpoint { rows: now, ..installed }) {
             ops.push(Op::EndpointAddrs(slot, Box::new(Endpoint { rows: now, ..desired })));
         }
         if !another && desired.rows != installed.rows {
-            ops.push(Op::EndpointRows(slot, desired.rows));
+            ops.push(Op::EndpointRows { slot, rows: desired.rows });
         }
         live.record = Some((slot, desired));
     }

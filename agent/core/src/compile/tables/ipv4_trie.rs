@@ -96,7 +96,7 @@ impl Ipv4Trie {
         let bits = u128::from(index) << 112;
         let whole = Prefix { family: IpFamily::V4, bits, len: 16 };
         let (base, is_plain) = match outlines {
-            Some(outlines) => outlines.of(index),
+            Some(outlines) => outlines.class_at(index),
             None => {
                 let is_plain = classes.under(whole).all(|(prefix, _)| prefix.len <= 16);
                 (classes.longest(whole).copied().unwrap_or(0), is_plain)
@@ -129,7 +129,7 @@ impl Ipv4Trie {
         }
         let block = self.add(words, ops) | TRIE_POINTER;
         self.root[usize::from(index)] = block;
-        ops.push(Op::TrieRootWord(index, block));
+        ops.push(Op::TrieRootWord { index, word: block });
     }
 
     /// Sets a whole /16 to one class.
@@ -139,7 +139,7 @@ impl Ipv4Trie {
         if before == class {
             return;
         }
-        ops.push(Op::TrieRootWord(index, class));
+        ops.push(Op::TrieRootWord { index, word: class });
         self.retire(before);
     }
 
@@ -155,7 +155,7 @@ impl Ipv4Trie {
             let block = self.add(Box::new([word; 256]), ops);
             self.root[usize::from(root)] = block | TRIE_POINTER;
             self.set_middle(block, middle, leaf, ops);
-            ops.push(Op::TrieRootWord(root, block | TRIE_POINTER));
+            ops.push(Op::TrieRootWord { index: root, word: block | TRIE_POINTER });
             return;
         };
         self.set_middle(block, middle, leaf, ops);
@@ -183,7 +183,7 @@ impl Ipv4Trie {
                 {
                     if *word != *class {
                         *word = *class;
-                        ops.push(Op::TrieWord(leaf, index, *class));
+                        ops.push(Op::TrieWord { block: leaf, index, word: *class });
                     }
                 }
             }
@@ -197,13 +197,13 @@ impl Ipv4Trie {
     fn set_word(&mut self, block: u32, index: u8, word: u32, ops: &mut Vec<Op>) {
         if let Some(words) = self.blocks.get_mut(&block) {
             words[usize::from(index)] = word;
-            ops.push(Op::TrieWord(block, index, word));
+            ops.push(Op::TrieWord { block, index, word });
         }
     }
 
     /// Adds a complete block.
     fn add(&mut self, content: Box<TrieBlock>, ops: &mut Vec<Op>) -> u32 {
-        let block = self.slots.take();
+        let block = self.slots.allocate();
         ops.push(Op::TrieBlock(block, content.clone()));
         self.blocks.insert(block, content);
         block
@@ -255,7 +255,7 @@ impl Outlines {
         all
     }
 
-    fn of(&self, index: u16) -> (ClassId, bool) {
+    fn class_at(&self, index: u16) -> (ClassId, bool) {
         (self.classes[usize::from(index)], self.is_plain[usize::from(index)])
     }
 }

@@ -40,9 +40,9 @@ impl PolicyTables for DesiredTables<'_> {
         self.tables.addresses.class_of(Prefix::host(IpAddr::from(*address)))
     }
 
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
+    fn block6(&self, address: &[u8; 16]) -> Option<ClassId> {
         let nets = (0..=127).rev().filter_map(|len| Ipv6Net::new((*address).into(), len).ok());
-        nets.map(|net| net.trunc()).find_map(|net| self.class_of_cidr6(net))
+        nets.map(|net| net.trunc()).find_map(|net| self.class_of_block6(net))
     }
 
     fn row_first(&self, row: u32, class: u8) -> PortWord {

@@ -63,8 +63,12 @@ impl Names {
             *rows += 1;
             return *id;
         }
-        let id = self.slots.take();
-        ops.extend(list.iter().map(|(name, groups)| Op::Name(id, Box::new(name.clone()), *groups)));
+        let id = self.slots.allocate();
+        ops.extend(list.iter().map(|(name, groups)| Op::Name {
+            list: id,
+            name: Box::new(name.clone()),
+            groups: *groups,
+        }));
         self.lists.insert(id, (list, 1));
         id
     }

@@ -62,9 +62,9 @@ impl PortSetTable {
             return *set;
         }
         let [tcp, udp, sctp] =
-            PROTOCOLS.map(|protocol| self.bitmap(ports.of(protocol), tries, ops));
+            PROTOCOLS.map(|protocol| self.bitmap(ports.for_protocol(protocol), tries, ops));
         let other = if ports.other { PORTS_ALL } else { PORTS_NONE };
-        let set = self.slots.take();
+        let set = self.slots.allocate();
         self.by_ports.insert(*ports, set);
         self.live.insert(set, (*ports, PortSet { tcp, udp, sctp, other }, 0));
         self.idle.insert(set);
@@ -84,7 +84,7 @@ impl PortSetTable {
             *users += 1;
             return *bitmap;
         }
-        let bitmap = self.bitmap_slots.take();
+        let bitmap = self.bitmap_slots.allocate();
         ops.push(Op::Bitmap(bitmap, tries.bitmap(ports)));
         self.bitmaps.insert(ports, (bitmap, 1));
         bitmap
@@ -127,7 +127,7 @@ impl PortSetTable {
             .live
             .get(&set)
             .into_iter()
-            .flat_map(|(ports, ..)| PROTOCOLS.map(|protocol| ports.of(protocol)));
+            .flat_map(|(ports, ..)| PROTOCOLS.map(|protocol| ports.for_protocol(protocol)));
         ports.filter_map(|ports| self.bitmaps.get(&ports).map(|(bitmap, _)| *bitmap))
     }
 
@@ -163,7 +163,9 @@ impl PortSetTable {
             {
                 self.by_ports.remove(&ports);
                 self.slots.retire(set);
-                PROTOCOLS.iter().for_each(|protocol| self.release_bitmap(ports.of(*protocol)));
+                PROTOCOLS
+                    .iter()
+                    .for_each(|protocol| self.release_bitmap(ports.for_protocol(*protocol)));
             }
         }
     }

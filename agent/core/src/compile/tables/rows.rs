@@ -92,7 +92,7 @@ impl RowTable {
         direction_policy: &Arc<DirectionPolicy>,
         mark: AllowedPorts,
     ) -> u32 {
-        let id = self.slots.take();
+        let id = self.slots.allocate();
         let row = StoredRow {
             direction_policy: direction_policy.clone(),
             mark,
@@ -164,7 +164,7 @@ impl RowTable {
                 if columns.iter().all(|(_, set)| *set == PORT_SET_NONE) {
                     continue;
                 }
-                row.words[usize::from(place)] = self.block_slots.take();
+                row.words[usize::from(place)] = self.block_slots.allocate();
                 row.blocks.insert(place, Box::new([PORT_SET_NONE; 256]));
                 fresh.insert(place);
             }
@@ -180,8 +180,12 @@ impl RowTable {
                 if written && !fresh.contains(&place) {
                     let (column, word) = (low(*class) as u8, sets.word(*set));
                     ops.push(match place {
-                        FIRST => Op::RowFirst(id, column, word),
-                        place => Op::RowBlockWord(row.words[usize::from(place)], column, word),
+                        FIRST => Op::RowFirst { row: id, class: column, ports: word },
+                        place => Op::RowBlockWord {
+                            block: row.words[usize::from(place)],
+                            column,
+                            ports: word,
+                        },
                     });
                 }
             }
@@ -189,7 +193,7 @@ impl RowTable {
         for place in fresh.into_iter().filter(|_| written) {
             let (number, block) = (row.words[usize::from(place)], row.blocks.get(&place));
             ops.extend(block.map(|block| Op::RowBlock(number, block_image(block, sets))));
-            ops.push(Op::RowWord(id, place, number));
+            ops.push(Op::RowWord { row: id, index: place, block: number });
         }
     }
 
@@ -283,7 +287,7 @@ impl RowTable {
                 if row.blocks.get(&high).is_some_and(|block| block.iter().all(dead)) {
                     row.blocks.remove(&high);
                     self.block_slots.retire(std::mem::take(&mut row.words[usize::from(high)]));
-                    ops.push(Op::RowWord(*id, high, 0));
+                    ops.push(Op::RowWord { row: *id, index: high, block: 0 });
                 }
             }
         }

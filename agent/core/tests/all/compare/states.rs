@@ -1,6 +1,6 @@
 //! Named states of a cluster, reached along different paths, must lead to the same image.
 
-use netpold_core::compile::Image;
+use netpold_core::compile::TableImage;
 use netpold_core::model::{
     Change, Namespace, Peer, Pod, PortMatch, PortRule, Protocol, Rule, Selector,
 };
@@ -161,9 +161,9 @@ fn expanded(state: &[Change]) -> Vec<(&'static str, Vec<Vec<Change>>)> {
     reversed.reverse();
     let mut twice = state.to_vec();
     twice.extend(reversed.clone());
-    let away = state.iter().step_by(2).map(Change::gone).collect();
+    let away = state.iter().step_by(2).map(Change::removal).collect();
     let back = state.iter().step_by(2).cloned().collect();
-    let there_and_back = state.iter().flat_map(|c| [c.gone(), c.clone()]).collect();
+    let there_and_back = state.iter().flat_map(|c| [c.removal(), c.clone()]).collect();
     let other = GeneratedCluster::from_seed(4711);
     let detour = other.changes_to(&GeneratedCluster { objects: state.to_vec() });
     vec![
@@ -184,7 +184,7 @@ fn expanded(state: &[Change]) -> Vec<(&'static str, Vec<Vec<Change>>)> {
 }
 
 /// Image at the end of a path, with all operations applied on the way.
-fn image(batches: &[Vec<Change>]) -> Image {
+fn image(batches: &[Vec<Change>]) -> TableImage {
     let World { mut compiler, mut tables } = World::on(NODE, []);
     for (number, batch) in batches.iter().enumerate() {
         batch.iter().for_each(|change| compiler.ingest(change.clone()));

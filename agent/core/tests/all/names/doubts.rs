@@ -104,7 +104,7 @@ fn a_packet_that_two_generations_read_ends_no_reading() {
         packets.extend([it.answers(0, &good()[..20]), it.answers(20, &good()[20..])]);
         for packet in &packets {
             for watch in [0, SHARES_NAMES] {
-                net.flows.settings.watch = watch;
+                net.flows.settings.handover = watch;
                 assert!(net.passes(packet));
             }
         }
@@ -130,7 +130,7 @@ fn a_packet_that_those_behind_read_twice_is_the_same_one() {
         let it = connection();
         assert!(it.handshake().iter().all(|packet| net.passes(packet)));
         assert!(net.passes(&it.asks(0, &questions())));
-        net.flows.settings.watch = SHARES_NAMES;
+        net.flows.settings.handover = SHARES_NAMES;
         let again = DnsConnection { server: it.server.wrapping_add(further), ..it };
         assert!(net.passes(&again.sent(flags, 1, &questions())));
         assert!(net.passes(&it.answers(0, &good())));

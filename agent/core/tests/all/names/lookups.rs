@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explainer, ResolvedNames, Verdict, Within};
+use netpold_core::explain::{Explainer, ResolvedNames, ResolvedWithin, Verdict};
 use netpold_core::model::{Action, Change, ClusterRule, Direction, DomainName, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::{NAME_GROUPS, RESOLVER_SLOTS};
@@ -432,7 +432,7 @@ fn explained(rules: Vec<ClusterRule>) -> (Cluster, Key) {
 }
 
 /// The answer for a name, and its blocks: `allow`, `deny`, or both with their blocks.
-fn by_name(rules: Vec<ClusterRule>, name: &str, within: &Within, port: u16) -> String {
+fn by_name(rules: Vec<ClusterRule>, name: &str, within: &ResolvedWithin, port: u16) -> String {
     let (cluster, pod) = explained(rules);
     let kind = (IpProtocol::TCP, port);
     let answer = Explainer::new(&cluster).by_name(&pod, &read(name), within, kind).unwrap();
@@ -467,7 +467,11 @@ fn groups_beyond_the_limit_match_nothing() {
             explainer.judge(&pod, Direction::Egress, ip(&at), IpProtocol::TCP, port).unwrap();
         assert_eq!(judged.verdict == Verdict::Allow, counts, "{name}");
         let verdict = if counts { "allow" } else { "deny" };
-        assert_eq!(by_name(rules.clone(), &name, &Within::public(), port), verdict, "{name}");
+        assert_eq!(
+            by_name(rules.clone(), &name, &ResolvedWithin::public(), port),
+            verdict,
+            "{name}"
+        );
         let line = format!(
             "  egress rule {} of names: its domain names match nothing, since they are beyond the pod's first 15 groups",
             n + 2
@@ -488,7 +492,7 @@ fn groups_beyond_the_limit_match_nothing() {
 fn a_name_is_judged_without_its_addresses() {
     let https = || Some(vec![tcp(443)]);
     let names = || accept(vec![domain("*.example.com"), domain("API.other.test.")], https());
-    let any = Within::default();
+    let any = ResolvedWithin::default();
     for (name, port, verdict) in [
         ("a.example.com", 443, "allow"),
         ("b.A.Example.com.", 443, "allow"),
@@ -499,7 +503,7 @@ fn a_name_is_judged_without_its_addresses() {
         ("a.example.com", 80, "deny"),
     ] {
         let except = ["10.0.0.0/8", "fd96::/16"].map(|block| block.parse().unwrap());
-        let resolvers_aside = Within { except: except.to_vec(), ..any.clone() };
+        let resolvers_aside = ResolvedWithin { except: except.to_vec(), ..any.clone() };
         assert_eq!(by_name(vec![names()], name, &resolvers_aside, port), verdict, "{name}");
     }
     // The rule for the resolvers decides at their addresses.
@@ -513,7 +517,7 @@ fn a_name_is_judged_without_its_addresses() {
     assert!(depends.ends_with("; denied in 10.0.0.0/8"), "{depends}");
     let denied_later = by_name(vec![names(), internal()], "a.example.com", &any, 443);
     assert_eq!(denied_later, "allow");
-    let public = Within::public();
+    let public = ResolvedWithin::public();
     assert_eq!(by_name(vec![internal(), names()], "a.example.com", &public, 443), "allow");
     // A Deny for the port only.
     let deny_80 = cluster_rule(Action::Deny, vec![block("0.0.0.0/0", &[])], Some(vec![tcp(80)]));
@@ -534,7 +538,11 @@ fn a_question_counts_for_four_names() {
     for (port, allowed) in [(1000, true), (1003, true), (443, false)] {
         assert_eq!(net.reaches(1, FOUND, port), allowed, "{port}");
         let verdict = if allowed { "allow" } else { "deny" };
-        assert_eq!(by_name(rules.clone(), name, &Within::public(), port), verdict, "{port}");
+        assert_eq!(
+            by_name(rules.clone(), name, &ResolvedWithin::public(), port),
+            verdict,
+            "{port}"
+        );
     }
 }
 
@@ -553,8 +561,9 @@ fn answers_for_names_agree_with_the_packet_path() {
                 net.resolve(name, &[Record::address(wire(name), ip(address), 600)]);
                 for port in [80, 443, 22] {
                     let kind = (IpProtocol::TCP, port);
-                    let answer =
-                        explainer.by_name(&pod, &read(name), &Within::default(), kind).unwrap();
+                    let answer = explainer
+                        .by_name(&pod, &read(name), &ResolvedWithin::default(), kind)
+                        .unwrap();
                     depends += usize::from(answer.verdict == Verdict::Unknown);
                     let around = answer.parts.iter().filter(|it| it.block.contains(&ip(address)));
                     let part = around.max_by_key(|it| it.block.prefix_len()).unwrap();

@@ -6,7 +6,7 @@ use netpold_core::model::{Action, Change, Direction, Tier};
 use netpold_core::options::Options;
 use netpold_ebpf::judge::hook::PacketHook;
 use netpold_ebpf::judge::post_nat;
-use netpold_ebpf::judge::proof::{Anew, Exit, Origin, UNKNOWN_INTERFACE};
+use netpold_ebpf::judge::proof::{Exit, Origin, Rebuilt, UNKNOWN_INTERFACE};
 use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
@@ -36,11 +36,11 @@ fn families() -> [DnsConnection; 2] {
 impl Net {
     /// Reason of the uplink's verdict about a packet that came from pod a/p without the proof of its hook, or that the
     /// kernel rebuilt.
-    fn leaves(&self, packet: &[u8], anew: Anew) -> Reason {
+    fn leaves(&self, packet: &[u8], rebuilt: Rebuilt) -> Reason {
         let tables = NodeTables { policy: &self.world.tables, flows: &self.flows };
-        let ingress_ifindex = u32::from(anew == Anew::No);
-        let exit = Exit { ifindex: UPLINK, ingress_ifindex, anew, ..Exit::default() };
-        let (origin, bytes) = (Origin::of(&tables, &exit), &*frame(packet));
+        let ingress_ifindex = u32::from(rebuilt == Rebuilt::No);
+        let exit = Exit { ifindex: UPLINK, ingress_ifindex, rebuilt, ..Exit::default() };
+        let (origin, bytes) = (Origin::at_exit(&tables, &exit), &*frame(packet));
         post_nat::judge(&bytes, parse::link(&bytes), &tables, origin, UPLINK, None, || true)
             .reason()
     }
@@ -67,20 +67,20 @@ fn a_packet_around_the_hook_ends_all_readings_of_its_pod() {
     for it in families() {
         let other = DnsConnection { port: 9, ..it };
         let datagram = ip_between(it.own, it.resolver, UDP, &udp(9, 53, &question()));
-        for (packet, anew) in [
-            (it.reset().1, Anew::No),
-            (other.sent(TCP_ACK, 1, &[]).1, Anew::No),
-            (other.asks(0, &questions()).1, Anew::No),
-            (datagram, Anew::No),
-            (other.syn().1, Anew::Opening),
+        for (packet, rebuilt) in [
+            (it.reset().1, Rebuilt::No),
+            (other.sent(TCP_ACK, 1, &[]).1, Rebuilt::No),
+            (other.asks(0, &questions()).1, Rebuilt::No),
+            (datagram, Rebuilt::No),
+            (other.syn().1, Rebuilt::Opening),
         ] {
             let net = Net::of_api();
             net.asks_in(&it);
-            let reason = net.leaves(&packet, anew);
+            let reason = net.leaves(&packet, rebuilt);
             assert!(!reason.is_drop(), "{reason:?} of {packet:02x?}");
             assert!(!net.counts(&it), "{packet:02x?}");
             for (seconds, counts) in [(29, false), (45, true)] {
-                assert!(!net.leaves(&packet, anew).is_drop());
+                assert!(!net.leaves(&packet, rebuilt).is_drop());
                 net.flows.later(seconds * HZ);
                 let next = DnsConnection { port: PORT + seconds as u16, ..it };
                 net.asks_in(&next);
@@ -94,7 +94,7 @@ fn a_packet_around_the_hook_ends_all_readings_of_its_pod() {
         let theirs = DnsConnection { own: ip("10.0.0.2"), resolver: ip(BACKEND), ..it };
         let bytes = &*frame(&theirs.syn().1);
         net.asks_in(&it);
-        let origin = Origin::of(&tables, &exit);
+        let origin = Origin::at_exit(&tables, &exit);
         let verdict =
             post_nat::judge(&bytes, parse::link(&bytes), &tables, origin, UPLINK, None, || true);
         assert!(verdict.passes() && net.counts(&it));

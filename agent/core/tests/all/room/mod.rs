@@ -27,7 +27,7 @@ const ROOM: Capacity = Capacity {
     rows: 2048,
     trie_blocks: 262_144,
     hosts6: 65_536,
-    cidrs6: 65_536,
+    blocks6: 65_536,
     names: 8,
 };
 

@@ -13,7 +13,7 @@ fn web() -> Key {
 
 fn gated(json: Value) -> Option<GatedPod> {
     let object: PodObject = serde_json::from_value(json).unwrap();
-    GatedPod::of(object, GATE).map(|(_, pod)| pod)
+    GatedPod::parse_gated(object, GATE).map(|(_, pod)| pod)
 }
 
 fn pod(status: Option<&str>) -> GatedPod {
@@ -56,31 +56,39 @@ fn pods_without_the_gate_are_left_alone() {
 fn a_met_condition_is_written_at_once_and_an_unmet_one_if_it_lasts() {
     let now = Instant::now();
     let mut followed = FollowedPod::new(pod(None));
-    let due = followed.due(&web(), &seen("u1", None), now);
+    let due = followed.due_condition(&web(), &seen("u1", None), now);
     assert!(due.unwrap().met);
     let mut followed = FollowedPod::new(pod(Some("True")));
-    assert_eq!(followed.due(&web(), &seen("u1", None), now), None, "the condition is true already");
-    let lacks = seen("u1", Some(NO_PROGRAM));
-    assert_eq!(followed.due(&web(), &lacks, now), None, "the cause may pass");
     assert_eq!(
-        followed.due(&web(), &seen("u1", None), now + PASSING),
+        followed.due_condition(&web(), &seen("u1", None), now),
+        None,
+        "the condition is true already"
+    );
+    let lacks = seen("u1", Some(NO_PROGRAM));
+    assert_eq!(followed.due_condition(&web(), &lacks, now), None, "the cause may pass");
+    assert_eq!(
+        followed.due_condition(&web(), &seen("u1", None), now + PASSING),
         None,
         "the cause has passed"
     );
-    assert_eq!(followed.due(&web(), &lacks, now + PASSING), None, "the time starts again");
-    let due = followed.due(&web(), &lacks, now + 2 * PASSING).unwrap();
+    assert_eq!(
+        followed.due_condition(&web(), &lacks, now + PASSING),
+        None,
+        "the time starts again"
+    );
+    let due = followed.due_condition(&web(), &lacks, now + 2 * PASSING).unwrap();
     assert_eq!((due.met, due.reason), (false, "NotJudged"));
 }
 
 #[test]
 fn no_condition_is_written_before_the_agent_knows_the_pod() {
     let before = ObservedState { begun: false, ..seen("u1", None) };
-    assert_eq!(DesiredCondition::of(&web(), &pod(Some("True")), &before), None);
-    let wanted = DesiredCondition::of(&web(), &pod(None), &seen("another", None)).unwrap();
+    assert_eq!(DesiredCondition::decide(&web(), &pod(Some("True")), &before), None);
+    let wanted = DesiredCondition::decide(&web(), &pod(None), &seen("another", None)).unwrap();
     assert_eq!((wanted.met, wanted.reason), (false, "NotKnown"), "a pod of the same name");
     let host = GatedPod { host_network: true, ..pod(None) };
     assert!(
-        DesiredCondition::of(&web(), &host, &before).unwrap().met,
+        DesiredCondition::decide(&web(), &host, &before).unwrap().met,
         "policy does not apply to hostNetwork pods"
     );
 }
@@ -109,15 +117,15 @@ fn an_update_that_fails_takes_no_pod_out_of_its_services() {
     behind.behind_since = Some(long_ago);
     for seen in [&behind, &seen("u1", late)] {
         assert_eq!(
-            DesiredCondition::of(&web(), &pod(Some("True")), seen),
+            DesiredCondition::decide(&web(), &pod(Some("True")), seen),
             None,
             "the former policy judges the pod"
         );
-        assert!(!DesiredCondition::of(&web(), &pod(None), seen).unwrap().met);
+        assert!(!DesiredCondition::decide(&web(), &pod(None), seen).unwrap().met);
     }
     let mut open = behind.clone();
     open.state.enforcement.pods = seen("u1", Some(NO_PROGRAM)).state.enforcement.pods;
-    assert!(!DesiredCondition::of(&web(), &pod(Some("True")), &open).unwrap().met);
+    assert!(!DesiredCondition::decide(&web(), &pod(Some("True")), &open).unwrap().met);
 }
 
 /// A tenant can write both times, which are in the years 10000 and 10026.

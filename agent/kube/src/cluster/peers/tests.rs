@@ -9,7 +9,7 @@ use netpold_slices::{Vocabulary, encode};
 use netpold_testkit::objects;
 
 use super::*;
-use crate::cluster::outage::{Following, Member};
+use crate::cluster::outage::{Following, OutageMember};
 
 /// Index of the kind of pods at the hub.
 const PODS: usize = 3;
@@ -25,9 +25,9 @@ struct World {
     answers: bool,
     outage: Arc<Outage>,
     /// The other kinds.
-    others: Member,
+    others: OutageMember,
     /// The slices.
-    member: Member,
+    member: OutageMember,
     reported: BTreeMap<Key, Pod>,
     policies: Vec<Change>,
     _ends: (mpsc::Receiver<KindUpdate>, mpsc::Sender<KindUpdate>, mpsc::Sender<SliceEvent>),
@@ -141,7 +141,7 @@ impl World {
         let peers = Some(vec![netpold_core::model::Peer::Pods { namespaces: None, pods }]);
         let rules = Some(vec![objects::rule(peers, None)]);
         let policy = objects::policy("x", name, Selector::default(), rules, None);
-        let changes = self.peers.held.take(Change::Policy(policy), served);
+        let changes = self.peers.held.apply_change(Change::Policy(policy), served);
         self.report(changes);
     }
 
@@ -272,7 +272,7 @@ async fn the_server_is_asked_before_the_controller_counts_as_silent() {
     let mut world = World::by_slices();
     let ask = |world: &mut World, second: u64| {
         world.peers.asked = None;
-        world.peers.ask(world.at(second));
+        world.peers.check_api_server(world.at(second));
         world.peers.asked.is_some()
     };
     world.answers = false;

@@ -121,7 +121,7 @@ async fn what_allows_too_much_without_all_nodes_comes_with_them() {
     for script in scripts {
         let server = Server::start(script);
         let (mut source, _directory) = followed(&server).await;
-        let networks = SecondNetworks::default();
+        let networks = SecondaryNetworks::default();
         let depends = |change: &&&Change| node_use::depends_on_nodes(change, &networks);
         until(&mut source, |batch, said| {
             let other = said.iter().any(|change| name(change) == Some("other"));

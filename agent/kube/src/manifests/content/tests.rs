@@ -4,7 +4,7 @@ use super::*;
 
 fn read_settled(file: &str, text: &str, namespace: &str) -> Content {
     let mut content = read(file, text.as_bytes(), namespace);
-    content.settle(file, None, false);
+    content.replace_undecoded(file, None, false);
     content
 }
 
@@ -255,7 +255,7 @@ fn what_was_known_stays() {
     let former = read_settled("f", &good, "x");
     let settled = |text: &str, former: &Content| {
         let mut content = read("f", text.as_bytes(), "x");
-        let kept = content.settle("f", Some(former), true);
+        let kept = content.replace_undecoded("f", Some(former), true);
         (content, kept)
     };
     // The policy keeps its former version, the pod is removed.
@@ -320,7 +320,7 @@ proptest::proptest! {
         // To YAML a lone carriage return ends a line too.
         let lines = bytes.split(|b| matches!(b, b'\n' | b'\r')).count();
         let mut content = read("f", &bytes, "default");
-        content.settle("f", None, false);
+        content.replace_undecoded("f", None, false);
         for problem in content.problems("f") {
             proptest::prop_assert!((1..=lines + 1).contains(&(problem.line as usize)), "{}", problem);
         }

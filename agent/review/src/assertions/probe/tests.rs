@@ -31,7 +31,7 @@ fn says(image: &Path, to: SocketAddr) -> Result<ConnectResult, String> {
     let shell = shell.env_clear().env("PATH", image).env("http_proxy", "http://192.0.2.1:1");
     let output = shell.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    met(&String::from_utf8(output.stdout).unwrap())
+    parse_result(&String::from_utf8(output.stdout).unwrap())
 }
 
 /// Returns a listener with a full queue: the kernel drops packets that open a connection.
@@ -77,7 +77,10 @@ fn an_image_without_tools_says_so() {
 
 #[test]
 fn what_a_container_says_otherwise_is_no_connection() {
-    assert_eq!(met("motd\nnetpold: connected\n"), Ok(ConnectResult::Connected));
-    assert!(met("connected").is_err() && met("").is_err());
-    assert_eq!(met("netpold: failed status 1: no\n"), Err("failed status 1: no".to_owned()));
+    assert_eq!(parse_result("motd\nnetpold: connected\n"), Ok(ConnectResult::Connected));
+    assert!(parse_result("connected").is_err() && parse_result("").is_err());
+    assert_eq!(
+        parse_result("netpold: failed status 1: no\n"),
+        Err("failed status 1: no".to_owned())
+    );
 }

@@ -50,7 +50,7 @@ pub(super) fn compare(wire: &Wire, step: &Step, seen: &mut Observed) -> Result<V
     let denied: BTreeSet<Asked> = checks.map(asked).collect();
     let mut wrong = BTreeSet::new();
     for agent in &wire.agents {
-        let mut lines = observe::ask(&agent.socket(), &request, false)?;
+        let mut lines = observe::open_stream(&agent.socket(), &request, false)?;
         while let Some(line) = lines.read()? {
             if let ObserveLine::Event(event) = serde_json::from_str(&line).context("no line")? {
                 let differs = difference(&event, &explainer, &denied, seen);

@@ -11,7 +11,7 @@ use netpold_ebpf::{
     flow::{
         key::{FlowTableKey, choices},
         relocate::{Shift, make_place},
-        table::{Full, Gave},
+        table::{BucketsFull, Evicted},
     },
     layout::{
         ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, ROW_NOT_ISOLATED, Settings,
@@ -26,7 +26,7 @@ use netpold_ebpf::{
     verdict::PacketVerdict,
 };
 
-use super::{Maps, netpold_cidr6};
+use super::{Maps, netpold_block6};
 use crate::{
     connection,
     maps::{self, Pending},
@@ -42,7 +42,7 @@ impl Maps<false, false> {
 }
 
 impl<const CLAIMS: bool> Maps<true, CLAIMS> {
-    /// Tables for a called function, which leaves flows for [`netpold_record`].
+    /// Tables for a called function, which leaves flows for [`netpold_insert_pending`].
     #[inline(always)]
     pub(crate) const fn deferring() -> Self {
         Self { index: UnsafeCell::new(0), deferred: Cell::new(false) }
@@ -50,15 +50,15 @@ impl<const CLAIMS: bool> Maps<true, CLAIMS> {
 
     /// Number of a verdict's reason, with [`PENDING`] if a flow was left.
     #[inline(always)]
-    pub(crate) fn answer(&self, verdict: PacketVerdict) -> u32 {
+    pub(crate) fn number_of(&self, verdict: PacketVerdict) -> u32 {
         verdict.number() | if self.deferred.get() { PENDING } else { 0 }
     }
 }
 
 impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Maps<DEFERS, CLAIMS, OPENS> {
-    /// Leaves a flow for [`netpold_record`].
+    /// Leaves a flow for [`netpold_insert_pending`].
     #[inline(always)]
-    fn defer(&self, key: [u64; 4], hash: u64, what: u64) -> Result<(), Full> {
+    fn defer(&self, key: [u64; 4], hash: u64, what: u64) -> Result<(), BucketsFull> {
         // An array always has its first element.
         if let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) {
             // SAFETY: this CPU's own scratch.
@@ -134,14 +134,14 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Tables
         if found & ipv6_hosts::FOUND != 0 {
             found as ClassId
         } else {
-            netpold_cidr6(address[0], address[1])
+            netpold_block6(address[0], address[1])
         }
     }
 
     #[inline(always)]
-    fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
+    fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), BucketsFull> {
         if Self::TRACED {
-            self.note(Step::NewFlow, flags.into(), 0);
+            self.record_step(Step::NewFlow, flags.into(), 0);
         }
         if CLAIMS && insert_vacant::<V4, _>(self, key, hash, flags) {
             return Ok(());
@@ -150,13 +150,17 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Tables
         if DEFERS {
             return self.defer([first, second, 0, 0], hash, Pending::IPV4 | u64::from(flags));
         }
-        if netpold_insert4(first, second, hash, u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
+        if netpold_insert4(first, second, hash, u32::from(flags)) == 0 {
+            Ok(())
+        } else {
+            Err(BucketsFull)
+        }
     }
 
     #[inline(always)]
-    fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
+    fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), BucketsFull> {
         if Self::TRACED {
-            self.note(Step::NewFlow, flags.into(), 0);
+            self.record_step(Step::NewFlow, flags.into(), 0);
         }
         if CLAIMS && insert_vacant::<V6, _>(self, key, hash, flags) {
             return Ok(());
@@ -164,10 +168,10 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Tables
         if DEFERS {
             return self.defer(key, hash, Pending::IPV6 | u64::from(flags));
         }
-        let scratch = maps::SCRATCH.get_ptr_mut(0).ok_or(Full)?;
+        let scratch = maps::SCRATCH.get_ptr_mut(0).ok_or(BucketsFull)?;
         // SAFETY: this CPU's own scratch.
         unsafe { (&raw mut (*scratch).key6).write(key) };
-        if netpold_insert6(hash, u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
+        if netpold_insert6(hash, u32::from(flags)) == 0 { Ok(()) } else { Err(BucketsFull) }
     }
 
     #[inline(always)]
@@ -207,14 +211,14 @@ fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
     }
 }
 
-/// Flag added to the number of a reason: [`netpold_record`] is to be called.
+/// Flag added to the number of a reason: [`netpold_insert_pending`] is to be called.
 pub(crate) const PENDING: u32 = 1 << 9;
 
 /// Inserts the flow that the judging function left. Returns the number of the reason to drop its packet, if there is
 /// no room and its replies would be lost; else 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_record(skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn netpold_insert_pending(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::calling();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: this CPU's own scratch.
@@ -267,9 +271,9 @@ extern "C" fn netpold_insert6(hash: u64, flags: u32) -> u32 {
 fn insert_and_count<F: TableFamily, K: FlowTableKey>(key: K, hash: u64, flags: u32) -> u32 {
     let maps = Maps::new();
     match insert::<F, K, _>(&maps, key, hash, flags as u16) {
-        Ok(Gave::Nothing) => {}
-        Ok(gave) => maps.count(reason::evictions(F::IS_V6, gave == Gave::Idle)),
-        Err(Full) => return 1,
+        Ok(Evicted::Nothing) => {}
+        Ok(evicted) => maps.count(reason::evictions(F::IS_V6, evicted == Evicted::Idle)),
+        Err(BucketsFull) => return 1,
     }
     0
 }

@@ -84,13 +84,13 @@ fn start<D: PodDirection>(skb: *mut __sk_buff) -> u32 {
 
 /// Records a step.
 #[inline(always)]
-pub(crate) fn note(step: Step, first: u64, second: u64) {
-    netpold_trace_note(step as u32, first, second);
+pub(crate) fn record_step(step: Step, first: u64, second: u64) {
+    netpold_trace_step(step as u32, first, second);
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_trace_note(step: u32, first: u64, second: u64) -> u32 {
+extern "C" fn netpold_trace_step(step: u32, first: u64, second: u64) -> u32 {
     let Some(record) = TRACE.get_ptr_mut(0) else { return 0 };
     // SAFETY: this CPU's own record.
     let record = unsafe { &mut *record };

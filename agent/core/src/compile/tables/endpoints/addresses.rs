@@ -19,7 +19,7 @@ pub(crate) struct Addresses {
 
 impl Addresses {
     /// Takes the first [`MOST`] addresses of each family.
-    pub(super) fn of(addresses: &[IpAddr]) -> Self {
+    pub(super) fn first_of_each_family(addresses: &[IpAddr]) -> Self {
         let mut this = Self::default();
         for address in addresses {
             match address {
@@ -89,7 +89,9 @@ mod tests {
     #[test]
     fn addresses_beyond_the_room_of_a_record_are_left_out() {
         let of = |addresses: &[&str]| {
-            Addresses::of(&addresses.iter().map(|it| it.parse().unwrap()).collect::<Vec<_>>())
+            Addresses::first_of_each_family(
+                &addresses.iter().map(|it| it.parse().unwrap()).collect::<Vec<_>>(),
+            )
         };
         let fits = of(&["10.0.0.1", "10.0.0.2", "fd00::1"]);
         assert!(!fits.crowded && fits.v4.len() == 2 && fits.v6.len() == 1);

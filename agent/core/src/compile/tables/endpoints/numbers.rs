@@ -15,7 +15,7 @@ pub const WAITING: u64 = u64::MAX;
 
 /// One pod (by uid) behind one interface (by incarnation).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Identity {
+pub(crate) struct PodInstance {
     pub(crate) pod: Key,
     pub(crate) uid_hash: u64,
     pub(crate) incarnation: u64,
@@ -28,7 +28,7 @@ pub(super) struct Numbers {
     /// Numbers given by an earlier agent, by interface and uid.
     known: BTreeMap<(u32, u64), u32>,
     /// Numbers given before the tables were emptied, or by another compiler.
-    kept: BTreeMap<(u32, Identity), u32>,
+    kept: BTreeMap<(u32, PodInstance), u32>,
 }
 
 impl Numbers {
@@ -45,21 +45,21 @@ impl Numbers {
     }
 
     /// Reserves the number of an endpoint.
-    pub(super) fn keep(&mut self, ifindex: u32, identity: Identity, id: u32) {
+    pub(super) fn reserve(&mut self, ifindex: u32, identity: PodInstance, id: u32) {
         self.kept.insert((ifindex, identity), id);
     }
 
     /// Keeps only the reserved numbers for which `stays` is true.
-    pub(super) fn retain(&mut self, mut stays: impl FnMut(u32, &Identity) -> bool) {
+    pub(super) fn retain(&mut self, mut stays: impl FnMut(u32, &PodInstance) -> bool) {
         self.kept.retain(|(ifindex, identity), _| stays(*ifindex, identity));
     }
 
     /// The number of a pod instance seen for the first time: a reserved one, else a new one. `live`: the numbers in use.
     /// `former`: the number in the record that the instance takes over, whose marks must not become its own.
-    pub(super) fn take(
+    pub(super) fn allocate(
         &mut self,
         ifindex: u32,
-        identity: &Identity,
+        identity: &PodInstance,
         live: impl Iterator<Item = u32>,
         former: Option<u32>,
     ) -> u32 {
@@ -94,12 +94,13 @@ mod tests {
     fn a_number_goes_to_one_instance_only() {
         let known_endpoints = BTreeMap::from([((1, 7), 20)]);
         let mut numbers = Numbers::new(&Options { known_endpoints, ..Options::default() });
-        let of = |uid_hash| Identity { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
-        let take =
-            |numbers: &mut Numbers, ifindex| numbers.take(ifindex, &of(7), [].into_iter(), None);
+        let of = |uid_hash| PodInstance { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
+        let take = |numbers: &mut Numbers, ifindex| {
+            numbers.allocate(ifindex, &of(7), [].into_iter(), None)
+        };
         assert_eq!(take(&mut numbers, 1), 20, "as the earlier agent gave it");
         assert_eq!(take(&mut numbers, 1), 21, "once");
-        numbers.keep(1, of(7), 21);
+        numbers.reserve(1, of(7), 21);
         assert_eq!(numbers.put_by().collect::<Vec<_>>(), [21]);
         assert_eq!(take(&mut numbers, 2), 22, "another interface");
         assert_eq!(take(&mut numbers, 1), 21, "the reserved number");
@@ -107,12 +108,13 @@ mod tests {
 
     #[test]
     fn a_number_that_takes_over_a_record_has_another_mark() {
-        let of = |uid_hash| Identity { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
+        let of = |uid_hash| PodInstance { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
         for former in 20..26 {
             let options = Options { first_endpoint_id: former + 1, ..Options::default() };
             // The next two numbers share doubts with others, so the one with the former remainder is next.
             let live = [former, former + 1 + DOUBT_BLOCKS, former + 2 + DOUBT_BLOCKS];
-            let take = |former| Numbers::new(&options).take(1, &of(7), live.into_iter(), former);
+            let take =
+                |former| Numbers::new(&options).allocate(1, &of(7), live.into_iter(), former);
             assert_eq!(take(None), former + MARK_NUMBERS);
             assert_eq!(take(Some(former)), former + MARK_NUMBERS + 1);
         }
@@ -121,11 +123,11 @@ mod tests {
     #[test]
     fn endpoints_share_no_doubts_while_there_are_blocks_left() {
         let mut numbers = Numbers::new(&Options::default());
-        let of = |uid_hash| Identity { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
+        let of = |uid_hash| PodInstance { pod: Key::new("a", "p"), uid_hash, incarnation: 0 };
         let mut live: Vec<u32> = Vec::new();
         // Pods start and end: every third one stays.
         for pod in 0..3 * u64::from(DOUBT_BLOCKS) {
-            let id = numbers.take(pod as u32, &of(pod), live.iter().copied(), None);
+            let id = numbers.allocate(pod as u32, &of(pod), live.iter().copied(), None);
             assert!(!live.contains(&id));
             if pod % 3 == 0 {
                 live.push(id);
@@ -139,7 +141,7 @@ mod tests {
             (DOUBT_BLOCKS as usize, DOUBT_BLOCKS as usize)
         );
         for pod in 0..u64::from(DOUBT_BLOCKS) {
-            live.push(numbers.take(1, &of(1000 + pod), live.iter().copied(), None));
+            live.push(numbers.allocate(1, &of(1000 + pod), live.iter().copied(), None));
         }
         let second = &live[DOUBT_BLOCKS as usize..];
         assert_eq!(blocks(second).len(), second.len(), "a block is shared by two at most");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::cluster::Cluster;
 use crate::compile::rules::direction_policy::DirectionPolicy;
-use crate::compile::rules::{Before, Late, Rules};
+use crate::compile::rules::{LateCombination, Rules, StateBefore};
 use crate::compile::sets::registry::Registry;
 use crate::model::{Direction, Labels, Pod};
 
@@ -19,7 +19,7 @@ pub(crate) struct PodRules {
     /// Labels by which policies select the pod, if known.
     labels: Option<Labels>,
     /// Combinations of policies that are not in force as last edited.
-    pub(crate) late: [Option<Late>; 2],
+    pub(crate) late: [Option<LateCombination>; 2],
 }
 
 impl PodRules {
@@ -31,7 +31,7 @@ impl PodRules {
 
     /// Rules for a pod; `labelled` is whether its labels are known. `before` are its present rules. If `closed`,
     /// nothing is allowed in an isolated direction.
-    pub(super) fn of(
+    pub(super) fn for_pod(
         (pod, labelled): (&Pod, bool),
         (before, closed): (Option<&Self>, bool),
         cluster: &Cluster,
@@ -42,7 +42,7 @@ impl PodRules {
             let now = before.filter(|before| !before.watched).and_then(|before| {
                 let direction_policy = before.policies[direction as usize].as_ref()?;
                 let same_labels = before.labels == labelled.then(|| pod.labels.clone());
-                Some(Before { direction_policy, same_labels })
+                Some(StateBefore { direction_policy, same_labels })
             });
             rules.of_pod(cluster, (pod, labelled), (direction, now), registry).unzip()
         });

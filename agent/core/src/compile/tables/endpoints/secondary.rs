@@ -2,29 +2,29 @@
 
 use crate::cluster::Cluster;
 use crate::model::{Bound, Pod};
-use crate::options::{Options, SECOND_OPEN, SecondInterfaces};
+use crate::options::{Options, SECONDARY_OPEN, SecondaryInterfaces};
 
 /// Evidence about a pod's interface on a secondary network.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Second {
+pub(super) struct SecondaryPolicy {
     /// Whether the Pod object or a CNI result has addresses of the interface, accepted or not.
     is_known: bool,
 }
 
-impl Second {
+impl SecondaryPolicy {
     /// Evaluates an interface that is bound to a pod.
-    pub(super) fn of(bound: &Bound) -> Self {
+    pub(super) fn from_bound(bound: &Bound) -> Self {
         let pod = &bound.pod;
         Self { is_known: pod.all_addresses().next().is_some() }
     }
 
     /// Whether the interface is exempt from policy.
     pub(super) fn is_open(self, pod: &Pod, cluster: &Cluster, options: &Options) -> bool {
-        let (label, open) = SECOND_OPEN;
+        let (label, open) = SECONDARY_OPEN;
         let labels = cluster.namespace_labels(&pod.key.namespace);
-        match options.second_interfaces {
-            SecondInterfaces::Off => true,
-            SecondInterfaces::Enforce | SecondInterfaces::Strict => {
+        match options.secondary_interfaces {
+            SecondaryInterfaces::Off => true,
+            SecondaryInterfaces::Enforce | SecondaryInterfaces::Strict => {
                 !self.is_known && labels.get(label).is_some_and(|value| value == open)
             }
         }
@@ -32,6 +32,6 @@ impl Second {
 
     /// Whether packets of the interface must have a permitted source address.
     pub(super) fn is_checked(self, options: &Options) -> bool {
-        self.is_known || options.second_interfaces == SecondInterfaces::Strict
+        self.is_known || options.secondary_interfaces == SecondaryInterfaces::Strict
     }
 }

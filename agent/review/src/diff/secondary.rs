@@ -10,7 +10,7 @@ use super::class::PartyEnd;
 use super::ends_builder::PartyEndsBuilder;
 
 /// An address before and after, and whether each counts for no pod.
-pub(super) type SecondPair<'c> = ([PartyEnd<'c>; 2], [bool; 2]);
+pub(super) type SecondaryPair<'c> = ([PartyEnd<'c>; 2], [bool; 2]);
 
 /// Claimed addresses by network and family, which is true for IPv6.
 type Claims<'c> = BTreeMap<(&'c str, bool), Vec<IpAddr>>;
@@ -19,13 +19,16 @@ impl<'c> PartyEndsBuilder<'c> {
     /// Pairs the claimed addresses of a pod before with those of its counterpart after, by network; and describes the
     /// networks on which their numbers differ, or on which other objects have an address before or after. Where pods
     /// without an address are judged, one without any stands for one with the counterpart's addresses.
-    pub(super) fn of_second(&self, pods: [&'c Pod; 2]) -> (Vec<SecondPair<'c>>, BTreeSet<String>) {
+    pub(super) fn of_second(
+        &self,
+        pods: [&'c Pod; 2],
+    ) -> (Vec<SecondaryPair<'c>>, BTreeSet<String>) {
         let (mut pairs, mut gaps) = (Vec::new(), BTreeSet::new());
-        if !pods.into_iter().all(is_subject) || pods.iter().all(|pod| pod.second.is_empty()) {
+        if !pods.into_iter().all(is_subject) || pods.iter().all(|pod| pod.secondary.is_empty()) {
             return (pairs, gaps);
         }
         let [mut before, mut after] = pods.map(claims);
-        let lacks = pods.map(|pod| is_unaddressed(pod) && pod.second.is_empty());
+        let lacks = pods.map(|pod| is_unaddressed(pod) && pod.secondary.is_empty());
         match lacks {
             [false, false] => {}
             _ if !self.judges_unaddressed() => return (pairs, gaps),
@@ -84,7 +87,7 @@ impl<'c> PartyEndsBuilder<'c> {
 /// Returns the claimed addresses of a pod without those of its status.
 fn claims(pod: &Pod) -> Claims<'_> {
     let mut claims = Claims::new();
-    for interface in &pod.second {
+    for interface in &pod.secondary {
         for address in pod.claimed_at(interface) {
             let of_network = claims.entry((interface.network.as_str(), address.is_ipv6()));
             of_network.or_default().push(address);
