@@ -14,6 +14,7 @@ mod sides;
 use std::net::IpAddr;
 
 use anyhow::{Result, anyhow};
+use netpold_client::details::read_details;
 use netpold_client::live;
 use netpold_client::offline::{self, Recursive, Reviewed};
 use netpold_client::output::print;
@@ -25,7 +26,6 @@ use self::assertion::{Assertion, Selected};
 use self::context::{AssertionContext, of_family};
 use self::outcome::{AssertionOutcome, TOLD, Verified};
 use self::sides::{pairs, sides, template};
-use crate::doctor;
 use crate::judge::{Judge, ProbeVerdict};
 use crate::unenforced;
 
@@ -65,7 +65,7 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     undecoded.extend(files.undecoded);
     unread.extend(files.unread);
     let objects = offline::stand_in(offline::apply(&objects, &files.objects));
-    let mut details = doctor::read_details(manifests, args.depth, &cluster_args, &own)?;
+    let mut details = read_details(manifests, args.depth, &cluster_args, &own)?;
     for file in &args.file {
         details.add("--file", file, Recursive::default())?;
     }

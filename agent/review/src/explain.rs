@@ -12,6 +12,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use netpold_api::probe::SourceVerdict;
+use netpold_client::details::read_details;
 use netpold_client::live;
 use netpold_client::offline::{self, Reviewed};
 use netpold_client::output::{Output, is_read};
@@ -24,7 +25,6 @@ pub use self::args::ExplainArgs;
 use self::args::probe;
 use self::nodes::NodeAnswers;
 use self::print::{ALLOWED, CANNOT_TELL, DENIED, print};
-use crate::doctor;
 use crate::judge::{Judge, service_named};
 use crate::unenforced;
 
@@ -98,7 +98,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     let own = live::namespace(manifests, &args.cluster, namespace)?;
     let reviewed = live::all_objects(manifests, args.depth, &args.cluster, namespace);
     let Reviewed { objects, undecoded, unread, .. } = reviewed.context("cannot tell")?;
-    let details = doctor::read_details(manifests, args.depth, &args.cluster, &own);
+    let details = read_details(manifests, args.depth, &args.cluster, &own);
     let details = details.context("cannot tell")?;
     let mut objects = offline::stand_in(objects);
     let one = args.probes.is_none().then(|| probe(args)).transpose()?;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::Command;
 
-use netpold_review::doctor::{DoctorReport, Finding, Severity};
+use netpold_doctor::{DoctorReport, Finding, Severity};
 use tempfile::TempDir;
 
 use crate::objects;
