@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use super::common::wait;
 use super::images::{NETPOLD, TAG};
 use super::kubectl::Kubectl;
 use super::state::NODES;
-use super::wait;
 use crate::{setup, step};
 
 /// Startup taint of new nodes until netpold enforces there (deploy/status.md).
