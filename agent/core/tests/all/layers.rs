@@ -1,5 +1,5 @@
-//! Imports in core's `src/` point downwards in one list of modules. In no crate do two files import each other, directly
-//! or indirectly; in the crates of [`MAY_HAVE_CIRCLES_OF_FILES`], no two top modules of `src/` do.
+//! Imports in core's `src/` point downwards in one list of modules. In no crate do two files, or two top modules of `src/`,
+//! import each other, directly or indirectly.
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -183,9 +183,6 @@ fn imports_at_the_top(all: &Modules) -> BTreeMap<String, BTreeSet<String>> {
     tops
 }
 
-/// Crates in which a module's file and its children import each other.
-const MAY_HAVE_CIRCLES_OF_FILES: [&str; 4] = ["agent/testbed", "agent/testkit", "bench", "xtask"];
-
 #[test]
 fn other_crates_have_no_circles() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -215,10 +212,8 @@ fn other_crates_have_no_circles() {
         let tops = imports_at_the_top(&all);
         assert!(tops.len() > 1, "{name}: {} modules", tops.len());
         assert_eq!(circles(&tops), Vec::<Vec<String>>::new(), "at the top of {name}");
-        if !MAY_HAVE_CIRCLES_OF_FILES.contains(&name) {
-            let files = circles(&imports(&all));
-            assert_eq!(files, Vec::<Vec<String>>::new(), "of files in {name}");
-        }
+        let files = circles(&imports(&all));
+        assert_eq!(files, Vec::<Vec<String>>::new(), "of files in {name}");
     }
 }
 
