@@ -17,6 +17,8 @@ use super::state::{ClusterFolder, NODES};
 
 /// Path of the runtime's socket on each node.
 pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
+/// Startup taint of new nodes until netpold enforces there (deploy/status.md).
+pub(super) const TAINT: &str = "netpold.io/agent-not-ready";
 /// Image of the pod sandbox: busybox, which only sleeps.
 pub(super) const PAUSE: &str = "localhost/netpold-cluster/pause:1";
 
@@ -110,7 +112,7 @@ pub(super) fn programs(
                 format!("--hostname-override={name}"),
                 format!("--node-ip={node_ip}"),
                 // Until netpold enforces on the node (deploy/status.md).
-                format!("--register-with-taints={}=:NoSchedule", super::install::TAINT),
+                format!("--register-with-taints={TAINT}=:NoSchedule"),
             ],
         ),
         program(

@@ -116,13 +116,12 @@ fn imports(all: &Modules) -> BTreeMap<&str, BTreeSet<String>> {
                 expand("", tree, &mut paths);
             }
         }
-        // `pub(in crate::…)` imports nothing.
-        let paths_within =
-            code.match_indices("crate::").filter(|(at, _)| !code[..*at].ends_with("in "));
-        for (at, _) in paths_within {
-            let is_path = |letter: char| letter.is_alphanumeric() || matches!(letter, ':' | '_');
-            paths.push(code[at..].chars().take_while(|letter| is_path(*letter)).collect());
-        }
+        // Paths within the code, such as `super::a::b` or, for a child, `a::b`. `pub(in crate::…)` imports nothing.
+        let within = code.replace("(in crate::", "(");
+        let is_path = |letter: char| letter.is_alphanumeric() || matches!(letter, ':' | '_');
+        let words = within.split(|letter| !is_path(letter));
+        let words = words.filter(|word| word.contains("::") && !word.ends_with("::"));
+        paths.extend(words.map(str::to_owned));
         paths.iter().filter_map(|path| target(module, path, all)).collect()
     };
     all.iter().map(|(module, code)| (module.as_str(), of(module, code))).collect()
