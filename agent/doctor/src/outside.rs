@@ -4,14 +4,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netpold_client::details::complete::numbers;
-use netpold_client::details::{Exposure, WrittenService, WrittenServicePort};
+use netpold_client::details::{Exposure, WrittenService, WrittenServicePort, is_selected};
 use netpold_core::model::{Action, Direction, IpBlock, Key, Peer, Pod, Protocol, Rule};
 use netpold_core::probe::IpProtocol;
 
 use crate::finding::{Check, Findings, Severity};
-use crate::objects::{
-    GroupedObjects, PodGroup, RulePlace, has_family, is_selected, some_pods_text,
-};
+use crate::objects::{GroupedObjects, PodGroup, RulePlace, has_family, some_pods_text};
 use crate::rule_ports::has_port;
 
 const TRANSLATED: Check = Check {

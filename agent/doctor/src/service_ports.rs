@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use netpold_client::details::{PortReference, WrittenServicePort};
-use netpold_core::model::{Direction, Key, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
+use netpold_core::model::{Direction, Key, Peer, Pod, PortRule, Rule};
 use netpold_core::probe::IpProtocol;
 
 use crate::backend_index::PortBackends;

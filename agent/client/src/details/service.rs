@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use netpold_core::model::{Key, Labels, Protocol};
+use netpold_core::model::{Key, Labels};
 use netpold_kube::convert::{DEFAULT_NAMESPACE, SERVICE_NAME_LABEL, protocol};
 
 use super::fields::{

@@ -221,7 +221,7 @@ fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
             Change::Pod(Pod { key: old.key.clone(), uid, ..new })
         }
         Change::Policy(old) => {
-            Change::Policy(Policy { key: old.key.clone(), ..policy(choices, 0) })
+            Change::Policy(Policy { key: old.key.clone(), ..objects::policy(choices, 0) })
         }
         Change::ClusterPolicy(old) => Change::ClusterPolicy(tiers::changed(choices, old)),
         Change::Service(old) => {
