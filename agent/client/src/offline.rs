@@ -1,5 +1,6 @@
 //! Manifests read once, for commands that answer and exit.
 
+mod args;
 mod input;
 mod owner;
 mod ranges;
@@ -16,10 +17,10 @@ use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::manifests::{self, Review, Undecoded};
 
+pub use args::{Recursive, ReviewArgs};
 pub use input::{STANDARD_INPUT, claim_standard_input, content, is_standard_input, standard_input};
 pub use owner::{Owner, add_replicas, is_generated, is_run, owner, pods_named, resolve};
 pub use ranges::ranges;
-pub use subdirectories::Recursive;
 pub use templates::{apply, is_template, pods_of, stand_in};
 
 /// Files that `kubectl kustomize` renders a directory by.

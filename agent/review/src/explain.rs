@@ -92,20 +92,20 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     }
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     if let Some(directory) = manifests {
-        offline::refuse_kustomization("explain", "--manifests", directory, args.depth)
+        offline::refuse_kustomization("explain", "--manifests", directory, args.review.depth)
             .context("cannot tell")?;
     }
     let own = live::namespace(manifests, &args.cluster, namespace)?;
-    let reviewed = live::all_objects(manifests, args.depth, &args.cluster, namespace);
+    let reviewed = live::all_objects(manifests, args.review.depth, &args.cluster, namespace);
     let Reviewed { objects, undecoded, unread, .. } = reviewed.context("cannot tell")?;
-    let details = read_details(manifests, args.depth, &args.cluster, &own);
+    let details = read_details(manifests, args.review.depth, &args.cluster, &own);
     let details = details.context("cannot tell")?;
     let mut objects = offline::stand_in(objects);
     let one = args.probes.is_none().then(|| probe(args)).transpose()?;
     if let Some(probe) = &one {
         offline::add_replicas(&mut objects, [&probe.from, &probe.to]);
     }
-    let judge = Judge::new(objects, details, &args.pod_cidrs, manifests.is_some());
+    let judge = Judge::new(objects, details, &args.review.pod_cidrs, manifests.is_some());
     let judge = judge.without(undecoded, unread);
     let asked = ExplainContext { judge, own };
     let (cluster, details) = (asked.judge.cluster(), asked.judge.details());

@@ -1,11 +1,12 @@
-//! Subdirectories of a directory of manifests, which are read with a flag only.
+//! Subdirectories of a directory of manifests that are not read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::Args;
 use netpold_kube::manifests::{is_manifest, tree};
+
+use super::args::Recursive;
 
 /// Most subdirectories that are named.
 const NAMED: usize = 5;
@@ -13,14 +14,6 @@ const NAMED: usize = 5;
 const DEPTH: usize = 16;
 /// Most entries of subdirectories that are searched: a link may lead anywhere.
 const ENTRIES: usize = 10_000;
-
-/// Flag of commands that read directories.
-#[derive(Clone, Copy, Debug, Default, Args)]
-pub struct Recursive {
-    /// Read the files of subdirectories, too
-    #[arg(short = 'R', long, env = "NETPOLD_RECURSIVE")]
-    pub recursive: bool,
-}
 
 /// Describes the directories with manifests that are not read: subdirectories unless `depth` includes them, and links to
 /// directories elsewhere. `None` without any. Hidden ones are left out.

@@ -37,7 +37,7 @@ pub struct Sources {
 /// # Errors
 /// A source cannot be read, needs rendering, or contains nothing to apply.
 pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
-    let depth = args.depth;
+    let depth = args.review.depth;
     if let (Some(from), Some(to)) = (&args.from, &args.to) {
         let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
         let [from, to] = [("--from", from), ("--to", to)].map(|(option, path)| {
@@ -74,7 +74,7 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
 /// Reads the objects of `-f`, and applies them to the present ones.
 fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
-    let depth = args.depth;
+    let depth = args.review.depth;
     let own = live::namespace(manifests, &args.cluster, namespace)?;
     offline::refuse_kustomization("diff", "-f", file, depth)?;
     let reviewed = offline::review("--file", file, &own, depth)?.reported();
