@@ -27,7 +27,7 @@ use crate::figures::{say, table};
 use crate::frame::syn;
 use crate::host;
 use crate::live::{Then, Varies, sender};
-use watcher::Watcher;
+use watcher::{SINGLE, Watcher};
 
 /// Results.
 #[derive(Debug, Serialize)]
@@ -68,8 +68,6 @@ pub(crate) struct FloodPhase {
 const AIM: f64 = 5.0;
 /// Policies in the pods' namespace; an explanation evaluates all of them.
 const POLICIES: u32 = 500;
-/// Name of the pod that sends single packets.
-const SINGLE: &str = "single";
 /// An unused address.
 const NOWHERE: Ipv4Addr = Ipv4Addr::new(10, 1, 1, 200);
 /// Frames per call.

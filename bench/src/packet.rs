@@ -13,58 +13,24 @@ use anyhow::{Context, Result};
 use aya::EbpfLoader;
 use aya::programs::SchedClassifier;
 use netpold_core::model::Direction;
-use serde::Serialize;
 
 use crate::cluster::{FlowCluster, Local, PORT, Size};
-use crate::figures::{Spread, say, spread, table};
+use crate::figures::{say, spread, table};
 use crate::frame::{ACK, SYN, echo, tcp};
 use crate::steer::Flows;
 use crate::world::LoadedCluster;
 
 use between::Between;
 use floor::floor;
-use probe::{PacketCase, ProgramHook, Runnable, figures};
+use probe::{DROP, PASS, PacketCase, ProgramHook, Runnable, figures};
 use service::ServiceCases;
 use uplink::Uplink;
 
-/// Return values of a passing program (`TCX_NEXT`) and of a dropping one.
-const PASS: u32 = u32::MAX;
-const DROP: u32 = 2;
-
-/// One case of the packet part.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct PacketFigure {
-    #[serde(flatten)]
-    pub(crate) size: Size,
-    /// 4 or 6.
-    pub(crate) family: u8,
-    /// Heading of the table that lists this case.
-    pub(crate) group: &'static str,
-    pub(crate) case: &'static str,
-    pub(crate) addresses: &'static str,
-    /// Nanoseconds per packet above the empty program, or above the floor for cases named after it.
-    pub(crate) over_empty: Spread,
-    /// Nanoseconds per packet of the empty program or the floor, run in the same way.
-    pub(crate) empty: Spread,
-}
+pub(crate) use probe::{Effort, FEW, MANY, ONE, PacketFigure, program};
 
 /// Name of a figure in the baseline.
 pub(crate) fn name(size: &Size, family: u8, case: &str, addresses: &str) -> String {
     format!("packet, {size}: IPv{family} {case}, {addresses}")
-}
-
-/// Number of repetitions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Effort {
-    /// Rounds.
-    pub(crate) rounds: u32,
-    /// Packets per run of a single flow.
-    pub(crate) hot: u32,
-    /// Number of flows, and of packets per run over them.
-    pub(crate) flows: u32,
-    /// Number of flows in the runs over few flows, with a separate flow table that stays in the CPU's caches; and the
-    /// number of such runs per round.
-    pub(crate) few: (u32, u32),
 }
 
 /// The programs under measurement.
@@ -87,11 +53,6 @@ const DENIED: usize = 6;
 const AGAIN: usize = 7;
 const HOT: std::ops::Range<usize> = 8..13;
 const FLOOR: usize = HOT.end;
-
-/// Flows of a case.
-pub(crate) const ONE: &str = "one flow";
-pub(crate) const MANY: &str = "random flows";
-pub(crate) const FEW: &str = "few flows";
 
 /// The cases of one address family in one cluster.
 struct FamilyCases {
@@ -332,10 +293,6 @@ impl MeasuredCluster {
         let all = families.chain(uplinks).chain(between).chain(services);
         all.flat_map(|(group, probes, v6)| figures(probes, group, self.size, v6)).collect()
     }
-}
-
-pub(crate) fn program(world: &mut LoadedCluster, direction: Direction) -> Result<OwnedFd> {
-    Ok(world.generation.program(direction)?.fd()?.as_fd().try_clone_to_owned()?)
 }
 
 fn program_sizes(world: &mut LoadedCluster) -> Result<Vec<(String, u32, u32)>> {

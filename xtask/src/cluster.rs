@@ -14,6 +14,7 @@
 
 mod audit;
 mod binaries;
+mod common;
 mod control;
 mod e2e;
 mod images;
@@ -32,8 +33,8 @@ mod state;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use netpold_testbed::{catch_interrupts, interrupted, is_root};
+use anyhow::{Result, ensure};
+use netpold_testbed::{catch_interrupts, is_root};
 
 use crate::step;
 use binaries::ClusterBinaries;
@@ -274,7 +275,7 @@ fn begin(
         state.go(name)?;
     }
     let kubectl = Kubectl::of(state, binaries.folder())?;
-    control::wait_ready(&kubectl)?;
+    kubectl.wait_ready()?;
     Ok(kubectl)
 }
 
@@ -284,40 +285,4 @@ fn told_how(options: &ClusterOptions) {
     step::note(&format!("{command} kubectl get pods -A"));
     step::note(&format!("{command} smoke"));
     step::note(&format!("{command} down"));
-}
-
-/// Calls `look` several times per second until it succeeds, and returns its value.
-///
-/// # Errors
-/// `look` did not succeed in time (its last error), or the process was interrupted.
-fn wait<T>(
-    what: &str,
-    patience: std::time::Duration,
-    mut look: impl FnMut() -> Result<T>,
-) -> Result<T> {
-    let start = Instant::now();
-    let mut told = start;
-    loop {
-        ensure!(!interrupted(), "interrupted");
-        match look() {
-            Ok(found) => return Ok(found),
-            Err(error) if start.elapsed() > patience => {
-                return Err(error).with_context(|| format!("{what}: not within {patience:?}"));
-            }
-            Err(_) => std::thread::sleep(std::time::Duration::from_millis(200)),
-        }
-        if told.elapsed().as_secs() >= 20 {
-            told = Instant::now();
-            step::note(&format!("{what}: still waiting after {:.0?}", start.elapsed()));
-        }
-    }
-}
-
-/// Writes a file and creates its parent folders.
-fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
-    let writing = || format!("cannot write {}", path.display());
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).with_context(writing)?;
-    }
-    std::fs::write(path, content).with_context(writing)
 }

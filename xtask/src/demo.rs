@@ -5,21 +5,15 @@ mod matrix;
 mod netpold;
 mod story;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
-use netpold_testbed::{Manifests, catch_interrupts, interrupted, is_root, sweep};
+use netpold_testbed::{Manifests, catch_interrupts, is_root, sweep};
 
 use crate::step;
 use cluster::DemoCluster;
-
-const POLICIES: [(&str, &str); 3] = [
-    ("shop.yaml", include_str!("../../deploy/example/shop.yaml")),
-    ("billing.yaml", include_str!("../../deploy/example/billing.yaml")),
-    ("monitoring.yaml", include_str!("../../deploy/example/monitoring.yaml")),
-];
+use story::{POLICIES, go_on};
 
 /// Runs the demo.
 ///
@@ -73,14 +67,4 @@ fn play(binary: &std::path::Path) -> Result<usize> {
     go_on()?;
     stage.reason_of_a_drop(&agents)?;
     Ok(wrong)
-}
-
-fn go_on() -> Result<()> {
-    ensure!(!interrupted(), "interrupted");
-    Ok(())
-}
-
-/// Whether the terminal shows symbols beyond ASCII.
-fn fancy() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
 }

@@ -8,11 +8,10 @@ mod build;
 mod check;
 pub(crate) mod layout;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::arch::Arch;
 use crate::setup::{self, Toolchain};
@@ -98,7 +97,7 @@ fn image(arch: Arch, options: &ImageOptions) -> Result<ImageContents> {
         Some(binary) => binary.clone(),
         None => build::build(arch)?,
     };
-    let binary = read(&path)?;
+    let binary = build::read(&path)?;
     if options.binary.is_none() {
         build::ensure_nameless(&binary)?;
     }
@@ -117,35 +116,13 @@ fn test(toolchain: &Toolchain) -> Result<()> {
     let mut command = crate::cargo(&link);
     command.args(["--", setup::STATIC, "-Cstrip=symbols"]);
     step::show(toolchain.apply(&mut command))?;
-    let binary = read(&crate::target().join("debug/netpold"))?;
+    let binary = build::read(&crate::target().join("debug/netpold"))?;
     let contents = ImageContents { binary, arch: Arch::own(), revision: revision() };
     check::reproducible(&contents)?;
     check::several(&contents)?;
     let directory = tempfile::tempdir().context("no temporary directory")?;
     layout::write(directory.path(), "test", std::slice::from_ref(&contents))?;
     check::check(directory.path(), "test", contents.arch)
-}
-
-/// Reads a binary; fails unless it is static.
-fn read(path: &Path) -> Result<Vec<u8>> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    ensure_static(path, &bytes)?;
-    Ok(bytes)
-}
-
-/// Ensures that a binary is static: an image from scratch has no dynamic loader.
-fn ensure_static(path: &Path, binary: &[u8]) -> Result<()> {
-    ensure!(binary.starts_with(b"\x7fELF"), "{} is no ELF binary", path.display());
-    let output = Command::new("readelf").args(["--program-headers", "--wide"]).arg(path).output();
-    let output = output.context("cannot run readelf (Debian package binutils)")?;
-    if String::from_utf8_lossy(&output.stdout).contains("INTERP") {
-        bail!(
-            "{} is linked dynamically, and an image from scratch holds no libraries; leave --binary \
-             out, or build with -C target-feature=+crt-static and --target",
-            path.display()
-        );
-    }
-    Ok(())
 }
 
 /// Returns the commit of the sources, or `unknown`.

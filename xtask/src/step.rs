@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -66,6 +66,18 @@ pub(crate) fn quiet(command: &mut Command) -> Result<()> {
         anstream::eprintln!("{}", String::from_utf8_lossy(&said).trim_end());
     }
     ended(status, command)
+}
+
+/// Runs a command and returns its standard output, without printing it.
+///
+/// # Errors
+/// When the command cannot be run or fails; the error has its standard error.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("cannot run {name}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{name} failed: {}", said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// A command that runs in parallel with other steps, without output. Dropping it ends the command and its children: the

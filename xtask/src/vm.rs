@@ -14,8 +14,7 @@ mod qemu;
 mod userland;
 
 use std::path::PathBuf;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -144,15 +143,3 @@ pub(crate) fn unpacked(package: &str) -> Result<PathBuf> {
     ensure!(setup::on_path("apt-get").is_some(), "no apt here to fetch the package {package} with");
     apt::unpacked(&cache(Arch::own())?, package)
 }
-
-/// Runs a command and returns its standard output.
-fn output(command: &mut Command) -> Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().with_context(|| format!("cannot run {name}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{name} failed: {}", said.trim());
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Limit of a guest's time until its first step.
-const BOOT: Duration = Duration::from_mins(10);

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{FromArgMatches, Subcommand};
 use netpold_core::printable::printable;
+use netpold_doctor::{DoctorArgs, DoctorReport};
 use netpold_review::assertions::{self, TestArgs};
 use netpold_review::diff::{self, DiffArgs};
-use netpold_review::doctor::{self, DoctorArgs, DoctorReport};
 use netpold_review::explain::{self, ExplainArgs};
 
 use crate::completion::CompletionArgs;
@@ -94,7 +94,7 @@ impl Command {
             Self::Explain(args) => (explain::run(&args), UNUSABLE),
             Self::Diff(args) => (diff::run(&args), UNUSABLE),
             Self::Test(args) => (assertions::run(&args), UNUSABLE),
-            Self::Doctor(args) => (doctor::run(&args, node), UNUSABLE),
+            Self::Doctor(args) => (netpold_doctor::run(&args, node), UNUSABLE),
             Self::Learn(args) => (learn::run(&args), UNUSABLE),
             Self::Status(args) => (status::run(&args), FAILED),
             Self::Rules(args) => (rules::run(&args), FAILED),

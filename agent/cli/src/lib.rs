@@ -1,5 +1,5 @@
 //! Commands of `netpold` that ask a running agent, a cluster or manifests, and exit: flags, clients and renderers. Reviews of
-//! policies (`explain`, `diff`, `test`, `doctor`) are in a crate of their own, `netpold_review`.
+//! policies are in crates of their own: `explain`, `diff` and `test` in `netpold_review`, `doctor` in `netpold_doctor`.
 //!
 //! | module | command |
 //! |---|---|

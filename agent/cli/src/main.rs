@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use netpold_cli::{Command, completion, exit_code, parse};
-use netpold_review::doctor::{DoctorArgs, DoctorReport};
+use netpold_doctor::{DoctorArgs, DoctorReport};
 
 #[derive(Debug, Parser)]
 #[command(name = "netpold", bin_name = "kubectl netpold", version, max_term_width = 100)]

@@ -23,9 +23,8 @@ use std::task::Poll;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use ipnet::IpNet;
 use netpold_client::live::{self, ClusterArgs};
-use netpold_client::offline::Recursive;
+use netpold_client::offline::ReviewArgs;
 use netpold_client::output::print;
 use netpold_core::printable::printable;
 
@@ -39,13 +38,9 @@ pub struct UiArgs {
     /// Directory of Kubernetes objects instead of a cluster: *.yaml, *.yml and *.json; `-` is standard input
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
-    /// Subdirectories of --manifests.
+    /// Subdirectories of --manifests, and addresses of pods without one.
     #[command(flatten)]
-    pub depth: Recursive,
-    /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
-    /// [default: private addresses]
-    #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
-    pub pod_cidrs: Vec<IpNet>,
+    pub review: ReviewArgs,
     /// Port on 127.0.0.1; 0 is a free one
     #[arg(long, env = "NETPOLD_PORT", default_value = "0")]
     pub port: u16,
@@ -65,10 +60,10 @@ pub struct UiArgs {
 pub fn run(args: &UiArgs) -> Result<()> {
     let source = ObjectSource {
         manifests: args.manifests.clone(),
-        depth: args.depth,
+        depth: args.review.depth,
         cluster: args.cluster.clone(),
         namespace: args.namespace.clone(),
-        pod_cidrs: args.pod_cidrs.clone(),
+        pod_cidrs: args.review.pod_cidrs.clone(),
     };
     let world = source.read(1)?;
     live::block_on_and_leave(async {

@@ -1,5 +1,6 @@
 //! Manifests read once, for commands that answer and exit.
 
+mod args;
 mod input;
 mod owner;
 mod ranges;
@@ -10,13 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::Args;
 use netpold_api::source::SourceProblem;
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::manifests::{self, Review, Undecoded};
 
+pub use args::{Recursive, ReviewArgs};
 pub use input::{STANDARD_INPUT, claim_standard_input, content, is_standard_input, standard_input};
 pub use owner::{Owner, add_replicas, is_generated, is_run, owner, pods_named, resolve};
 pub use ranges::ranges;
@@ -27,14 +28,6 @@ const KUSTOMIZATIONS: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "K
 
 /// Most unread documents that an answer names; standard error has all that the reader names.
 const UNREAD: usize = 20;
-
-/// Flag of commands that read directories.
-#[derive(Clone, Copy, Debug, Default, Args)]
-pub struct Recursive {
-    /// Read the files of subdirectories, too
-    #[arg(short = 'R', long, env = "NETPOLD_RECURSIVE")]
-    pub recursive: bool,
-}
 
 /// Objects of a text or a directory, with stand-ins for pod templates.
 #[derive(Clone, Debug, Default)]

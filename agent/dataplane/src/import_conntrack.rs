@@ -10,87 +10,20 @@
 //! ports decide: if only one side has a client port, it is the initiator; else the flow is imported without one. A flow
 //! without initiator passes where policy allows both directions.
 
+mod entry;
 mod netlink;
 mod proc;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
-use netpold_core::probe::IpProtocol;
-use netpold_ebpf::layout::{
-    CT_EGRESS, CT_FIN_INGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_STREAM, CT_SYN, CT_SYN_ACK,
-    Ct4Key, Ct6Key,
-};
-use netpold_ebpf::packet::icmp;
-use netpold_ebpf::packet::protocol::{SCTP, TCP, UDP, is_to_server};
+use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE, Ct4Key, Ct6Key};
+use netpold_ebpf::packet::protocol::is_to_server;
 
 use crate::conntrack::{FlowKey, TrackedFlow};
-
-/// One direction of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct ConntrackTuple {
-    source: IpAddr,
-    destination: IpAddr,
-    protocol: u8,
-    /// Source port; ICMP echo: the identifier.
-    source_port: u16,
-    /// Destination port; ICMP echo: [`icmp::exchange_type`].
-    destination_port: u16,
-}
-
-/// A partially read tuple.
-#[derive(Default)]
-struct PartialTuple {
-    source: Option<IpAddr>,
-    destination: Option<IpAddr>,
-    source_port: u16,
-    destination_port: u16,
-    /// ICMP message type.
-    message: Option<u8>,
-}
-
-impl PartialTuple {
-    /// Completes the tuple; `None` if an address is missing.
-    fn whole(self, protocol: u8) -> Option<ConntrackTuple> {
-        let Self { source_port, destination_port, message, .. } = self;
-        let (source, destination) = (self.source?, self.destination?);
-        let destination_port =
-            message.map_or(destination_port, |it| icmp::exchange_type(protocol, it));
-        Some(ConntrackTuple { source, destination, protocol, source_port, destination_port })
-    }
-}
-
-/// A flow of the kernel's conntrack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KernelFlow {
-    /// Tuple of the initiator's packets.
-    original: ConntrackTuple,
-    /// Tuple of the responder's packets.
-    reply: ConntrackTuple,
-    /// State of the flow as `CT_*` flags.
-    flags: u16,
-    /// Seconds until the kernel's entry expires without further packets; `None` if the flow is offloaded.
-    pub remaining: Option<u32>,
-    /// Whether the kernel saw the first packet, which makes the initiator reliable; `None` if unknown.
-    pub seen_from_start: Option<bool>,
-}
-
-impl KernelFlow {
-    /// Protocol of a TCP, UDP or SCTP flow with a translated destination, and its source and destination before and
-    /// after the translation.
-    #[must_use]
-    pub fn sent_on(&self) -> Option<(u8, [[SocketAddr; 2]; 2])> {
-        let Self { original, reply, .. } = self;
-        let source = |it: &ConntrackTuple| SocketAddr::new(it.source, it.source_port);
-        let destination =
-            |it: &ConntrackTuple| SocketAddr::new(it.destination, it.destination_port);
-        let sent = [source(original), destination(original)];
-        let on = [destination(reply), source(reply)];
-        let has_ports = IpProtocol(original.protocol).has_ports();
-        (has_ports && sent[1] != on[1]).then_some((original.protocol, [sent, on]))
-    }
-}
+use entry::ConntrackTuple;
+pub use entry::KernelFlow;
 
 /// Endpoints with flows to import.
 #[derive(Debug, Default)]
@@ -202,62 +135,11 @@ pub fn kernel_flows(
     netlink::dump(&mut each)
 }
 
-/// An entry of the kernel's conntrack, of a live or ended flow.
-#[derive(Debug)]
-struct ConntrackEntry {
-    original: ConntrackTuple,
-    reply: ConntrackTuple,
-    remaining: Option<u32>,
-    /// `enum tcp_conntrack`; 0 for other protocols.
-    tcp_state: u8,
-    /// TCP: whether the kernel picked the flow up in the middle (`IP_CT_TCP_FLAG_BE_LIBERAL`); `None` if unknown.
-    picked_up: Option<bool>,
-    /// Status bit `IPS_SEEN_REPLY`.
-    replied: bool,
-    /// Status bit `IPS_ASSURED`.
-    assured: bool,
-}
-
-/// Values of `enum tcp_conntrack`.
-const TCP_SYN_SENT: u8 = 1;
-const TCP_SYN_RECV: u8 = 2;
-const TCP_FIN_WAIT: u8 = 4;
-const TCP_LAST_ACK: u8 = 6;
-const TCP_TIME_WAIT: u8 = 7;
-
-impl ConntrackEntry {
-    /// Returns the value of [`KernelFlow::seen_from_start`]. A TCP flow in its handshake began with a SYN. An SCTP
-    /// HEARTBEAT of either side re-creates the entry, which does not show it. Other protocols have no first packet: the
-    /// sender after a silence is the initiator, in netpold's table as in the kernel's.
-    fn seen_from_start(&self) -> Option<bool> {
-        match (self.original.protocol, self.tcp_state) {
-            (TCP, TCP_SYN_SENT | TCP_SYN_RECV) => Some(true),
-            (TCP, _) => self.picked_up.map(|picked_up| !picked_up),
-            (protocol, _) => Some(protocol != SCTP),
-        }
-    }
-
-    /// Converts to a flow; `None` if the flow has ended.
-    fn flow(self) -> Option<KernelFlow> {
-        let seen_from_start = self.seen_from_start();
-        let replied = if self.replied { CT_REPLIED } else { 0 };
-        let flags = match (self.original.protocol, self.tcp_state) {
-            (TCP, TCP_SYN_SENT) => CT_SYN,
-            (TCP, TCP_SYN_RECV) => CT_SYN | CT_SYN_ACK,
-            // The timeout does not depend on the sender of the FIN.
-            (TCP, TCP_FIN_WAIT..=TCP_LAST_ACK) => replied | CT_FIN_INGRESS,
-            (TCP, TCP_TIME_WAIT..) => return None,
-            // The kernel sets IPS_ASSURED of UDP once the flow is a stream.
-            (UDP, _) if self.assured => replied | CT_STREAM,
-            _ => replied,
-        };
-        let Self { original, reply, remaining, .. } = self;
-        Some(KernelFlow { original, reply, flags, remaining, seen_from_start })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use netpold_ebpf::layout::CT_REPLIED;
+    use netpold_ebpf::packet::protocol::TCP;
+
     use super::*;
 
     fn tuple(source: &str, destination: &str, ports: (u16, u16)) -> ConntrackTuple {

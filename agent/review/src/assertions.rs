@@ -14,6 +14,7 @@ mod sides;
 use std::net::IpAddr;
 
 use anyhow::{Result, anyhow};
+use netpold_client::details::read_details;
 use netpold_client::live;
 use netpold_client::offline::{self, Recursive, Reviewed};
 use netpold_client::output::print;
@@ -25,7 +26,6 @@ use self::assertion::{Assertion, SideSelection};
 use self::context::{AssertionContext, of_family};
 use self::outcome::{AssertionOutcome, TOLD, Verified};
 use self::sides::{pairs, sides, template};
-use crate::doctor;
 use crate::judge::{Judge, ProbeVerdict};
 use crate::unenforced;
 
@@ -48,7 +48,7 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     let cluster_args = if args.probe { args.cluster.clone() } else { args.cluster.if_configured() };
     let own = live::namespace(manifests, &cluster_args, namespace)?;
     if let Some(directory) = manifests {
-        offline::refuse_kustomization("test", "--manifests", directory, args.depth)?;
+        offline::refuse_kustomization("test", "--manifests", directory, args.review.depth)?;
     }
     let files = read::read(&args.file, &own)?;
     let is_of_cluster = manifests.is_none() && cluster_args.is_requested();
@@ -60,7 +60,7 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         anstream::eprintln!("netpold: no cluster is configured: judged by the objects of -f alone");
     }
     let objects = match files.objects.is_empty() || manifests.is_some() || is_of_cluster {
-        true => live::all_objects(manifests, args.depth, &cluster_args, namespace)?,
+        true => live::all_objects(manifests, args.review.depth, &cluster_args, namespace)?,
         false => Reviewed::default(),
     };
     let Reviewed { objects, mut undecoded, mut unread, .. } = objects;
@@ -68,12 +68,12 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     undecoded.extend(files.undecoded);
     unread.extend(files.unread);
     let objects = offline::stand_in(offline::apply(&objects, &files.objects));
-    let mut details = doctor::read_details(manifests, args.depth, &cluster_args, &own)?;
+    let mut details = read_details(manifests, args.review.depth, &cluster_args, &own)?;
     for file in &args.file {
         details.add("--file", file, Recursive::default())?;
     }
     let foreign = unenforced::names(&details);
-    let of_all = Judge::new(objects, details, &args.pod_cidrs, !is_of_cluster);
+    let of_all = Judge::new(objects, details, &args.review.pod_cidrs, !is_of_cluster);
     let of_all = of_all.with_unread(undecoded, unread);
     let (cluster, explainer, ranges) = (of_all.cluster(), of_all.explainer(), of_all.ranges());
     let world = AssertionContext { cluster, explainer, judge: &of_all, ranges, own, is_of_cluster };

@@ -70,7 +70,7 @@ pub fn run(args: &DiffArgs) -> Result<u8> {
     let sources = sources::read(args)?;
     let are_unread = sources.are_unread;
     let ([before, after], difference) =
-        compare_objects(sources, &args.pod_cidrs, &AtomicBool::new(false))?;
+        compare_objects(sources, &args.review.pod_cidrs, &AtomicBool::new(false))?;
     let cuts = match args.live {
         true => Some(cuts(args, &before, &after)?),
         false => None,

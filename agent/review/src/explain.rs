@@ -12,6 +12,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use netpold_api::probe::SourceVerdict;
+use netpold_client::details::read_details;
 use netpold_client::live;
 use netpold_client::offline::{self, Reviewed};
 use netpold_client::output::{Output, is_reader_open};
@@ -24,7 +25,6 @@ pub use self::args::ExplainArgs;
 use self::args::probe;
 use self::nodes::NodeAnswers;
 use self::print::{ALLOWED, CANNOT_TELL, DENIED, print_verdict};
-use crate::doctor;
 use crate::judge::{Judge, service_named};
 use crate::unenforced;
 
@@ -92,20 +92,20 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     }
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     if let Some(directory) = manifests {
-        offline::refuse_kustomization("explain", "--manifests", directory, args.depth)
+        offline::refuse_kustomization("explain", "--manifests", directory, args.review.depth)
             .context("cannot tell")?;
     }
     let own = live::namespace(manifests, &args.cluster, namespace)?;
-    let reviewed = live::all_objects(manifests, args.depth, &args.cluster, namespace);
+    let reviewed = live::all_objects(manifests, args.review.depth, &args.cluster, namespace);
     let Reviewed { objects, undecoded, unread, .. } = reviewed.context("cannot tell")?;
-    let details = doctor::read_details(manifests, args.depth, &args.cluster, &own);
+    let details = read_details(manifests, args.review.depth, &args.cluster, &own);
     let details = details.context("cannot tell")?;
     let mut objects = offline::stand_in(objects);
     let one = args.probes.is_none().then(|| probe(args)).transpose()?;
     if let Some(probe) = &one {
         offline::add_replicas(&mut objects, [&probe.from, &probe.to]);
     }
-    let judge = Judge::new(objects, details, &args.pod_cidrs, manifests.is_some());
+    let judge = Judge::new(objects, details, &args.review.pod_cidrs, manifests.is_some());
     let judge = judge.with_unread(undecoded, unread);
     let asked = ExplainContext { judge, own };
     let (cluster, details) = (asked.judge.cluster(), asked.judge.details());

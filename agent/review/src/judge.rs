@@ -24,6 +24,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ipnet::IpNet;
 use netpold_api::source::SourceProblem;
+use netpold_client::details::Details;
+use netpold_client::details::complete::slices;
 use netpold_client::offline;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Explanation, JudgedTemplate, Verdict};
@@ -37,7 +39,6 @@ pub(crate) use self::own_node::{is_link_local, lacks_own_node};
 pub(crate) use self::refused::{RefusedPolicy, RefusedReading, all_read_as, all_refused, problem};
 use self::services::ServiceBackends;
 pub(crate) use self::services::service_named;
-use crate::doctor::{self, Details};
 use netpold_core::first_names::first_names;
 
 /// Objects, and the properties of them that enforcement does not read.
@@ -372,7 +373,7 @@ impl Judge {
 fn add_slices(objects: &mut Vec<Change>, details: &Details, is_partial: bool) -> ServiceBackends {
     let services = ServiceBackends::new(objects, is_partial);
     if is_partial {
-        let made = doctor::slices(objects, details);
+        let made = slices(objects, details);
         objects.extend(made.into_iter().map(Change::EndpointSlice));
     }
     services

@@ -5,14 +5,12 @@
 //! | [`explain`] | the verdict on a connection, and its reason |
 //! | [`diff`] | changes of allowed connections between two sets of objects |
 //! | [`assertions`] | `test`: assertions on connections |
-//! | [`doctor`] | faults that people make in policies |
 //!
 //! [`judge`] gives the verdicts of these commands: an object that may be missing or was not readable makes
 //! a verdict that depends on the object unknown.
 
 pub mod assertions;
 pub mod diff;
-pub mod doctor;
 pub mod explain;
 pub mod judge;
 mod parallel;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::doctor::Details;
+use netpold_client::details::Details;
 use netpold_core::first_names::first_names;
 
 /// Most policies that a note names.

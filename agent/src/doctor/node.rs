@@ -14,9 +14,8 @@ use netpold_dataplane::netlink::link::{IFLA_IFNAME, IFLA_LINKINFO, LINK_HEADER, 
 use netpold_dataplane::netlink::{MessageBody, NetlinkConnection};
 use netpold_dataplane::nftables;
 use netpold_discovery::SERVICE_DEVICE;
-use netpold_review::doctor::DoctorArgs;
-use netpold_review::doctor::enforcers::{self, ENFORCERS};
-use netpold_review::doctor::{Check, DoctorReport, Findings, Severity};
+use netpold_doctor::enforcers::{self, ENFORCERS};
+use netpold_doctor::{Check, DoctorArgs, DoctorReport, Findings, Severity};
 
 use super::netfilter;
 use crate::requirements;

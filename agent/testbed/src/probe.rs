@@ -5,7 +5,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollTimeout, poll};
@@ -14,8 +13,11 @@ use crate::ProbeProtocol;
 use crate::host::Host;
 
 mod attempt;
+mod result;
 
 use attempt::Attempt;
+pub(crate) use attempt::nonce;
+pub use result::ProbeResult;
 
 /// A question whether `from` reaches an address and port.
 #[derive(Clone, Copy, Debug)]
@@ -28,48 +30,6 @@ pub struct ReachProbe<'a> {
     pub to: IpAddr,
     /// Destination port; without meaning for ICMP.
     pub port: u16,
-}
-
-/// Result of a probe.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProbeResult {
-    /// An answer from the host of this name (empty for ICMP, which does not carry it).
-    Connected(String),
-    /// No answer, as for a dropped packet.
-    Timeout,
-    /// A closed port (RST, ABORT, ICMP port or protocol unreachable): the packet was not dropped.
-    Refused,
-    /// No route, or a router reports that the host is unreachable.
-    Unreachable,
-    /// The probe could not be sent.
-    Failed(String),
-}
-
-impl ProbeResult {
-    /// Whether an answer arrived.
-    #[must_use]
-    pub const fn connected(&self) -> bool {
-        matches!(self, Self::Connected(_))
-    }
-
-    /// Whether the packet or its answer disappeared.
-    #[must_use]
-    pub const fn dropped(&self) -> bool {
-        matches!(self, Self::Timeout)
-    }
-}
-
-impl std::fmt::Display for ProbeResult {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Connected(name) if name.is_empty() => f.write_str("connected"),
-            Self::Connected(name) => write!(f, "connected to {name}"),
-            Self::Timeout => f.write_str("timed out"),
-            Self::Refused => f.write_str("refused"),
-            Self::Unreachable => f.write_str("unreachable"),
-            Self::Failed(why) => write!(f, "failed: {why}"),
-        }
-    }
 }
 
 impl Host {
@@ -182,12 +142,6 @@ fn from_error(error: &io::Error) -> ProbeResult {
         Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN) => ProbeResult::Unreachable,
         _ => ProbeResult::Failed(error.to_string()),
     }
-}
-
-/// A text unique among the requests of this process.
-pub(crate) fn nonce() -> String {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    format!("{:x}-{:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Raises the soft limit of open files, usually 1,024: a matrix of probes holds a thousand sockets open.

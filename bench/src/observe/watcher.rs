@@ -13,7 +13,8 @@ use netpold_api::observe::ObserveLine;
 use netpold_client::socket::parse_answer;
 use netpold_testbed::without_twins;
 
-use super::SINGLE;
+/// Name of the pod that sends single packets.
+pub(super) const SINGLE: &str = "single";
 
 /// Counters of the output so far.
 #[derive(Clone, Copy, Debug, Default)]

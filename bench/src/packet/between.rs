@@ -8,8 +8,7 @@ use netpold_core::model::Direction;
 use netpold_ebpf::layout::WITNESS_SHIFT;
 use netpold_testbed::SkbMarker;
 
-use super::probe::{PacketCase, ProgramHook, Runnable};
-use super::{Effort, ONE, PASS, program};
+use super::probe::{Effort, ONE, PASS, PacketCase, ProgramHook, Runnable, program};
 use crate::cluster::{FlowCluster, Local, PORT};
 use crate::frame::{ACK, tcp};
 use crate::world::LoadedCluster;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result};
 
-use super::PASS;
+use super::probe::PASS;
 use crate::bytecode::{Code, SCHED_CLS};
 use crate::frame::EndOffsets;
 use crate::steer::CLASSIFIER_DATA;

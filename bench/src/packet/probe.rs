@@ -1,25 +1,67 @@
-//! One case: a program run repeatedly on a packet.
+//! One case: a program run repeatedly on a packet; and its figure.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use netpold_core::model::Direction;
 use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_testbed::SkbMarker;
+use serde::Serialize;
 
-use super::PacketFigure;
 use crate::bytecode::run_xdp;
 use crate::cluster::Size;
 use crate::figures::Spread;
 use crate::steer::Steered;
+use crate::world::LoadedCluster;
+
+/// Return values of a passing program (`TCX_NEXT`) and of a dropping one.
+pub(super) const PASS: u32 = u32::MAX;
+pub(super) const DROP: u32 = 2;
 
 /// `ingress_ifindex` of packets from outside: neither 0 nor a pod's.
 const UPLINK: u32 = 2;
 
 /// `skb->mark` of packets that a pod's program has judged.
 const PROOF: u32 = 1 << DEFAULT_BIT;
+
+/// Flows of a case.
+pub(crate) const ONE: &str = "one flow";
+pub(crate) const MANY: &str = "random flows";
+pub(crate) const FEW: &str = "few flows";
+
+/// Number of repetitions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Effort {
+    /// Rounds.
+    pub(crate) rounds: u32,
+    /// Packets per run of a single flow.
+    pub(crate) hot: u32,
+    /// Number of flows, and of packets per run over them.
+    pub(crate) flows: u32,
+    /// Number of flows in the runs over few flows, with a separate flow table that stays in the CPU's caches; and the
+    /// number of such runs per round.
+    pub(crate) few: (u32, u32),
+}
+
+/// One case of the packet part.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PacketFigure {
+    #[serde(flatten)]
+    pub(crate) size: Size,
+    /// 4 or 6.
+    pub(crate) family: u8,
+    /// Heading of the table that lists this case.
+    pub(crate) group: &'static str,
+    pub(crate) case: &'static str,
+    pub(crate) addresses: &'static str,
+    /// Nanoseconds per packet above the empty program, or above the floor for cases named after it.
+    pub(crate) over_empty: Spread,
+    /// Nanoseconds per packet of the empty program or the floor, run in the same way.
+    pub(crate) empty: Spread,
+}
 
 /// Hook of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +163,11 @@ impl PacketCase {
         self.samples.push(took.as_secs_f64() * 1e9 / f64::from(repeat));
         Ok(())
     }
+}
+
+/// The program of a direction.
+pub(crate) fn program(world: &mut LoadedCluster, direction: Direction) -> Result<OwnedFd> {
+    Ok(world.generation.program(direction)?.fd()?.as_fd().try_clone_to_owned()?)
 }
 
 /// Figures of all cases above the cases to subtract.

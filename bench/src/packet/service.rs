@@ -9,8 +9,7 @@ use netpold_dataplane::role::Program;
 use netpold_ebpf::layout::{endpoint_slot, mark};
 use netpold_testbed::SkbMarker;
 
-use super::probe::{PacketCase, ProgramHook, Runnable};
-use super::{DROP, Effort, ONE, PASS, program};
+use super::probe::{DROP, Effort, ONE, PASS, PacketCase, ProgramHook, Runnable, program};
 use crate::cluster::{FlowCluster, Local};
 use crate::frame::{ACK, SYN, tcp};
 use crate::steer::Flows;

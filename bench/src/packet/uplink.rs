@@ -6,8 +6,7 @@ use anyhow::{Context, Result};
 use netpold_dataplane::xdp::XdpProgram;
 use netpold_ebpf::xdp::uplink::Scope;
 
-use super::probe::{PacketCase, ProgramHook, Runnable};
-use super::{Effort, MANY, ONE};
+use super::probe::{Effort, MANY, ONE, PacketCase, ProgramHook, Runnable};
 use crate::bytecode::{Code, XDP};
 use crate::cluster::{FlowCluster, Local, PORT};
 use crate::frame::{ACK, SYN, tcp};

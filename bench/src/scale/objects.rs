@@ -1,11 +1,13 @@
 //! Objects of a simulated cluster, as large as real pods of a Deployment and real reports of a kubelet.
 
 mod pod;
+mod values;
 
 use serde_json::{Value, json};
 
-use crate::random::SplitMix64;
+pub(super) use pod::PodPhase;
 use pod::{managed_fields, spec, status};
+use values::{TIME, address, digits, uid};
 
 /// Pods per node.
 pub(super) const PODS_PER_NODE: u32 = 20;
@@ -15,7 +17,6 @@ const PODS_PER_NAMESPACE: u32 = 100;
 pub(super) const PODS_PER_SERVICE: u32 = 50;
 /// Images in a kubelet's report (`nodeStatusMaxImages`).
 const IMAGES: u32 = 50;
-const TIME: &str = "2026-11-23T10:00:00Z";
 
 /// An etcd key and an object; `None` deletes the key.
 pub(super) type Entry = (String, Option<String>);
@@ -173,58 +174,13 @@ impl ClusterSize {
     }
 }
 
-/// Phases of a pod; each is a write of its object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PodPhase {
-    /// Created by its ReplicaSet.
-    Created,
-    /// Bound by the scheduler.
-    Scheduled,
-    /// Accepted by its kubelet.
-    Starting,
-    /// Running and ready.
-    Running,
-    /// Deletion requested.
-    Terminating,
-    /// Running, with a changed status.
-    Changed,
-}
-
-/// Pseudo-random hex digits, so that lists of objects compress no better than real ones.
-fn digits(of: u64, count: usize) -> String {
-    let mut random = SplitMix64::new(of);
-    let words = (0..count.div_ceil(8)).map(|_| format!("{:08x}", random.below(u32::MAX)));
-    words.collect::<String>()[..count].to_owned()
-}
-
-fn uid(number: u64) -> String {
-    let digits = digits(number, 32);
-    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
-    parts.join("-")
-}
-
 fn pod_name(number: u32, round: u32) -> String {
     let random = digits(u64::from(round) << 32 | u64::from(number), 5);
     format!("web-{}-6d5f7c9b8d-{random}{number}", number % 97)
 }
 
-/// Time of an event of an object.
-fn time(of: u32) -> String {
-    format!(
-        "2026-11-{:02}T{:02}:{:02}:{:02}Z",
-        1 + of % 23,
-        of / 7 % 24,
-        of / 11 % 60,
-        of / 13 % 60
-    )
-}
-
 pub(super) fn node_name(number: u32) -> String {
     format!("ip-10-12-{}-{}.eu-central-1.compute.internal", number / 250, number % 250)
-}
-
-fn address(pod: u32) -> String {
-    std::net::Ipv4Addr::from_bits(0x0a40_0001 + pod).to_string()
 }
 
 fn metadata(namespace: &str, name: &str, number: u64) -> Value {

@@ -4,22 +4,20 @@ use std::fs::File;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use netpold_testbed::apiserver::AUDIT_POLICY;
 use serde_json::json;
 
+use super::audit;
 use super::binaries::ClusterBinaries;
+use super::common::write;
 use super::init::NodeProgram;
-use super::kubectl::Kubectl;
+use super::layout::ClusterLayout;
 use super::network::{self, NodeNetworks};
 use super::state::{ClusterFolder, NODES};
-use super::{ClusterLayout, audit, wait};
 
 const PORT: u16 = 6443;
-/// A busy machine with two cores needs a minute.
-const PATIENCE: Duration = Duration::from_mins(5);
 
 /// User of the API server, authenticated by token.
 #[derive(Clone, Copy)]
@@ -82,8 +80,8 @@ pub(super) fn prepare<'a>(
         let name = user.name();
         tokens += &format!("{},{name},{name},\"{}\"\n", token()?, user.group());
     }
-    super::write(&control.path("tokens"), tokens)?;
-    super::write(&control.path("audit-policy"), AUDIT_POLICY)?;
+    write(&control.path("tokens"), tokens)?;
+    write(&control.path("audit-policy"), AUDIT_POLICY)?;
     for user in [ApiUser::Admin, ApiUser::Controllers, ApiUser::Scheduler] {
         let path = control.path(&format!("{}.kubeconfig", user.name()));
         write_kubeconfig(state, layout, &user, &path)?;
@@ -173,22 +171,6 @@ impl ControlPlane<'_> {
     }
 }
 
-/// Waits until the API server is ready and both nodes have joined.
-///
-/// # Errors
-/// The timeout expires.
-pub(super) fn wait_ready(kubectl: &Kubectl) -> Result<()> {
-    wait("the API server", PATIENCE, || {
-        kubectl.run(&["get", "--raw", "/readyz", "--request-timeout", "5s"])
-    })?;
-    wait("both nodes", PATIENCE, || {
-        let mut arguments = vec!["wait", "node", "--for=condition=Ready", "--timeout=1s"];
-        arguments.extend(NODES);
-        kubectl.run(&arguments)
-    })?;
-    Ok(())
-}
-
 /// Writes a kubeconfig for a user in the token file.
 ///
 /// # Errors
@@ -218,7 +200,7 @@ pub(super) fn write_kubeconfig(
         "contexts": [{ "name": "cluster", "context": { "cluster": "cluster", "user": name } }],
         "current-context": "cluster",
     });
-    super::write(path, serde_json::to_string_pretty(&config)?)
+    write(path, serde_json::to_string_pretty(&config)?)
 }
 
 /// Returns 128 random bits in hexadecimal.

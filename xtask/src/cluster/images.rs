@@ -9,15 +9,13 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::binaries::ClusterBinaries;
-use super::node::SOCKET;
+use super::common::{wait, write};
+use super::node::{PAUSE, SOCKET};
 use super::state::{ClusterFolder, NODES};
-use super::wait;
 use crate::arch::Arch;
 use crate::image::layout::header;
 use crate::{image, step};
 
-/// Image of the pod sandbox: busybox, which only sleeps.
-pub(super) const PAUSE: &str = "localhost/netpold-cluster/pause:1";
 /// Image of the test pods.
 pub(super) const BUSYBOX: &str = "localhost/netpold-cluster/busybox:1";
 /// Image of the DaemonSet and the controller.
@@ -46,7 +44,7 @@ pub(super) fn make(
     let mut add = |name: &str, archive: Vec<u8>| {
         let path = folder.join(name);
         archives.push(ImageArchive { path: path.clone(), base: None });
-        super::write(&path, archive)
+        write(&path, archive)
     };
     let busybox = std::fs::read(&binaries.busybox)?;
     add(

@@ -16,6 +16,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
+use super::common::write;
+
 /// Files in a node's folder: process of init, its programs, completion of the mounts, permission to start the programs.
 const PROCESS: &str = "init.json";
 pub(super) const PLAN: &str = "plan.json";
@@ -158,7 +160,7 @@ fn settings(folder: &Path) -> Result<()> {
     ] {
         let own = folder.join(path.replace('/', "_"));
         let value = fs::read(path).with_context(|| path.to_owned())?;
-        super::write(&own, value)?;
+        write(&own, value)?;
         bind(&own, path)?;
     }
     Ok(())

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use super::common::wait;
 use super::images::{NETPOLD, TAG};
 use super::kubectl::Kubectl;
+use super::node::TAINT;
 use super::state::NODES;
-use super::wait;
 use crate::{setup, step};
 
-/// Startup taint of new nodes until netpold enforces there (deploy/status.md).
-pub(super) const TAINT: &str = "netpold.io/agent-not-ready";
 const PATIENCE: Duration = Duration::from_mins(4);
 
 /// Applies the chart with the options that this version of Kubernetes supports, and waits until netpold is ready on every

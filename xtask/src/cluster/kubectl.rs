@@ -2,14 +2,18 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use netpold_testbed::ask_kubectl;
 
+use super::common::wait;
 use super::control;
 use super::state::{ClusterFolder, NODES};
 use crate::step;
+
+/// Limit for the start of the control plane and the nodes: a busy machine with two cores needs a minute.
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Command line and target of kubectl.
 pub(super) struct Kubectl {
@@ -80,6 +84,22 @@ impl Kubectl {
         let removed = self.run(&delete);
         result.and(removed.map(drop))?;
         step::note(&format!("{name} passed in {:.0?}", start.elapsed()));
+        Ok(())
+    }
+
+    /// Waits until the API server is ready and both nodes have joined.
+    ///
+    /// # Errors
+    /// The timeout expires.
+    pub(super) fn wait_ready(&self) -> Result<()> {
+        wait("the API server", PATIENCE, || {
+            self.run(&["get", "--raw", "/readyz", "--request-timeout", "5s"])
+        })?;
+        wait("both nodes", PATIENCE, || {
+            let mut arguments = vec!["wait", "node", "--for=condition=Ready", "--timeout=1s"];
+            arguments.extend(NODES);
+            self.run(&arguments)
+        })?;
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::common::write;
 use super::state::ClusterFolder;
 
 const FILE: &str = "control/layout.json";
@@ -78,7 +79,7 @@ impl ClusterLayout {
     /// # Errors
     /// The file cannot be written.
     pub(super) fn save(&self, state: &ClusterFolder) -> Result<()> {
-        super::write(&state.path(FILE), serde_json::to_string_pretty(self)?)
+        write(&state.path(FILE), serde_json::to_string_pretty(self)?)
     }
 
     /// Returns the layout of the running cluster.

@@ -9,8 +9,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::common::write;
+use super::layout::{AddressFamily, ClusterLayout, CniPlugin};
 use super::state::{ClusterFolder, NODES};
-use super::{AddressFamily, ClusterLayout, CniPlugin};
 
 /// Service addresses are translated before packets are sent, but the node's route lookup comes first.
 const SERVICES4: &str = "10.96.0.0/16";
@@ -137,7 +138,7 @@ pub(super) fn write_cni(
     addresses: &NodeNetworks,
 ) -> Result<()> {
     let config = serde_json::to_string_pretty(&conflist(layout, addresses))?;
-    super::write(&folder.join("10-pods.conflist"), config)
+    write(&folder.join("10-pods.conflist"), config)
 }
 
 fn conflist(layout: &ClusterLayout, addresses: &NodeNetworks) -> Value {
@@ -162,7 +163,7 @@ fn conflist(layout: &ClusterLayout, addresses: &NodeNetworks) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AddressFamily, ClusterLayout, CniPlugin, ServiceProxy};
+    use super::super::layout::{AddressFamily, ClusterLayout, CniPlugin, ServiceProxy};
     use super::{NodeNetworks, conflist, pods_after};
 
     #[test]

@@ -8,14 +8,19 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::binaries::ClusterBinaries;
+use super::common::{wait, write};
 use super::control::{self, ApiUser};
 use super::init::{InitPlan, MOUNTED, NodeProgram, PLAN};
+use super::layout::{ClusterLayout, ServiceProxy};
 use super::network::{self, NodeNetworks};
 use super::state::{ClusterFolder, NODES};
-use super::{ClusterLayout, ServiceProxy, images, wait};
 
 /// Path of the runtime's socket on each node.
 pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
+/// Startup taint of new nodes until netpold enforces there (deploy/status.md).
+pub(super) const TAINT: &str = "netpold.io/agent-not-ready";
+/// Image of the pod sandbox: busybox, which only sleeps.
+pub(super) const PAUSE: &str = "localhost/netpold-cluster/pause:1";
 
 /// Writes the plan of a node's init.
 ///
@@ -23,7 +28,7 @@ pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
 /// The file cannot be written.
 pub(super) fn plan(state: &ClusterFolder, name: &str, programs: Vec<NodeProgram>) -> Result<()> {
     let plan = InitPlan { name: name.to_owned(), programs };
-    super::write(&state.node(name).join(PLAN), serde_json::to_string_pretty(&plan)?)
+    write(&state.node(name).join(PLAN), serde_json::to_string_pretty(&plan)?)
 }
 
 /// Starts a node's init in its own namespaces. It starts the programs after [`ClusterFolder::go`].
@@ -71,13 +76,13 @@ pub(super) fn programs(
     let addresses = NodeNetworks::of(index);
     let file = |name: &str| folder.join(name).display().to_string();
     network::write_cni(&folder.join("cni"), layout, &addresses)?;
-    super::write(&folder.join("containerd.toml"), containerd(&folder, binaries))?;
+    write(&folder.join("containerd.toml"), containerd(&folder, binaries))?;
     // Empty: no name server.
-    super::write(&folder.join("resolv.conf"), "")?;
+    write(&folder.join("resolv.conf"), "")?;
     let kubelet = kubelet(&folder, &state.cgroup(name), binaries.minor());
-    super::write(&folder.join("kubelet.json"), serde_json::to_string_pretty(&kubelet)?)?;
+    write(&folder.join("kubelet.json"), serde_json::to_string_pretty(&kubelet)?)?;
     let proxy = proxy(&folder, layout, name);
-    super::write(&folder.join("proxy.json"), serde_json::to_string_pretty(&proxy)?)?;
+    write(&folder.join("proxy.json"), serde_json::to_string_pretty(&proxy)?)?;
     let kubeconfig = folder.join("kubelet.kubeconfig");
     control::write_kubeconfig(state, layout, &ApiUser::Node(index), &kubeconfig)?;
     control::write_kubeconfig(state, layout, &ApiUser::Proxy, &folder.join("proxy.kubeconfig"))?;
@@ -107,7 +112,7 @@ pub(super) fn programs(
                 format!("--hostname-override={name}"),
                 format!("--node-ip={node_ip}"),
                 // Until netpold enforces on the node (deploy/status.md).
-                format!("--register-with-taints={}=:NoSchedule", super::install::TAINT),
+                format!("--register-with-taints={TAINT}=:NoSchedule"),
             ],
         ),
         program(
@@ -119,7 +124,6 @@ pub(super) fn programs(
 
 /// Returns containerd's configuration, with all paths in directories of the node's own.
 fn containerd(folder: &Path, binaries: &ClusterBinaries) -> String {
-    let pause = images::PAUSE;
     let runc = binaries.runc.display();
     let plugins = binaries.plugins.display();
     let cni = folder.join("cni");
@@ -136,7 +140,7 @@ address = "{SOCKET}"
 path = "/var/lib/containerd/opt"
 
 [plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{pause}"
+sandbox_image = "{PAUSE}"
 # Nobody but the machine's root may lower a score.
 restrict_oom_score_adj = true
 

@@ -8,10 +8,12 @@ use nix::sys::signal::{Signal, kill as send};
 use nix::unistd::Pid;
 
 use super::binaries::ClusterBinaries;
+use super::common::wait;
 use super::images::{self, NETPOLD};
 use super::kubectl::Kubectl;
+use super::layout::ClusterLayout;
 use super::state::{ClusterFolder, NODES};
-use super::{ClusterLayout, control, network, node, starts, wait};
+use super::{network, node, starts};
 use crate::step;
 
 /// Number of kills of each agent. The kubelet's restart delay grows each time.
@@ -96,7 +98,7 @@ pub(super) fn reboot(state: &ClusterFolder, kubectl: &Kubectl) -> Result<()> {
         state.go(name)?;
         // Until the kubelet has checked it, the agent from before the reboot counts as ready.
         wait("an agent after the boot", PATIENCE, || agent(state, name))?;
-        control::wait_ready(kubectl)?;
+        kubectl.wait_ready()?;
         rolled_out(kubectl)?;
         step::note(&format!("{name} is back after {:.0?}", start.elapsed()));
         Ok(())

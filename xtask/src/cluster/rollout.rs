@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::common::wait;
 use super::images::BUSYBOX;
 use super::kubectl::Kubectl;
 use super::network::pods_after;
 use super::smoke::wait_gates;
 use super::state::NODES;
-use super::wait;
 use crate::step;
 
 const NAMESPACE: &str = "netpold-rollout";

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use super::common::wait;
 use super::images::BUSYBOX;
 use super::kubectl::Kubectl;
 use super::state::NODES;
-use super::wait;
 use crate::step;
 
 const NAMESPACE: &str = "netpold-smoke";

@@ -20,11 +20,12 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use super::common::wait;
 use super::images::BUSYBOX;
 use super::kubectl::Kubectl;
+use super::layout::ClusterLayout;
 use super::network::NodeNetworks;
 use super::state::{ClusterFolder, NODES};
-use super::{ClusterLayout, wait};
 use crate::step;
 
 const NAMESPACE: &str = "netpold-starts";

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::common::write;
 use super::init;
 use crate::step;
 
@@ -96,7 +97,7 @@ impl ClusterFolder {
     /// # Errors
     /// The file cannot be created.
     pub(super) fn go(&self, node: &str) -> Result<()> {
-        super::write(&self.node(node).join(init::GO), "")
+        write(&self.node(node).join(init::GO), "")
     }
 
     /// Returns a command that runs inside a node: in its network, mount, PID, UTS and IPC namespaces.

@@ -1,5 +1,6 @@
 //! Connections between all pods, probed and compared with the oracle.
 
+use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -113,7 +114,7 @@ fn measure<'a>(
 }
 
 fn print(cluster: &DemoCluster, cells: &[ProbeCell<'_>]) {
-    let fancy = super::fancy();
+    let fancy = fancy();
     print_legend(fancy);
     let column = |text: &str| format!("{text:COLUMN$}");
     let namespaces: String = cluster.pods.iter().map(|to| column(to.namespace())).collect();
@@ -179,4 +180,9 @@ fn symbol(cells: &[&ProbeCell<'_>], fancy: bool) -> String {
         "✗" | "-" => format!("{} ", text.dimmed()),
         _ => format!("{} ", text.yellow()),
     }
+}
+
+/// Whether the terminal shows symbols beyond ASCII.
+fn fancy() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
 }

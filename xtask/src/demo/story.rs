@@ -5,14 +5,19 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netpold_testbed::{Agent, Manifests, ProbeProtocol, TestFlow, TestPod};
+use netpold_testbed::{Agent, Manifests, ProbeProtocol, TestFlow, TestPod, interrupted};
 use owo_colors::OwoColorize;
 
 use super::cluster::{DemoCluster, HTTP};
 use super::netpold::{self, DropRecord, OracleQuestion};
-use super::{POLICIES, go_on};
 use crate::step;
 
+/// Policies of the demo, with the names of their files.
+pub(super) const POLICIES: [(&str, &str); 3] = [
+    ("shop.yaml", include_str!("../../../deploy/example/shop.yaml")),
+    ("billing.yaml", include_str!("../../../deploy/example/billing.yaml")),
+    ("monitoring.yaml", include_str!("../../../deploy/example/monitoring.yaml")),
+];
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// A request on an open connection takes well under a millisecond here; without an answer in this time the connection
 /// counts as cut.
@@ -125,4 +130,13 @@ fn wait_for_drop(agent: &Agent, source: &str) -> Result<DropRecord> {
 
 fn indented(text: &str) -> String {
     text.lines().map(|line| format!("      {line}\n")).collect()
+}
+
+/// Ends the demo on an interrupt.
+///
+/// # Errors
+/// The process was interrupted.
+pub(super) fn go_on() -> Result<()> {
+    ensure!(!interrupted(), "interrupted");
+    Ok(())
 }

@@ -5,9 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::read;
 use crate::arch::Arch;
 use crate::setup::{self, Toolchain};
 use crate::{root, step, target};
@@ -51,6 +50,31 @@ pub(super) fn ensure_nameless(binary: &[u8]) -> Result<()> {
         let bytes = [place.as_os_str().as_encoded_bytes(), b"/"].concat();
         let found = binary.windows(bytes.len()).any(|window| window == bytes);
         ensure!(!found, "{} is in the binary", place.display());
+    }
+    Ok(())
+}
+
+/// Reads a binary; fails unless it is static.
+///
+/// # Errors
+/// When the file cannot be read, or the binary is not static.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    ensure_static(path, &bytes)?;
+    Ok(bytes)
+}
+
+/// Ensures that a binary is static: an image from scratch has no dynamic loader.
+fn ensure_static(path: &Path, binary: &[u8]) -> Result<()> {
+    ensure!(binary.starts_with(b"\x7fELF"), "{} is no ELF binary", path.display());
+    let output = Command::new("readelf").args(["--program-headers", "--wide"]).arg(path).output();
+    let output = output.context("cannot run readelf (Debian package binutils)")?;
+    if String::from_utf8_lossy(&output.stdout).contains("INTERP") {
+        bail!(
+            "{} is linked dynamically, and an image from scratch holds no libraries; leave --binary \
+             out, or build with -C target-feature=+crt-static and --target",
+            path.display()
+        );
     }
     Ok(())
 }

@@ -7,9 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::output;
 use crate::arch::Arch;
-use crate::step;
+use crate::step::{self, output};
 
 /// Unpacks a package, with dependencies that are not installed, into a folder.
 ///

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::BOOT;
 use super::guest::Guest;
 use super::kernel::UnpackedKernel;
 use super::qemu::Qemu;
+
+/// Limit of a guest's time until its first step.
+const BOOT: Duration = Duration::from_mins(10);
 
 /// Result of a step.
 pub(super) struct StepResult {

@@ -11,8 +11,8 @@ use tempfile::TempDir;
 
 use super::archive::CpioArchive;
 use super::kernel::UnpackedKernel;
+use super::modules;
 use super::userland::Userland;
-use super::{modules, output};
 use crate::arch::Arch;
 use crate::setup::{self, Toolchain};
 use crate::{cargo, root, step};
@@ -66,7 +66,7 @@ impl TestBinaries {
             Ok(command)
         };
         step::show(&mut build()?)?;
-        let messages = output(build()?.args(["--message-format=json", "--quiet"]))?;
+        let messages = step::output(build()?.args(["--message-format=json", "--quiet"]))?;
         let built: Vec<Artifact> =
             messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let find = |name: &str, kind: &str| {

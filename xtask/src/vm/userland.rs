@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::apt::{self, COMPLETE, DebianSuite};
-use super::output;
 use crate::arch::Arch;
+use crate::step::output;
 
 /// Paths of files on this machine by their paths in the guest.
 pub(super) type GuestFiles = BTreeMap<PathBuf, PathBuf>;

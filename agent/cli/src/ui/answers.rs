@@ -9,7 +9,6 @@ use netpold_core::explain::ResolvedWithin;
 use netpold_core::model::{Direction, DomainName, Enforcement, Key, Pod};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 use netpold_review::diff::{DiffParty, NamedPair};
-use netpold_review::doctor;
 use netpold_review::explain;
 use serde_json::{Value, json};
 
@@ -175,10 +174,10 @@ pub(super) fn learn_policies(source: &ObjectSource, namespace: &str) -> Result<V
 /// The objects cannot be read.
 pub(super) fn doctor_report(source: &ObjectSource, world: &ObjectSnapshot) -> Result<Value> {
     let report = match source.is_live() {
-        true => doctor::examine_cluster(&source.cluster, source.namespace.as_deref())?,
+        true => netpold_doctor::examine_cluster(&source.cluster, source.namespace.as_deref())?,
         false => {
             let objects = netpold_client::offline::stand_in(world.objects.objects.clone());
-            doctor::examine(objects, world.judge.details())
+            netpold_doctor::examine(objects, world.judge.details())
         }
     };
     Ok(serde_json::to_value(&report)?)

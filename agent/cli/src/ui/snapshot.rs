@@ -5,11 +5,11 @@ use std::sync::OnceLock;
 
 use anyhow::Result;
 use ipnet::IpNet;
+use netpold_client::details::read_details;
 use netpold_client::live::{self, ClusterArgs};
 use netpold_client::offline::{self, Recursive, Reviewed};
 use netpold_core::cluster::Cluster;
 use netpold_review::diff::{self, ComparisonBaseline, NamedPairs, named_pairs};
-use netpold_review::doctor;
 use netpold_review::judge::Judge;
 
 /// Most pairs of classes on the map.
@@ -55,7 +55,7 @@ impl ObjectSource {
         let (manifests, given) = (self.manifests.as_deref(), self.namespace.as_deref());
         let namespace = live::namespace(manifests, &self.cluster, given)?;
         let objects = live::all_objects(manifests, self.depth, &self.cluster, given)?;
-        let details = doctor::read_details(manifests, self.depth, &self.cluster, &namespace)?;
+        let details = read_details(manifests, self.depth, &self.cluster, &namespace)?;
         let title = match (manifests, &self.cluster.context) {
             (Some(path), _) if offline::is_standard_input(path) => {
                 offline::STANDARD_INPUT.to_owned()

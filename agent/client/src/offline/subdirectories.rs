@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use netpold_kube::manifests::{is_manifest, tree};
 
-use super::Recursive;
+use super::args::Recursive;
 
 /// Most subdirectories that are named.
 const NAMED: usize = 5;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
-use super::{ConntrackEntry, ConntrackTuple, KernelFlow, PartialTuple};
+use super::entry::{ConntrackEntry, ConntrackTuple, KernelFlow, PartialTuple};
 use crate::netlink::{
     MessageBody, NETFILTER_HEADER, NLA_F_NESTED, ask_netfilter, attribute, attributes,
 };

@@ -7,7 +7,9 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::{self, ErrorKind};
 
-use super::{ConntrackEntry, KernelFlow, PartialTuple, TCP};
+use netpold_ebpf::packet::protocol::TCP;
+
+use super::entry::{ConntrackEntry, KernelFlow, PartialTuple};
 
 /// Path for the calling thread: threads of one process may be in several network namespaces.
 const PATH: &str = "/proc/thread-self/net/nf_conntrack";

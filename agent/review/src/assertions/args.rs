@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ipnet::IpNet;
 use netpold_client::live::ClusterArgs;
-use netpold_client::offline::Recursive;
+use netpold_client::offline::ReviewArgs;
 
 /// Flags of `netpold test`.
 #[derive(Debug, Args)]
@@ -28,13 +27,9 @@ pub struct TestArgs {
     /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
-    /// Subdirectories of --manifests.
+    /// Subdirectories of --manifests, and addresses of pods without one.
     #[command(flatten)]
-    pub depth: Recursive,
-    /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
-    /// [default: private addresses]
-    #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
-    pub pod_cidrs: Vec<IpNet>,
+    pub review: ReviewArgs,
     /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,

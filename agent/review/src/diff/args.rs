@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ipnet::IpNet;
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_client::live::ClusterArgs;
-use netpold_client::offline::Recursive;
+use netpold_client::offline::ReviewArgs;
 
 /// Flags of `netpold diff`.
 #[derive(Debug, Args)]
@@ -36,13 +35,9 @@ pub struct DiffArgs {
         required_unless_present = "from"
     )]
     pub file: Option<PathBuf>,
-    /// Subdirectories of the directories.
+    /// Subdirectories of the directories, and addresses of pods without one.
     #[command(flatten)]
-    pub depth: Recursive,
-    /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
-    /// [default: private addresses]
-    #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
-    pub pod_cidrs: Vec<IpNet>,
+    pub review: ReviewArgs,
     /// Delete the objects of -f instead of applying them
     #[arg(long, env = "NETPOLD_DELETE", requires = "file")]
     pub delete: bool,

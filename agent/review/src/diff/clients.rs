@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
+use netpold_client::details::{Details, is_selected};
 use netpold_core::cluster::{Cluster, PRIVATE_RANGES, is_unaddressed};
 use netpold_core::model::Pod;
 
@@ -10,7 +11,6 @@ use super::difference::{ConnectivityChange, Difference};
 use super::party::{DiffParty, list_names};
 use super::ports::PortRanges;
 use super::workloads::ComparedWorkload;
-use crate::doctor::{Details, is_selected};
 use crate::judge::{is_link_local, lacks_own_node};
 
 /// Notes on changes that include or omit addresses of nodes, or of pods that have none yet and get one of `ranges`.

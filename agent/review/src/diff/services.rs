@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use ipnet::IpNet;
+use netpold_client::details::{Details, EndpointsPort, WrittenService, is_selected};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Blocks, Verdict};
 use netpold_core::model::{Change, EndpointSlice, Key, Labels, NamedPort, Pod, Protocol, Service};
@@ -17,8 +18,6 @@ use super::party::DiffParty;
 use super::ports::PROTOCOLS;
 use super::ports::PortRanges;
 use super::rules::PolicyCriteria;
-use crate::doctor::details::{EndpointsPort, WrittenService};
-use crate::doctor::{Details, is_selected};
 use crate::judge::Judge;
 
 /// Most questions about Services, before and after the change together.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use netpold_client::details::{Details, read_details};
 use netpold_client::live;
 use netpold_client::offline::{self, Recursive, Reviewed, apply, pods_of};
 use netpold_core::cluster::{Cluster, ObjectKey};
@@ -13,7 +14,6 @@ use netpold_kube::document::{DocumentNode, Documents, Value};
 
 use super::args::DiffArgs;
 use super::party::list_names;
-use crate::doctor::{self, Details};
 use crate::unenforced;
 
 /// Objects before and after a change, with the pods of all pod templates.
@@ -37,7 +37,7 @@ pub struct Sources {
 /// # Errors
 /// A source cannot be read, needs rendering, or contains nothing to apply.
 pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
-    let depth = args.depth;
+    let depth = args.review.depth;
     if let (Some(from), Some(to)) = (&args.from, &args.to) {
         let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
         let [from, to] = [("--from", from), ("--to", to)].map(|(option, path)| {
@@ -74,7 +74,7 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
 /// Reads the objects of `-f`, and applies them to the present ones.
 fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
-    let depth = args.depth;
+    let depth = args.review.depth;
     let own = live::namespace(manifests, &args.cluster, namespace)?;
     offline::refuse_kustomization("diff", "-f", file, depth)?;
     let reviewed = offline::review("--file", file, &own, depth)?.reported();
@@ -94,7 +94,7 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     sources.gaps.splice(0..0, gaps);
     sources.are_unread |= !unread.is_empty();
     sources.is_partial = manifests.is_some();
-    let present = doctor::read_details(manifests, depth, &args.cluster, &own)?;
+    let present = read_details(manifests, depth, &args.cluster, &own)?;
     let add = |details: &mut Details| details.add("--file", file, depth);
     sources.set_details(present, &changes, args.delete, add)?;
     Ok(sources)

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use ipnet::IpNet;
 use netpold_client::arguments::PartyArg;
 use netpold_client::live::{self, ClusterArgs};
-use netpold_client::offline::Recursive;
+use netpold_client::offline::ReviewArgs;
 use netpold_client::output::Output;
 use netpold_core::probe::{IpProtocol, Probe};
 
@@ -17,13 +16,9 @@ pub struct ExplainArgs {
     /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
-    /// Subdirectories of --manifests.
+    /// Subdirectories of --manifests, and addresses of pods without one.
     #[command(flatten)]
-    pub depth: Recursive,
-    /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
-    /// [default: private addresses]
-    #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
-    pub pod_cidrs: Vec<IpNet>,
+    pub review: ReviewArgs,
     /// Control socket of an agent, to ask instead of manifests: the agent compares its objects, its
     /// tables and the kernel's programs
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET")]

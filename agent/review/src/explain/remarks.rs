@@ -3,8 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::doctor::{self, Details};
 use ipnet::IpNet;
+use netpold_client::details::complete::numbers;
+use netpold_client::details::{Details, is_selected};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Cause, Explanation, Judgement, Verdict};
 use netpold_core::probe::{IpProtocol, Party};
@@ -99,10 +100,10 @@ fn service_port(answer: &mut Explanation, cluster: &Cluster, details: &Details) 
     let asked = i32::from(answer.probe.port);
     let remark = details.services.iter().find_map(|(key, service)| {
         let is_selected = key.namespace == pod.key.namespace
-            && doctor::is_selected(&pod.labels, &service.selector);
+            && is_selected(&pod.labels, &service.selector);
         let mut ports = service.ports.iter().filter(|it| it.protocol.number() == protocol);
         let port = ports.find(|port| is_selected && port.port == asked)?;
-        let targets = doctor::numbers(&port.target, port.protocol, pod);
+        let targets = numbers(&port.target, port.protocol, pod);
         let target = targets.first().filter(|_| !targets.iter().any(|it| i32::from(*it) == asked))?;
         Some(format!(
             "{asked} is the port of Service {key}, which leads to port {target} of its pods; --to svc/{key} asks for that"

@@ -6,10 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use netpold_client::details::{Details, PortReference, WrittenService, is_selected};
 use netpold_core::model::{Change, Key, Labels, NamedPort, Pod, SharedStr, SlicePort, WorkloadRef};
-
-use crate::doctor::details::{PortReference, WrittenService};
-use crate::doctor::{Details, is_selected};
 
 /// Kind of a stand-in's workload if no template gives its labels.
 const KIND: &str = "Pod";

@@ -1,10 +1,9 @@
 //! Addresses of nodes at a `hostPort`: a CNI plugin may translate such packets to the container's port.
 
+use netpold_client::details::Details;
 use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::probe::{Party, Probe};
-
-use crate::doctor::Details;
 
 /// Returns the reason for which the verdict on traffic to a node's address depends on the translation of a `hostPort`.
 pub(super) fn reason_unknown(

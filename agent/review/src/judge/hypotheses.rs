@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use netpold_client::details::Details;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explanation, Verdict};
 use netpold_core::labels::{NAMESPACE_NAME, OF_PODS, may_be_set_to};
@@ -16,7 +17,6 @@ use netpold_core::probe::Party;
 
 use super::absent::is_absent;
 use super::ends::pods_of_answer;
-use crate::doctor::Details;
 
 /// Value that no policy can name: it is not a valid label.
 const OTHER: &str = "?";

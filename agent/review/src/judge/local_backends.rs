@@ -1,11 +1,10 @@
 //! Services with `internalTrafficPolicy: Local` or `externalTrafficPolicy: Local`: only backends of one node are chosen.
 
+use netpold_client::details::Details;
 use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::explain::{Explainer, Explanation, ServiceBackend, Verdict};
 use netpold_core::model::{Key, Pod, ServicePort};
 use netpold_core::probe::{Party, Probe};
-
-use crate::doctor::Details;
 
 /// Leaves out the backends that the traffic policy of a Service excludes, and judges by the others; if none of them is
 /// ready, by the terminating ones of the node. Backends without a known node stay.

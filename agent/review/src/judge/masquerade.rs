@@ -4,12 +4,11 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use netpold_client::details::Details;
 use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::explain::{Cause, Explainer, Explanation, ServiceBackend, Verdict};
 use netpold_core::model::{Key, Node, Pod};
 use netpold_core::probe::{Party, Probe};
-
-use crate::doctor::Details;
 
 /// Returns the reason for which the verdict on a client of a Service's external address depends on the entry node.
 pub(super) fn reason_unknown(

@@ -3,13 +3,12 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
+use netpold_client::details::complete::numbers;
+use netpold_client::details::{Details, WrittenService, is_selected};
 use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::explain::{Explainer, Explanation, Judgement, ServiceBackend, Verdict};
 use netpold_core::model::{self, Change, EndpointSlice, Key, Pod, ServicePort};
 use netpold_core::probe::{IpProtocol, Party, Probe};
-
-use crate::doctor::details::WrittenService;
-use crate::doctor::{Details, is_selected, numbers};
 
 /// The Services with given EndpointSlices.
 #[derive(Clone)]

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
+use netpold_client::details::{Details, PortReference, WrittenService};
 use netpold_core::cluster::{AddressOwner, Cluster};
 use netpold_core::explain::{Explainer, Explanation, JudgedTemplate, ServiceBackend, Verdict};
 use netpold_core::labels::NAMESPACE_NAME;
@@ -14,8 +15,6 @@ use netpold_core::model::{
 use netpold_core::probe::{Party, Probe};
 
 use super::services::{BackendPort, ServiceQuestion, of_pods, selected};
-use crate::doctor::Details;
-use crate::doctor::details::{PortReference, WrittenService};
 use netpold_core::first_names::first_names;
 
 /// Most pods that a text names.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use super::{ADMIN_TOKEN, ApiServer};
+use super::server::{ADMIN_TOKEN, ApiServer};
 
 /// Access in a kubeconfig.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ impl ApiServer {
     /// The administrator's kubeconfig.
     #[must_use]
     pub fn admin(&self) -> PathBuf {
-        self.directory.0.join("admin.kubeconfig")
+        self.directory().join("admin.kubeconfig")
     }
 
     /// Writes a kubeconfig of one context, `test`, into the server's directory.
@@ -58,7 +58,7 @@ impl ApiServer {
             "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
             "current-context": "test",
         });
-        let path = self.directory.0.join(name);
+        let path = self.directory().join(name);
         fs::write(&path, serde_json::to_string_pretty(&config)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
@@ -67,7 +67,7 @@ impl ApiServer {
     /// File with the certificates of the server and its issuer.
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
-        self.directory.0.join("certs/apiserver.crt")
+        self.directory().join("certs/apiserver.crt")
     }
 
     /// A token of a service account, requested as a kubelet does; valid for at least ten minutes.

@@ -7,8 +7,6 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::ApiServer;
-
 /// Audit policy: metadata of every request at its response; of a watch, at its start and at its end.
 pub const AUDIT_POLICY: &str = r#"{
   "apiVersion": "audit.k8s.io/v1",
@@ -36,17 +34,6 @@ pub struct Request {
     pub code: u64,
     /// Message of an error response; else empty.
     pub message: String,
-}
-
-impl ApiServer {
-    /// All requests of a user so far, or of all users if `user` is empty.
-    ///
-    /// # Errors
-    /// When the log cannot be read.
-    pub fn requests(&self, user: &str) -> Result<Vec<Request>> {
-        let requests = read_requests(&self.directory.0.join("audit.log"))?;
-        Ok(requests.into_iter().filter(|request| [&request.user, ""].contains(&user)).collect())
-    }
 }
 
 /// All requests in an audit log of [`AUDIT_POLICY`].

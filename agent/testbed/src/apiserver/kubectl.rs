@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::ApiServer;
+use super::server::ApiServer;
 
 impl ApiServer {
     /// Runs kubectl as the administrator; returns its standard output.
@@ -47,13 +47,13 @@ impl ApiServer {
     /// # Errors
     /// When out of file descriptors.
     pub fn kubectl_command(&self) -> Result<Command> {
-        let binary = &self.binaries.kubectl;
+        let binary = &self.binaries().kubectl;
         let mut command = match &self.netns {
             Some(netns) => netns.command(binary)?,
             None => Command::new(binary),
         };
         command.arg("--kubeconfig").arg(self.admin());
-        command.arg("--cache-dir").arg(self.directory.0.join("kubectl-cache"));
+        command.arg("--cache-dir").arg(self.directory().join("kubectl-cache"));
         Ok(command)
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::ApiServer;
+use super::server::ApiServer;
 
 /// Maximum number of bytes passed on at once.
 const CHUNK: usize = 1 << 16;

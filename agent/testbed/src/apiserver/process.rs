@@ -18,6 +18,10 @@ use crate::netns::Netns;
 
 /// Time between the signal to end and SIGKILL.
 const GRACE: Duration = Duration::from_secs(10);
+/// Limit for an answer of a server, for busy machines too.
+pub(super) const PATIENCE: Duration = Duration::from_secs(90);
+/// Pause between two attempts of a wait.
+pub(super) const INTERVAL: Duration = Duration::from_millis(50);
 
 /// A process with a log. The process also ends with the thread that started it, so a killed test leaves no process
 /// behind.

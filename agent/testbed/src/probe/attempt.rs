@@ -2,12 +2,12 @@
 
 use std::io::{self, ErrorKind, Read};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use nix::poll::PollFlags;
 use socket2::{Domain, Socket, Type};
 
-use super::{ProbeResult, nonce};
+use super::result::ProbeResult;
 use crate::ProbeProtocol;
 use crate::icmp;
 use crate::sctp::{self, Chunk};
@@ -135,6 +135,12 @@ impl Attempt {
             }
         })
     }
+}
+
+/// A text unique among the requests of this process.
+pub(crate) fn nonce() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("{:x}-{:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Parses `<name> <nonce>` and the end of the line.

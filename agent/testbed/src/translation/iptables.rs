@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{MASQUERADE, TranslatedPort};
+use super::port::{MASQUERADE, TranslatedPort};
 
 /// Input for `iptables-restore`: the whole table, which replaces the former one.
 pub(super) fn rules(services: &[TranslatedPort]) -> String {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{MASQUERADE, TranslatedPort};
+use super::port::{MASQUERADE, TranslatedPort};
 
 /// Returns the table of a family, as a script that replaces the former table.
 pub(super) fn rules(v6: bool, services: &[TranslatedPort]) -> String {

@@ -4,13 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::{Choices, NODE, services, tiers};
+use super::choices::Choices;
 use netpold_core::model::{
-    Change, Denial, EndpointSlice, Enforcement, IpBlock, Key, Labels, NamedPort, Namespace, Node,
-    Peer, Pod, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, SecondaryInterface,
-    Selector, Service,
+    Denial, Enforcement, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
+    PortMatch, PortRule, Protocol, Requirement, Rule, SecondaryInterface, Selector,
 };
 
+/// The node from which generated clusters are seen.
+pub const NODE: &str = "n1";
 pub(super) const NAMESPACES: [&str; 3] = ["x", "y", "z"];
 pub(super) const NODES: [&str; 2] = [NODE, "n2"];
 const LABEL_KEYS: [&str; 3] = ["app", "tier", "env"];
@@ -56,6 +57,15 @@ pub(super) fn pod6(choices: &mut Choices<'_>) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from_bits(high | u128::from(number + 1)))
 }
 
+/// An address that only Services have.
+pub(super) fn cluster_ip(choices: &mut Choices<'_>) -> IpAddr {
+    let number = choices.below(4) as u8;
+    match choices.chance(65) {
+        true => IpAddr::from([10, 96, 0, number + 1]),
+        false => IpAddr::V6(Ipv6Addr::from_bits(0xfd96 << 112 | u128::from(number + 1))),
+    }
+}
+
 /// An address that a pod claims on a secondary network: mostly an address of such a network, else an address of another
 /// object.
 fn second_address(choices: &mut Choices<'_>) -> IpAddr {
@@ -88,7 +98,7 @@ pub(super) fn address(choices: &mut Choices<'_>) -> IpAddr {
     match choices.below(9) {
         0..=2 => pod4(choices),
         3 | 4 => pod6(choices),
-        8 => services::cluster_ip(choices),
+        8 => cluster_ip(choices),
         5 => IpAddr::from(*choices.pick(&NODES4)),
         6 => node6(choices.below(2)),
         _ if choices.chance(70) => IpAddr::from(*choices.pick(&OTHERS4)),
@@ -178,57 +188,6 @@ pub(super) fn local_pod(choices: &mut Choices<'_>, number: u32) -> Pod {
 
 fn protocol(choices: &mut Choices<'_>) -> Protocol {
     *choices.pick(&[Protocol::Tcp, Protocol::Tcp, Protocol::Udp, Protocol::Sctp])
-}
-
-/// A new object of the same name.
-pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
-    match object {
-        Change::Namespace(old) => Change::Namespace(namespace(choices, &old.name)),
-        Change::Node(old) => {
-            let new = node(choices, &old.name);
-            let keep = choices.chance(50);
-            let addresses = if keep { old.addresses.clone() } else { new.addresses };
-            Change::Node(Node { addresses, ..new })
-        }
-        Change::Pod(old) => {
-            let new = pod(choices, 0);
-            // Labels change while a pod runs; other changes mean a new pod.
-            if choices.chance(50) {
-                return Change::Pod(Pod { labels: new.labels, ..old.clone() });
-            }
-            let uid = format!("{}+", old.uid);
-            Change::Pod(Pod { key: old.key.clone(), uid, ..new })
-        }
-        Change::Policy(old) => {
-            Change::Policy(Policy { key: old.key.clone(), ..policy(choices, 0) })
-        }
-        Change::ClusterPolicy(old) => Change::ClusterPolicy(tiers::changed(choices, old)),
-        Change::Service(old) => {
-            Change::Service(Service { key: old.key.clone(), ..services::service(choices) })
-        }
-        Change::EndpointSlice(old) => {
-            let mut new = services::slice(choices, 0, &[]);
-            // Usually the backends change, not the Service.
-            if choices.chance(80) {
-                new.service.clone_from(&old.service);
-            }
-            if choices.chance(70) {
-                new.ports.clone_from(&old.ports);
-            }
-            Change::EndpointSlice(EndpointSlice { key: old.key.clone(), ..new })
-        }
-        // Not API objects.
-        Change::ClusterPolicyGone(_)
-        | Change::NamespaceGone(_)
-        | Change::NodeGone(_)
-        | Change::PodGone(_)
-        | Change::PolicyGone(_)
-        | Change::ServiceGone(_)
-        | Change::EndpointSliceGone(_)
-        | Change::Interface(_)
-        | Change::InterfaceGone(_)
-        | Change::OwnAddresses(_) => object.clone(),
-    }
 }
 
 fn named_port(choices: &mut Choices<'_>) -> NamedPort {

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::choices::Choices;
+use super::cluster::GeneratedCluster;
 use super::objects::{self, NAMED_PORTS, PORTS};
-use super::{Choices, GeneratedCluster};
 use netpold_core::model::{Change, Direction, Key, Peer, PortMatch, Rule, Service};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 

@@ -1,11 +1,11 @@
 //! Services and EndpointSlices of a generated cluster: few, so that they share addresses, backends and ports.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::Choices;
-use super::objects::{self, NAMED_PORTS, NAMESPACES};
+use super::choices::Choices;
+use super::objects::{self, NAMED_PORTS, NAMESPACES, cluster_ip};
 use netpold_core::model::{EndpointSlice, Key, Protocol, Service, ServicePort, SlicePort};
 
 const NAMES: [&str; 3] = ["s0", "s1", "s2"];
@@ -15,15 +15,6 @@ const PORTS: [u16; 5] = [53, 80, 81, 443, 65535];
 const NODE_PORTS: [u16; 3] = [80, 30000, 32767];
 /// Ports of backends that no pod has named.
 const TARGETS: [u16; 3] = [1, 81, 443];
-
-/// An address that only Services have.
-pub(super) fn cluster_ip(choices: &mut Choices<'_>) -> IpAddr {
-    let number = choices.below(4) as u8;
-    match choices.chance(65) {
-        true => IpAddr::from([10, 96, 0, number + 1]),
-        false => IpAddr::V6(Ipv6Addr::from_bits(0xfd96 << 112 | u128::from(number + 1))),
-    }
-}
 
 /// A network in place of addresses beyond the budget.
 fn network(choices: &mut Choices<'_>) -> IpNet {

@@ -1,6 +1,6 @@
 //! Reduces a failing cluster to the smallest that still fails.
 
-use super::GeneratedCluster;
+use super::cluster::GeneratedCluster;
 use netpold_core::model::{
     Change, ClusterPolicy, ClusterRule, EndpointSlice, Enforcement, IpBlock, Labels, Namespace,
     Node, Peer, Pod, Policy, PortMatch, Rule, Selector, Service,

@@ -1,6 +1,6 @@
 //! ClusterNetworkPolicies of a generated cluster.
 
-use super::Choices;
+use super::choices::Choices;
 use super::objects::{block, denial, enforcement, port_rule, selector};
 use netpold_core::model::{
     Action, ClusterPolicy, ClusterRule, Direction, IpBlock, NamespacedPods, Peer, PolicyVersion,

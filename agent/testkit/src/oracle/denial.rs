@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use netpold_core::model::{Action, Denial, Direction, Enforcement, Pod, Tier};
 
-use super::Oracle;
 use super::matching::selects;
+use super::state::Oracle;
 
 impl Oracle {
     /// Whether a pod's denied packets are answered: every policy that may deny a packet must have `reject`, by its own

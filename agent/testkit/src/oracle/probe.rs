@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use netpold_core::model::{Direction, Pod};
 use netpold_core::probe::{Party, Probe};
 
-use super::Oracle;
 use super::services::{Frontend, Of};
+use super::state::Oracle;
 
 /// The answer to a [`Probe`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

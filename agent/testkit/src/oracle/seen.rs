@@ -3,8 +3,8 @@
 
 use std::net::IpAddr;
 
-use super::Oracle;
 use super::matching::{block_holds, port_matches, selects};
+use super::state::Oracle;
 use netpold_core::model::{
     Action, ClusterPolicy, ClusterRule, Direction, Enforcement, Peer, Pod, Policy, Rule, Tier,
 };

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::Oracle;
 use super::seen::{Decision, Seen};
+use super::state::Oracle;
 use netpold_core::model::{Direction, EndpointSlice, Pod, Service, ServicePort, SlicePort};
 
 /// Kind of a port at an address: a Service port or a node port.

@@ -1,6 +1,6 @@
 //! Blocks of addresses, and rules of a direction that `policyTypes` lacks.
 
-use netpold_review::doctor::Severity;
+use netpold_doctor::Severity;
 
 use super::{CLUSTER, examine, found, of, one, places, policy};
 

@@ -1,6 +1,6 @@
 //! Connections that the policies of one end allow and those of the other end deny, and clients outside of the cluster.
 
-use netpold_review::doctor::{DoctorReport, Severity};
+use netpold_doctor::{DoctorReport, Severity};
 
 use super::{examine, places, policy};
 

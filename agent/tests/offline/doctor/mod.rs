@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Output;
 
-use netpold_review::doctor::{DoctorReport, Finding, Severity};
+use netpold_doctor::{DoctorReport, Finding, Severity};
 use netpold_testbed::without_twins;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_netpold");

@@ -1,7 +1,7 @@
 //! Peers on the host's network beside other pods, namespaces of unknown labels, labels that miss pods by one, and ports of
 //! another protocol.
 
-use netpold_review::doctor::{DoctorReport, Severity};
+use netpold_doctor::{DoctorReport, Severity};
 
 use super::{examine, places};
 

@@ -1,7 +1,7 @@
 //! Findings about rules with the port of a Service instead of the backend's: of the API server, of Services without
 //! selector, and of other Services.
 
-use netpold_review::doctor::Severity;
+use netpold_doctor::Severity;
 
 use super::{examine, places, policy};
 

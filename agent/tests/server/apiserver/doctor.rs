@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use netpold_review::doctor::DoctorReport;
+use netpold_doctor::DoctorReport;
 use netpold_testbed::{Container, Kubelet};
 use serde_json::{Value, json};
 

@@ -2,7 +2,24 @@
 
 use serde_json::{Value, json};
 
-use super::{PodPhase, TIME, address, digits, time};
+use super::values::{TIME, address, digits, time};
+
+/// Phases of a pod; each is a write of its object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::scale) enum PodPhase {
+    /// Created by its ReplicaSet.
+    Created,
+    /// Bound by the scheduler.
+    Scheduled,
+    /// Accepted by its kubelet.
+    Starting,
+    /// Running and ready.
+    Running,
+    /// Deletion requested.
+    Terminating,
+    /// Running, with a changed status.
+    Changed,
+}
 
 /// A spec as from a Deployment's template with the API server's defaults.
 pub(super) fn spec(pod: &str) -> Value {
