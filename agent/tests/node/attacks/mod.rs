@@ -27,6 +27,7 @@ mod itself;
 mod lists;
 mod marks;
 mod mirror;
+mod node_scope;
 mod numbers;
 mod overlay;
 mod own_address;
