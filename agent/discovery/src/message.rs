@@ -219,9 +219,23 @@ pub(super) fn peer_address(message: MessageBody<'_>, index: u32) -> Option<IpAdd
 }
 
 /// Returns the address in an address message if its scope is wider than a link.
-pub(super) fn global_address(message: MessageBody<'_>) -> Option<IpAddr> {
-    let (family, scope) = (*message.payload.first()?, *message.payload.get(3)?);
-    if message.kind != RTM_NEWADDR || scope >= RT_SCOPE_LINK {
+fn global_address(message: MessageBody<'_>) -> Option<IpAddr> {
+    let scope = *message.payload.get(3)?;
+    (scope < RT_SCOPE_LINK).then(|| any_address(message)).flatten()
+}
+
+/// Returns the address in an address message, of any scope, unless each node has it: netfilter translates packets to node
+/// ports at all of them. The compiler knows the networks of the others (`127.0.0.0/8`, `::1`, `fe80::/10`).
+pub(super) fn own_address(message: MessageBody<'_>) -> Option<IpAddr> {
+    any_address(message).filter(|address| match address {
+        IpAddr::V4(address) => !address.is_loopback(),
+        IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
+    })
+}
+
+fn any_address(message: MessageBody<'_>) -> Option<IpAddr> {
+    let family = *message.payload.first()?;
+    if message.kind != RTM_NEWADDR {
         return None;
     }
     // On a point-to-point interface IFA_ADDRESS is the peer's address, and IFA_LOCAL the interface's own.

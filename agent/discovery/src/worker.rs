@@ -16,9 +16,8 @@ use crate::event::DiscoveryEvent;
 use crate::inventory::Inventory;
 use crate::listening::Listening;
 use crate::message::{
-    LinkEvent, addresses_request, bridge, global_address, host_route, link_event,
-    link_inside_request, links_request, own_addresses_request, peer_address, routes_request,
-    station,
+    LinkEvent, addresses_request, bridge, host_route, link_event, link_inside_request,
+    links_request, own_address, own_addresses_request, peer_address, routes_request, station,
 };
 use crate::table::VethLink;
 
@@ -187,7 +186,7 @@ impl Worker {
     fn list_own_addresses(&mut self) -> Result<bool, StopReason> {
         let services = if_nametoindex(SERVICE_DEVICE).ok();
         let found = self.requests.dump(&own_addresses_request(), |message| {
-            let address = global_address(message)?;
+            let address = own_address(message)?;
             (services.is_none() || message.word(4) != services).then_some(address)
         });
         match found {

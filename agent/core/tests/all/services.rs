@@ -175,6 +175,30 @@ fn backends_that_are_no_pods_and_the_own_node() {
     assert!(!world.egress(1, "10.96.0.3", 80));
 }
 
+/// The node translates node ports there as at its other addresses.
+#[test]
+fn addresses_that_each_node_has_may_be_translated() {
+    let inner = [block("127.3.0.0/16", &[]), block("fe80::1/128", &[])];
+    let outside = [block("0.0.0.0/0", &["10.0.0.0/8"]), block("::/0", &["fd00::/8"])];
+    let all = inner.into_iter().chain(outside).collect();
+    let egress = Some(vec![rule(Some(all), None)]);
+    let open = policy("a", "outside", Selector::default(), None, egress);
+    let mut world = with([Change::Policy(open.clone())]);
+    let each = ["127.0.0.1", "127.3.2.1", "::1", "fe80::1", "febf::2"];
+    for address in each {
+        assert!(world.egress(1, address, 30080) && is_marked(&world, address), "{address}");
+        assert!(untranslated(&world, address, 30080), "{address}");
+    }
+    for address in ["128.0.0.1", "126.255.255.255", "::2", "fec0::1", "fe7f::1"] {
+        assert!(world.egress(1, address, 30080) && !is_marked(&world, address), "{address}");
+    }
+    world.apply([Change::PolicyGone(open.key)]);
+    world.apply([Change::Policy(policy("a", "closed", Selector::default(), None, Some(vec![])))]);
+    for address in each {
+        assert!(!world.egress(1, address, 30080), "{address}: the mark grants nothing");
+    }
+}
+
 /// Whether an untranslated packet passes where it leaves the node.
 fn untranslated(world: &World, address: &str, port: u16) -> bool {
     world.tables.allows_untranslated(1, ip(address), 6, port).unwrap()

@@ -1,4 +1,4 @@
-//! Loopback addresses, which no policy regards: their packets stay in the network namespace of the sender.
+//! Loopback addresses, which no policy regards: a socket's packets to them stay in the network namespace of the sender.
 
 use std::net::IpAddr;
 

@@ -104,6 +104,14 @@ fn is_same(of_slice: &SlicePort, of_service: &ServicePort) -> bool {
     of_slice.name == of_service.name && of_slice.protocol == of_service.protocol
 }
 
+/// Whether each node has this address for itself: a loopback or link-local one.
+const fn is_of_each_node(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_loopback(),
+        IpAddr::V6(address) => address.is_loopback() || address.is_unicast_link_local(),
+    }
+}
+
 /// Verdict about a packet that no node has translated.
 pub(super) struct Untranslated {
     pub(super) allowed: bool,
@@ -125,11 +133,12 @@ impl Oracle {
     }
 
     /// Whether packets of `pod` to an address may be translated: at a Service, whatever ports it has, in its networks, at
-    /// node ports, or at this node, which has node ports too.
+    /// node ports, or at this node, which has node ports too, as at the addresses that each node has.
     #[must_use]
     pub fn is_translated(&self, pod: &Pod, address: IpAddr) -> bool {
         let is_node = self.is_node(address);
         self.is_own_node(pod, address)
+            || is_of_each_node(address)
             || self.services.iter().filter(|service| !service.unserved).any(|service| {
                 let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
                 service.addresses.contains(&address)

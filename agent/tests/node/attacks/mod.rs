@@ -28,6 +28,7 @@ mod joined;
 mod lists;
 mod marks;
 mod mirror;
+mod node_scope;
 mod numbers;
 mod overlay;
 mod own_address;

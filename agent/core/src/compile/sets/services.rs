@@ -5,14 +5,14 @@
 //! settled.
 //!
 //! Addresses beyond the limit of their namespace have no entry of their own, but an empty service target for their whole
-//! network.
+//! network. So have the addresses that each node has for itself.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::cluster::Cluster;
 use crate::cluster::{Dirty, services::range};
@@ -54,21 +54,32 @@ pub(super) struct ServiceSets {
 /// Networks with an empty service target.
 #[derive(Debug, Default)]
 struct Networks {
-    /// By Service.
-    of: BTreeMap<Key, BTreeSet<IpNet>>,
-    /// Number of Services by network.
+    /// By Service; `None`: [`of_each_node`].
+    of: BTreeMap<Option<Key>, BTreeSet<IpNet>>,
+    /// Number of users by network.
     users: BTreeMap<IpNet, u32>,
 }
 
+/// Networks of addresses that each node has for itself. netfilter translates packets to node ports there as at the node's
+/// other addresses, also packets that the kernel drops after the translation if they still have such a destination.
+fn of_each_node() -> BTreeSet<IpNet> {
+    let networks = [
+        Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into(),
+        Ipv6Net::from(Ipv6Addr::LOCALHOST).into(),
+        Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10).into(),
+    ];
+    networks.into()
+}
+
 impl Networks {
-    /// Sets the networks of a Service; adds changed ones to `changed`.
-    fn set(&mut self, service: &Key, new: BTreeSet<IpNet>, changed: &mut BTreeSet<IpNet>) {
+    /// Sets the networks of a Service, or of each node; adds changed ones to `changed`.
+    fn set(&mut self, service: Option<&Key>, new: BTreeSet<IpNet>, changed: &mut BTreeSet<IpNet>) {
         for network in &new {
             *self.users.entry(*network).or_default() += 1;
         }
         let old = match new.is_empty() {
-            true => self.of.remove(service),
-            false => self.of.insert(service.clone(), new.clone()),
+            true => self.of.remove(&service.cloned()),
+            false => self.of.insert(service.cloned(), new.clone()),
         };
         let old = old.unwrap_or_default();
         for network in &old {
@@ -168,7 +179,7 @@ impl SettlingContext<'_> {
         work.networks.clone_from(&dirty.services);
         if active != self.services.active {
             let networks = std::mem::take(&mut self.services.networks);
-            work.networks.extend(networks.of.keys().cloned());
+            work.networks.extend(networks.of.keys().flatten().cloned());
             work.networks.extend(services.services().keys().cloned());
             *self.services = ServiceSets { active, networks, ..ServiceSets::default() };
             work.addresses.extend(services.addresses().chain(self.cluster.own_addresses()));
@@ -294,12 +305,14 @@ impl SettlingContext<'_> {
     /// Sets the empty service targets of networks, see [`Self::leads_back`].
     fn set_targets_within(&mut self, work: &PendingServices, active: bool) {
         let mut changed = BTreeSet::new();
+        let of_each_node = if active { of_each_node() } else { BTreeSet::new() };
+        self.services.networks.set(None, of_each_node, &mut changed);
         for key in &work.networks {
             let new = match active || self.services.backed.contains(key) {
                 true => self.cluster.translation.networks_of(key),
                 false => BTreeSet::new(),
             };
-            self.services.networks.set(key, new, &mut changed);
+            self.services.networks.set(Some(key), new, &mut changed);
         }
         for network in changed {
             let users = &mut self.services.networks.users;
