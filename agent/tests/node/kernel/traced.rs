@@ -69,7 +69,7 @@ fn traced_programs_and_host_agree_on_the_fuzz_corpus() {
 fn ordinary_programs_have_nothing_of_it() {
     let has =
         |object: &[u8], name: &str| object.windows(name.len()).any(|it| it == name.as_bytes());
-    for name in ["netpold_trace_note", "AYA_LOGS"] {
+    for name in ["netpold_trace_step", "AYA_LOGS"] {
         assert!(has(TRACED_OBJECT, name), "{name}");
         assert!(!has(netpold_dataplane::object::OBJECT, name), "{name}");
     }
