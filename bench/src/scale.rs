@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use netpold_api::source::SourceStatus;
+use netpold_core::cluster::SecondaryNetworks;
 use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, WatchSettings, client, watch};
 use netpold_testbed::apiserver::{Meter, Passed};
 use netpold_testbed::{ApiServer, Credential, processor_time};
@@ -165,7 +166,14 @@ fn start(
         let access = access(&kubeconfig);
         let peers = FollowedPeers::Pods;
         let node = node_name(number);
-        let settings = WatchSettings { access, node, nodes, peers, cluster_policies: true };
+        let settings = WatchSettings {
+            access,
+            node,
+            nodes,
+            secondary_networks: SecondaryNetworks::default(),
+            peers,
+            cluster_policies: true,
+        };
         let (mut source, _events) = runtime.block_on(watch(settings))?;
         let (status, changes) = (source.status.clone(), Arc::clone(&changes));
         runtime.spawn(async move {

@@ -270,19 +270,19 @@ mod tests {
     fn names_are_announced_while_a_series_takes_long() {
         let (mut all, now) = (PeerNames::default(), Instant::now());
         set(&mut all, "x", "p", Some(&["a"]));
-        all.look(false, now);
+        all.decide_names(false, now);
         set(&mut all, "x", "q", Some(&["b"]));
-        all.look(false, now + LONG / 2);
+        all.decide_names(false, now + LONG / 2);
         let announced = |all: &PeerNames| Vec::from_iter(all.index().coming_label_keys);
         assert_eq!(announced(&all), Vec::<String>::new(), "it may be short");
-        all.look(false, now + LONG);
+        all.decide_names(false, now + LONG);
         assert_eq!(announced(&all), ["a", "b"], "b waits for its end");
         set(&mut all, "x", "r", Some(&["c"]));
-        all.look(false, now + LONG + PACE / 2);
+        all.decide_names(false, now + LONG + PACE / 2);
         assert_eq!(announced(&all), ["a", "b"], "the index is not written for each new policy");
-        all.look(false, now + LONG + PACE);
+        all.decide_names(false, now + LONG + PACE);
         assert_eq!(announced(&all), ["a", "b", "c"]);
-        all.look(true, now + LONG + PACE);
+        all.decide_names(true, now + LONG + PACE);
         assert_eq!((announced(&all), all.index.len()), (Vec::<String>::new(), 1));
     }
 

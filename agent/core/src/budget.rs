@@ -50,6 +50,7 @@ const CROWDED_UNITS: u32 = POLICY_UNITS / 1024;
 /// The change with its object as it is kept in memory: a Service with more addresses than a namespace may have, besides
 /// its cluster addresses, has networks in their place, and an EndpointSlice is cut off above its limits.
 #[must_use]
+#[expect(clippy::wildcard_enum_match_arm, reason = "all other kinds are kept whole")]
 pub fn kept_change(change: Change) -> Change {
     match change {
         Change::Service(service) => Change::Service(frontends::kept_service(service)),

@@ -267,7 +267,7 @@ impl Engine {
         self.health.count_repairs("programs", dataplane.reconcile_xdp());
         dataplane.reconcile_devices();
         if dataplane.reconcile_fragments() {
-            self.health.repaired("nftables", 1);
+            self.health.count_repairs("nftables", 1);
             tracing::warn!("restored the nftables rules for fragments: changed by another process");
         }
         self.health.pins(dataplane.reconcile_pins());

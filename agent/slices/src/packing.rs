@@ -177,8 +177,8 @@ impl Packing {
         if !shares(pod) {
             return self.unused;
         }
-        let alike = groups(pod).into_iter().filter_map(|group| self.alike.get(&group));
-        let with_room = alike.filter_map(|slices| slices.room.last()).next();
+        let mut alike = groups(pod).into_iter().filter_map(|group| self.alike.get(&group));
+        let with_room = alike.find_map(|slices| slices.room.last());
         with_room.copied().unwrap_or_else(|| self.free())
     }
 

@@ -108,7 +108,7 @@ async fn writes_go_on_while_a_slice_is_read() {
     let server = Shared::default();
     let (inputs, input_receiver) = mpsc::unbounded_channel();
     let (_status, source) = watch::channel(SourceStatus::default());
-    let leading = Leading::for_ever();
+    let leading = ElectionView::for_ever();
     let slices = PeerSlices::new(client(&server), leading, input_receiver, source);
     tokio::spawn(slices.run());
     let pods = Selector { requirements: vec![Requirement::Exists("a".into())] };

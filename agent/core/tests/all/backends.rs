@@ -62,9 +62,12 @@ fn granted(world: &World) -> [bool; 4] {
 
 fn reported(world: &World) -> Vec<String> {
     let problems = world.compiler.problems().into_iter();
-    let named = problems.map(|problem| match problem {
-        Problem::TooManyBackends { namespace } => namespace,
-        other => other.to_string(),
+    let named = problems.map(|problem| {
+        if let Problem::TooManyBackends { namespace } = problem {
+            namespace
+        } else {
+            problem.to_string()
+        }
     });
     named.collect()
 }
@@ -90,7 +93,7 @@ fn a_slice_that_is_too_large_ends_the_grants_of_its_service() {
     world.apply([Change::Policy(policy("client", "w", Selector::default(), None, Some(wide)))]);
     assert_eq!(granted(&world), [true; 4]);
     world.apply([
-        slice("tenant", "b", "b2", 1, 1).gone(),
+        slice("tenant", "b", "b2", 1, 1).removal(),
         Change::PolicyGone(Key::new("client", "w")),
     ]);
     assert_eq!(granted(&world), [true; 4]);
@@ -149,14 +152,14 @@ fn slices_of_a_namespace_share_a_limit_in_the_order_of_their_names() {
         assert!(world.compiler.image() == worlds[0].compiler.image());
     }
     let world = &mut worlds[1];
-    world.apply([fill(3).gone()]);
+    world.apply([fill(3).removal()]);
     assert_eq!(granted(world), [true; 4]);
     assert!(reported(world).is_empty());
     world.apply([fill(3)]);
     assert_eq!(granted(world), [true, false, false, true]);
-    world.apply([fill(5).gone(), slice("tenant", "b", "f99", 1, 1)]);
+    world.apply([fill(5).removal(), slice("tenant", "b", "f99", 1, 1)]);
     assert_eq!(granted(world), [true; 4]);
-    world.apply((0..filling).map(|n| fill(n).gone()));
+    world.apply((0..filling).map(|n| fill(n).removal()));
     assert_eq!(granted(world), [true; 4]);
 }
 

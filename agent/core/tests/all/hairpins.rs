@@ -65,10 +65,10 @@ fn a_service_of_another_namespace_leads_no_pod_to_itself() {
         |namespace| [service(namespace, "s", &[FRONTEND], 1, 80), slice(namespace, "s", 1, 9000)];
     let mut world = World::new(victim().into_iter().chain(of("tenant")));
     assert!(!reaches(&world, 80), "the pod is a backend like any other, and none is allowed");
-    world.apply(of("tenant").map(|change| change.gone()));
+    world.apply(of("tenant").map(|change| change.removal()));
     world.apply(of("victim"));
     assert!(reaches(&world, 80));
-    world.apply(of("victim").map(|change| change.gone()));
+    world.apply(of("victim").map(|change| change.removal()));
     assert!(!reaches(&world, 80));
     // A pod isolated for ingress alone: only packets that may come back as its own are marked.
     let closed = policy("victim", "out", Selector::default(), Some(Vec::new()), None);
@@ -76,7 +76,7 @@ fn a_service_of_another_namespace_leads_no_pod_to_itself() {
     for (namespace, is_marked) in [("tenant", false), ("victim", true)] {
         world.apply(of(namespace));
         assert_eq!(world.tables.class(ip(FRONTEND)) & CLASS_TRANSLATED != 0, is_marked);
-        world.apply(of(namespace).map(|change| change.gone()));
+        world.apply(of(namespace).map(|change| change.removal()));
     }
 }
 
@@ -119,6 +119,6 @@ fn a_pod_in_too_many_slices_reaches_itself_through_none() {
     assert!(reaches(&world, 1) && reaches(&world, limit) && !named(&world));
     world.apply([service("victim", "z", &[], 1, 1), slice("victim", "z", 1, 1)]);
     assert!(!reaches(&world, 1) && !reaches(&world, limit) && named(&world));
-    world.apply([slice("victim", "z", 1, 1).gone()]);
+    world.apply([slice("victim", "z", 1, 1).removal()]);
     assert!(reaches(&world, 1) && reaches(&world, limit) && !named(&world));
 }

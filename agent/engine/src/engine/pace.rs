@@ -508,7 +508,7 @@ mod tests {
         assert!(waits(&full, other.clone()));
         let mut beyond = full;
         beyond.ingest(other);
-        assert!(waits(&beyond, slice("s0003", 1, 1).gone()));
+        assert!(waits(&beyond, slice("s0003", 1, 1).removal()));
     }
 
     #[test]

@@ -233,7 +233,7 @@ mod tests {
             let cluster: Cluster = so_far.iter().cloned().collect();
             match change {
                 Change::Pod(pod) => {
-                    pods.record_lost_addresses(&pod.key, Some(pod), &cluster, *when)
+                    pods.record_lost_addresses(&pod.key, Some(pod), &cluster, *when);
                 }
                 Change::PodGone(key) => pods.record_lost_addresses(key, None, &cluster, *when),
                 _ => panic!("{change:?}"),

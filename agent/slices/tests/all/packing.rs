@@ -90,10 +90,12 @@ proptest! {
             let labels = &pod(*number, *label).labels;
             let with_room = || before.iter().filter(|(_, of)| of.len() < MAX_PODS);
             let is_alike = |of: &[Pod]| of.iter().any(|pod| pod.labels == *labels);
-            let alike = with_room().filter(|(_, of)| is_alike(of)).map(|(number, _)| *number).last();
-            let newest = || with_room().map(|(number, _)| *number).last();
-            let unused = || (0..).find(|number| !before.contains_key(number)).unwrap();
-            prop_assert_eq!(touched, vec![alike.or_else(newest).unwrap_or_else(unused)]);
+            let newest = |(number, _): (&SliceNumber, _)| *number;
+            let alike = with_room().rfind(|(_, of)| is_alike(of)).map(newest);
+            let any = || with_room().next_back().map(newest);
+            let unused = || (0..=SliceNumber::MAX).find(|number| !before.contains_key(number));
+            let expected = alike.or_else(any).or_else(unused);
+            prop_assert_eq!(touched, Vec::from_iter(expected));
         }
     }
 

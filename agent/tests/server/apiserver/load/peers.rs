@@ -1,5 +1,6 @@
 //! Large clusters with peer slices and with a watch of all pods, for `deploy/scale.md`: an agent's start, rollouts, and
 //! policies whose peers are all pods. `NETPOLD_SCALE` is the number of pods.
+#![expect(clippy::print_stdout, reason = "measurements")]
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -194,7 +195,7 @@ impl LargeCluster {
     fn run_all(&self) {
         let write = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(self.write_statuses())
+            runtime.unwrap().block_on(self.write_statuses());
         };
         self.world.server.inside(write).unwrap();
     }
@@ -379,7 +380,7 @@ impl LargeCluster {
             assert!(begin.elapsed() < LONGEST, "the agent lacks the last change");
             std::thread::sleep(Duration::from_millis(200));
         }
-        let known = begin.elapsed() - took;
+        let known = begin.elapsed().saturating_sub(took);
         std::thread::sleep(Duration::from_secs(5));
         self.print(&format!("{title} in {took:.1?}, the last one known after {known:.1?}"), before);
     }
