@@ -123,7 +123,7 @@ impl RuleUse {
                 self.recorder.named(pod, cluster, unix_millis());
             }
             Change::PodGone(key) => {
-                self.pods.record_lost_addresses(key, None, cluster, unix_millis())
+                self.pods.record_lost_addresses(key, None, cluster, unix_millis());
             }
             Change::Namespace(_)
             | Change::NamespaceGone(_)

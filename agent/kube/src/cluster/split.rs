@@ -112,7 +112,7 @@ impl Splitter {
                 }
                 (SplitPosition::Colon, b':') => self.at = SplitPosition::BeforeValue,
                 (SplitPosition::BeforeValue, b'[') if !self.items && self.key == b"items" => {
-                    self.items = true
+                    self.items = true;
                 }
                 (SplitPosition::BeforeValue, b',') if self.items => {}
                 (SplitPosition::BeforeValue, b']') if self.items => {

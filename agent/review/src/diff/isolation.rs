@@ -175,7 +175,7 @@ impl Isolation {
             }
             match workload.pods.each_ref().map(Vec::is_empty) {
                 [false, false] => {
-                    this.compare_workload(workload, clusters, compared.contains(&index))
+                    this.compare_workload(workload, clusters, compared.contains(&index));
                 }
                 [false, true] => this.alone(workload, false, clusters[0]),
                 [true, false] => this.alone(workload, true, clusters[1]),
