@@ -14,7 +14,7 @@ use crate::{
         protocol::has_ports,
         rejection::Ends,
     },
-    tables::{TableFamily as _, Tables, policy::row_allows},
+    tables::{TableFamily as _, Tables},
 };
 
 /// One direction of a connection: `struct nf_conntrack_tuple_hash`, the same in all kernels since 2.6.20. Addresses
@@ -196,7 +196,7 @@ impl Course {
             V4::class(tables, V4::address(source))
         };
         let class = Opaque::new(tables, row.into()).class(untranslated(class));
-        row_allows(tables, row, class, protocol, u16::from_be(source_port))
+        tables.row_allows(row, class, protocol, u16::from_be(source_port))
     }
 }
 

@@ -50,7 +50,11 @@ impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
     #[inline(always)]
     pub fn allows(&self, class: ClassId, transport: &Transport) -> bool {
         let Transport { protocol, destination: port, .. } = *transport;
-        row_allows(self.tables, self.rows.in_direction::<D>(), class, protocol, port)
+        let row = self.rows.in_direction::<D>();
+        if T::ROWS_BY_CALL {
+            return self.tables.row_allows(row, class, protocol, port);
+        }
+        row_allows(self.tables, row, class, protocol, port)
     }
 
     /// Whether the row of this direction, which is isolated, allows every protocol and port of a class.
@@ -65,7 +69,7 @@ impl<'a, D: PodDirection, T: Tables> EndpointPolicy<'a, D, T> {
     #[inline(always)]
     pub fn still_allows<F: Family>(&self, flags: u16, class: ClassId, flow: &FlowTuple<F>) -> bool {
         let allows = |row: u32, port: u16| {
-            row == ROW_NOT_ISOLATED || row_allows(self.tables, row, class, flow.protocol, port)
+            row == ROW_NOT_ISOLATED || self.tables.row_allows(row, class, flow.protocol, port)
         };
         flags & CT_NODE != 0
             || (flags & CT_INGRESS != 0 && allows(self.rows.ingress(), flow.local_port))

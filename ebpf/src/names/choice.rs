@@ -23,7 +23,7 @@ use crate::{
         quoted::{Quote, Quoted},
         tuple::FlowTuple,
     },
-    tables::{Opening, TableFamily, Tables, policy::row_allows},
+    tables::{Opening, TableFamily, Tables},
 };
 
 /// Bit of a [`query`]: the packet belongs to an open flow that the pod began, and may prolong its address.
@@ -83,7 +83,7 @@ impl Opening {
     /// Whether the row of a group allows it.
     #[inline(always)]
     pub fn is_allowed<T: Tables>(&self, tables: &T, row: u32) -> bool {
-        row_allows(tables, row, self.class, self.protocol, self.port)
+        tables.row_allows(row, self.class, self.protocol, self.port)
     }
 }
 

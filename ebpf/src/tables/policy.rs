@@ -26,6 +26,16 @@ pub trait PolicyTables {
     fn row_block(&self, block: u32, index: u8) -> PortWord;
     /// Word `port >> 6` of a bitmap.
     fn bitmap(&self, bitmap: u32, word: u16) -> u64;
+    /// [`row_allows`] outside of the fast path: a separate function in the kernel, which the verifier checks once.
+    #[inline(always)]
+    fn row_allows(&self, row: u32, class: ClassId, protocol: u8, port: u16) -> bool
+    where
+        Self: Sized,
+    {
+        row_allows(self, row, class, protocol, port)
+    }
+    /// Whether [`PolicyTables::row_allows`] also judges new flows.
+    const ROWS_BY_CALL: bool = false;
     /// Whether steps are recorded: only in the traced programs, see [`crate::trace`]. Code that serves the trace alone
     /// depends on this constant, so that all other programs stay the same to the instruction.
     const TRACED: bool = false;

@@ -20,7 +20,9 @@ use netpold_ebpf::{
     order,
     packet::family::V6,
     tables::{
-        Tables as _, ipv6_blocks, ipv6_hosts, local_endpoints::LocalEndpoints, policy::PolicyTables,
+        Tables as _, ipv6_blocks, ipv6_hosts,
+        local_endpoints::LocalEndpoints,
+        policy::{PolicyTables, row_allows},
     },
     trace::Step,
 };
@@ -196,6 +198,13 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> PolicyTables
     }
 
     #[inline(always)]
+    fn row_allows(&self, row: u32, class: ClassId, protocol: u8, port: u16) -> bool {
+        netpold_row_allows(row, class, u32::from(protocol) << 16 | u32::from(port)) != 0
+    }
+
+    const ROWS_BY_CALL: bool = !CLAIMS;
+
+    #[inline(always)]
     fn record_step(&self, step: Step, first: u64, second: u64) {
         trace::record_step(step, first, second);
     }
@@ -217,6 +226,14 @@ impl<const DEFERS: bool, const CLAIMS: bool, const OPENS: bool> Timeouts
     fn rank(&self, control: Control, protocol: u8, _settings: &Settings, now: u32) -> u64 {
         netpold_rank(control.0, protocol.into(), now)
     }
+}
+
+/// [`row_allows`] as a function of its own.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_row_allows(row: u32, class: ClassId, protocol_and_port: u32) -> u32 {
+    let (protocol, port) = ((protocol_and_port >> 16) as u8, protocol_and_port as u16);
+    row_allows(&Maps::new(), row, class, protocol, port).into()
 }
 
 /// [`Control::is_expired`] as a function of its own.
