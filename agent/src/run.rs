@@ -102,7 +102,7 @@ pub fn run(mut config: RunConfig) -> Result<()> {
     let ended = result?;
     exporter.iter().for_each(Exporter::finish);
     match ended {
-        EndReason::Told => Ok(()),
+        EndReason::Stopped => Ok(()),
         EndReason::HandedOver => standby::hand_over().map(|never| match never {}),
     }
 }
@@ -131,7 +131,7 @@ async fn complete_before_takeover(opened: OpenedSource, config: &RunConfig) -> O
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndReason {
     /// By a signal, or because another agent claimed the pin root from an agent that gives way.
-    Told,
+    Stopped,
     /// In favour of its successor.
     HandedOver,
 }
@@ -152,7 +152,7 @@ struct RunningAgent {
     /// Number of sweeps with the source's state in force.
     settled_sweeps: u32,
     /// Whether tables or programs of an earlier agent were there at the start.
-    is_successor: bool,
+    inherited: bool,
     /// Offer of the pin root to another agent, which takes it by asking.
     offer: Option<PinRootOffer>,
     /// Pin root to offer to a successor once this agent is at work.
@@ -240,7 +240,7 @@ impl RunningAgent {
             interfaces_in_sync: false,
             reading_events: false,
             settled_sweeps: 0,
-            is_successor: inherited,
+            inherited,
             offer,
             hands_over: (config.takes_from == TakesFrom::Predecessor)
                 .then(|| config.files.bpffs.clone()),
@@ -309,7 +309,7 @@ impl RunningAgent {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
             }
-            self.take_what_is_there(&mut noticed);
+            self.take_pending(&mut noticed);
             if self.inputs.are_usable() && self.interfaces_in_sync {
                 retry = block_in_place(|| lock(&self.engine).step(noticed));
                 grace.restart_wait();
@@ -317,7 +317,7 @@ impl RunningAgent {
             }
             if starting && self.is_at_work() {
                 starting = false;
-                say_ready();
+                notify_ready();
                 self.offer_to_successor();
             }
             self.reports.publish(&self.engine, self.inputs.status());
@@ -325,14 +325,18 @@ impl RunningAgent {
         block_in_place(|| {
             let mut engine = lock(&self.engine);
             let news = engine.sweep();
-            tell_of_flows(&engine, &self.drops, news);
+            record_new_flows(&engine, &self.drops, news);
             Tracing::end(&mut *engine);
         });
         self.telemetry.finish().await;
         self.records.finish(&self.engine).await;
         info!("netpold exits; enforcement stays in place");
         // An agent that gives way waits for no other agent.
-        Ok(if taken && self.hands_over.is_some() { EndReason::HandedOver } else { EndReason::Told })
+        Ok(if taken && self.hands_over.is_some() {
+            EndReason::HandedOver
+        } else {
+            EndReason::Stopped
+        })
     }
 
     /// Sweeps the flow table, repairs, and reports the flows and denials since the last sweep. Returns the time of the
@@ -340,7 +344,7 @@ impl RunningAgent {
     fn sweep_and_report(&mut self) -> Option<Instant> {
         let mut engine = lock(&self.engine);
         let news = engine.sweep();
-        tell_of_flows(&engine, &self.drops, news);
+        record_new_flows(&engine, &self.drops, news);
         let due = engine.repair();
         let denied = lock(&self.drops).take_denied();
         engine.record_denied(&denied);
@@ -379,7 +383,7 @@ impl RunningAgent {
     }
 
     /// Takes the pending inputs and events into the same update.
-    fn take_what_is_there(&mut self, noticed: &mut Option<Instant>) {
+    fn take_pending(&mut self, noticed: &mut Option<Instant>) {
         while let Some(input) = self.inputs.try_next() {
             let at = self.take_input(input);
             noticed.get_or_insert(at);
@@ -410,7 +414,7 @@ impl RunningAgent {
         self.reading_events = true;
         let (engine, drops) = (Arc::clone(&self.engine), Arc::clone(&self.drops));
         let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
-        self.telemetry.start_feed(self.is_successor, || {
+        self.telemetry.start_feed(self.inherited, || {
             let lines = events::record_events(&mut ring, &drops);
             lines.iter().for_each(|line| events::log_line(line, &pod));
         });
@@ -423,18 +427,18 @@ impl RunningAgent {
 }
 
 /// Notifies the service manager that the agent is at work.
-fn say_ready() {
+fn notify_ready() {
     if let Err(error) = service_manager::ready() {
         warn!(%error, "cannot notify the service manager of readiness");
     }
 }
 
 /// Records new flows for `netpold observe`. Logs flows that audited policies would deny, and keeps them for the status.
-fn tell_of_flows(engine: &Engine, drops: &Mutex<DropLog>, news: NewFlows) {
+fn record_new_flows(engine: &Engine, drops: &Mutex<DropLog>, news: NewFlows) {
     let now = Instant::now();
     let lines: Vec<_> = {
         let mut drops = lock(drops);
-        drops.journal().flows(news.opened, news.untold);
+        drops.journal().flows(news.opened, news.unreported);
         news.audited.into_iter().filter_map(|dropped| drops.record_drop(dropped, now)).collect()
     };
     for line in lines {

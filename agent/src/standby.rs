@@ -3,7 +3,8 @@
 //! An agent holds an exclusive lock on its pin root, and the kernel releases it with the process. The standby waits for
 //! a shared lock, so it runs within microseconds of the agent's end, for any reason of the end. It holds the shared
 //! lock while it closes interfaces, so no agent starts in between; the agent that comes replaces the closing program
-//! ([`netpold_discovery::newcomers`]).
+//! ([`netpold_discovery::newcomers`]). An agent that hands its node over becomes such a process, and takes the node back if
+//! no agent runs for [`VACANCY`].
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -250,15 +251,15 @@ impl Standby {
                 }
             }
             Ok(Some(_)) => {}
-            Ok(None) => self.occupied(),
+            Ok(None) => self.request_next_vacancy(),
             // Uninstalled: the next agent creates another directory with another lock.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.occupied(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.request_next_vacancy(),
             Err(error) => tracing::warn!(%error, "cannot lock the pin root"),
         }
     }
 
-    /// An agent runs, or there is no pin root: waits for the end of the next agent.
-    fn occupied(&mut self) {
+    /// Requests the report of the next vacancy: an agent runs, or the pin root is absent.
+    fn request_next_vacancy(&mut self) {
         self.vacant = None;
         // The receiving thread outlives the sender.
         let _ = self.vacancies.again.send(());
@@ -268,7 +269,7 @@ impl Standby {
     fn is_vacant_for(&mut self, long: Duration) -> bool {
         let Some(since) = self.vacant else { return false };
         if PinRoot::is_busy(&self.root) {
-            self.occupied();
+            self.request_next_vacancy();
             return false;
         }
         since.elapsed() >= long

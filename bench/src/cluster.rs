@@ -285,7 +285,8 @@ fn pods(key: &str, value: &str) -> Peer {
     Peer::Pods { namespaces: None, pods: selector(key, value) }
 }
 
-fn selector(key: &str, value: &str) -> Selector {
+/// A selector of one value of a label.
+pub(crate) fn selector(key: &str, value: &str) -> Selector {
     Selector { requirements: vec![Requirement::In(key.into(), vec![value.into()])] }
 }
 

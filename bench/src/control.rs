@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use netpold_core::model::{
     Change, Enforcement, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy,
-    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
+    PolicyVersion, Rule, Selector,
 };
 use netpold_core::ops::Op;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_testkit::objects;
 use serde::Serialize;
 
-use crate::cluster::NODE;
+use crate::cluster::{NODE, selector};
 use crate::figures::{say, table};
 use crate::host;
 use crate::random::SplitMix64;
@@ -230,7 +230,7 @@ const EVENTS: [(&[&str], ClusterEvent); 10] = [
     }),
     (&["policy edited: ports"], |scale, n, random| {
         let number = random.below(scale.local);
-        scale.edited(number, |rule| rule.ports = Some(vec![tcp(2000 + n as u16)]))
+        scale.edited(number, |rule| rule.ports = Some(vec![objects::tcp(2000 + n as u16)]))
     }),
     (&["policy edited: peers"], |scale, n, random| {
         let number = random.below(scale.local);
@@ -314,7 +314,7 @@ impl Scale {
             peer(team(number), &app(1)),
             Peer::Block(IpBlock { cidr, except: Vec::new() }),
         ];
-        let ports = vec![tcp(80), tcp(1000 + (number % 50) as u16)];
+        let ports = vec![objects::tcp(80), objects::tcp(1000 + (number % 50) as u16)];
         let rules = vec![Rule { peers: Some(peers), ports: Some(ports) }];
         Policy {
             key: Key::new(namespace_name(number % self.namespaces), format!("policy{number}")),
@@ -362,14 +362,6 @@ fn team(number: u32) -> String {
 
 fn peer(team: String, app: &str) -> Peer {
     Peer::Pods { namespaces: Some(selector("team", &team)), pods: selector("app", app) }
-}
-
-fn selector(key: &str, value: &str) -> Selector {
-    Selector { requirements: vec![Requirement::In(key.into(), vec![value.into()])] }
-}
-
-fn tcp(port: u16) -> PortRule {
-    PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }
 }
 
 /// Prints the results.

@@ -131,7 +131,7 @@ fn one(shape: &'static str, objects: ObjectShape, size: u32) -> Result<Hostile> 
     let relabel_ms =
         relabelled.into_iter().try_fold(0.0, |most, took| took.map(|t| t.max(most)))?;
     let others = (0..EDITS).map(|n| {
-        let port = vec![tcp(3000 + n as u16)];
+        let port = vec![objects::tcp(3000 + n as u16)];
         world.enforce(vec![BESIDE.edited(n % BESIDE.local, |rule| rule.ports = Some(port))])
     });
     let others: Vec<f64> = others.collect::<Result<_>>()?;
@@ -150,10 +150,6 @@ fn pod(name: &str, label: &str, number: u32) -> Pod {
         addresses: vec![IpAddr::V4(Ipv4Addr::from_bits(0x0b00_0001 + number))],
         ..objects::pod(TENANT, name, &[("id", label)], &[])
     }
-}
-
-fn tcp(port: u16) -> PortRule {
-    PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }
 }
 
 /// A policy of egress rules; the edited one lacks the last rule.
@@ -180,7 +176,10 @@ pub(crate) fn blocks_but_one(size: u32, edited: bool) -> Vec<Change> {
     vec![policy(size, edited, |n| {
         let except = vec![IpNet::V4(Ipv4Net::new_assert(scattered(n), 32))];
         let block = IpBlock { cidr: IpNet::default(), except };
-        Rule { peers: Some(vec![Peer::Block(block)]), ports: Some(vec![tcp(1 + n as u16)]) }
+        Rule {
+            peers: Some(vec![Peer::Block(block)]),
+            ports: Some(vec![objects::tcp(1 + n as u16)]),
+        }
     })]
 }
 
@@ -188,7 +187,7 @@ fn port_sets(size: u32, edited: bool) -> Vec<Change> {
     vec![policy(size, edited, |n| {
         let cidr = IpNet::V4(Ipv4Net::new_assert(scattered(n), 32));
         let block = IpBlock { cidr, except: Vec::new() };
-        let ports = vec![tcp(1 + n as u16), tcp(20_000 + n as u16)];
+        let ports = vec![objects::tcp(1 + n as u16), objects::tcp(20_000 + n as u16)];
         Rule { peers: Some(vec![Peer::Block(block)]), ports: Some(ports) }
     })]
 }
@@ -198,7 +197,7 @@ fn labels(size: u32, edited: bool) -> Vec<Change> {
         let requirements = vec![Requirement::In("id".into(), vec![format!("id{n}")])];
         let pods = Selector { requirements };
         let peers = vec![Peer::Pods { namespaces: None, pods }];
-        Rule { peers: Some(peers), ports: Some(vec![tcp(1 + n as u16)]) }
+        Rule { peers: Some(peers), ports: Some(vec![objects::tcp(1 + n as u16)]) }
     });
     let pods = (0..size).map(|n| Change::Pod(pod(&format!("far{n}"), &format!("id{n}"), n + 1)));
     pods.filter(|_| !edited).chain([rules]).collect()

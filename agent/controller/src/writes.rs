@@ -174,8 +174,9 @@ impl Writes {
         }
     }
 
-    /// Handles the outcome of a write. Returns the policy's key, on failure with the delay before the next attempt. The
-    /// delay doubles with each consecutive failure; `None`: no attempt before the next change.
+    /// Handles the outcome of a write. Returns the policy's key, on failure with the delay before the next attempt:
+    /// [`RETRY`] in an outage, else doubled with each consecutive failure up to 32 times. `None`: no attempt before the
+    /// next change.
     pub(super) fn handle_outcome(
         &mut self,
         WriteOutcome { key, result }: WriteOutcome,

@@ -128,28 +128,28 @@ pub(super) fn link_event(message: MessageBody<'_>) -> Option<LinkEvent> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OutsideVeth {
     /// A veth with a peer in another namespace is present, by its interface index.
-    There(u32),
+    Present(u32),
     /// One end of a veth left for another namespace; the peer with this index is in the agent's namespace.
     Left { index: u32, peer: u32 },
     /// A link of any other kind left the agent's namespace.
     Gone(u32),
     /// Both ends of a veth are in the agent's namespace: the peer with this index is a veth of the agent's namespace
     /// too. No event reports this for the peer itself.
-    Home(u32),
+    BothEndsHere(u32),
 }
 
 impl OutsideVeth {
     /// Returns the index of a veth that is present.
     pub(super) fn index(self) -> Option<u32> {
-        if let Self::There(index) = self { Some(index) } else { None }
+        if let Self::Present(index) = self { Some(index) } else { None }
     }
 }
 
 /// Parses a link message; `None`: a link of another kind, or a veth with a peer in a namespace without an identifier.
 pub(super) fn outside_veth(message: MessageBody<'_>) -> Option<OutsideVeth> {
     match link_event(message)? {
-        LinkEvent::Now(veth) if veth.namespace.is_some() => Some(OutsideVeth::There(veth.index)),
-        LinkEvent::Now(veth) => (!veth.leads_away).then_some(OutsideVeth::Home(veth.peer)),
+        LinkEvent::Now(veth) if veth.namespace.is_some() => Some(OutsideVeth::Present(veth.index)),
+        LinkEvent::Now(veth) => (!veth.leads_away).then_some(OutsideVeth::BothEndsHere(veth.peer)),
         // The kernel composes the message before the link moves.
         LinkEvent::Gone(index) => Some(match link(message, index) {
             Some(LinkEvent::Now(veth)) if !veth.leads_away && veth.peer != 0 && moves(message) => {
@@ -224,8 +224,9 @@ fn global_address(message: MessageBody<'_>) -> Option<IpAddr> {
     (scope < RT_SCOPE_LINK).then(|| any_address(message)).flatten()
 }
 
-/// Returns the address in an address message, of any scope, unless each node has it: netfilter translates packets to node
-/// ports at all of them. The compiler knows the networks of the others (`127.0.0.0/8`, `::1`, `fe80::/10`).
+/// Returns the address in an address message, of any scope, except loopback and link-local addresses: every node has
+/// those, and the compiler knows their networks (`127.0.0.0/8`, `::1`, `fe80::/10`). netfilter translates packets to node
+/// ports at each returned address.
 pub(super) fn own_address(message: MessageBody<'_>) -> Option<IpAddr> {
     any_address(message).filter(|address| match address {
         IpAddr::V4(address) => !address.is_loopback(),

@@ -197,16 +197,20 @@ struct ReportedVeths {
 impl ReportedVeths {
     fn event(&mut self, event: OutsideVeth) -> Vec<VethChange> {
         match event {
-            OutsideVeth::There(index) if !self.known.contains(&index) => vec![self.appeared(index)],
+            OutsideVeth::Present(index) if !self.known.contains(&index) => {
+                vec![self.appeared(index)]
+            }
             // Its listing may take long.
-            OutsideVeth::There(index) if self.existing.remove(&index) => {
+            OutsideVeth::Present(index) if self.existing.remove(&index) => {
                 vec![VethChange::Existing(index)]
             }
             OutsideVeth::Left { index, peer } => vec![self.remove_link(index), self.appeared(peer)],
             OutsideVeth::Gone(index) => vec![self.remove_link(index)],
-            OutsideVeth::Home(peer) if self.known.contains(&peer) => vec![self.remove_link(peer)],
-            OutsideVeth::There(index) => vec![VethChange::Changed(index)],
-            OutsideVeth::Home(_) => Vec::new(),
+            OutsideVeth::BothEndsHere(peer) if self.known.contains(&peer) => {
+                vec![self.remove_link(peer)]
+            }
+            OutsideVeth::Present(index) => vec![VethChange::Changed(index)],
+            OutsideVeth::BothEndsHere(_) => Vec::new(),
         }
     }
 
@@ -341,14 +345,14 @@ mod tests {
     #[test]
     fn events_do_not_wait_for_the_first_listing() {
         let mut known = known([1, 2, 3]);
-        assert_eq!(known.event(OutsideVeth::There(2)), [Existing(2)]);
-        assert_eq!(known.event(OutsideVeth::There(2)), [Changed(2)]);
-        assert_eq!(known.event(OutsideVeth::There(4)), [New(4)]);
+        assert_eq!(known.event(OutsideVeth::Present(2)), [Existing(2)]);
+        assert_eq!(known.event(OutsideVeth::Present(2)), [Changed(2)]);
+        assert_eq!(known.event(OutsideVeth::Present(4)), [New(4)]);
         assert_eq!(known.event(OutsideVeth::Gone(3)), [Gone(3)]);
         // The listing began before the two events. Interface 1 is not a veth, 5 appeared before the listener.
         assert_eq!(known.listed(&set([2, 3, 5])), [Changed(2), New(5), Gone(1)]);
-        assert_eq!(known.event(OutsideVeth::There(3)), [New(3)], "another veth with this index");
-        assert_eq!(known.event(OutsideVeth::There(4)), [Changed(4)]);
+        assert_eq!(known.event(OutsideVeth::Present(3)), [New(3)], "another veth with this index");
+        assert_eq!(known.event(OutsideVeth::Present(4)), [Changed(4)]);
     }
 
     #[test]
@@ -356,14 +360,14 @@ mod tests {
         let mut known = known([1, 2]);
         assert_eq!(known.event(OutsideVeth::Left { index: 2, peer: 1 }), [Gone(2), New(1)]);
         assert_eq!(known.listed(&set([1])), [Changed(1)], "it is no existing one");
-        assert_eq!(known.event(OutsideVeth::Home(1)), [Gone(1)]);
+        assert_eq!(known.event(OutsideVeth::BothEndsHere(1)), [Gone(1)]);
         assert_eq!(known.event(OutsideVeth::Left { index: 3, peer: 1 }), [Gone(3), New(1)]);
     }
 
     #[test]
     fn a_listing_corrects_missed_events() {
         let mut known = known([]);
-        assert_eq!(known.event(OutsideVeth::There(1)), [New(1)]);
+        assert_eq!(known.event(OutsideVeth::Present(1)), [New(1)]);
         known.since.clear();
         assert_eq!(known.listed(&set([2])), [New(2), Gone(1)]);
     }

@@ -339,10 +339,11 @@ fn refusing<'o>(
 
 /// Returns whether some pod of the name server admits a group.
 fn admits(objects: &GroupedObjects<'_>, server: &Server<'_>, group: &PodGroup<'_>) -> bool {
-    let mut of_pods = questions_of(objects, server, group).filter_map(|(pod, from, at)| {
+    let of_pods = questions_of(objects, server, group).filter_map(|(pod, from, at)| {
         let (protocol, port) = at;
         objects.explainer.allows(pod, Direction::Ingress, from, protocol, port)
     });
+    let mut of_pods = of_pods.take(ASKED).peekable();
     // Servers on the host's network, or of another address family, are not judged.
-    of_pods.next().is_none_or(|first| first || of_pods.take(ASKED).any(|admitted| admitted))
+    of_pods.peek().is_none() || of_pods.any(|admitted| admitted)
 }

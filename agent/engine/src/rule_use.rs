@@ -197,8 +197,8 @@ impl RuleUse {
         let (opened, more_opened) = self.opened.take_flows();
         let missed = std::mem::take(&mut self.last.missed);
         let missed = missed + self.observed.take_missed();
-        let untold = UnreportedFlows { audited: more_audited, opened: more_opened + missed };
-        NewFlows { audited, opened, untold }
+        let unreported = UnreportedFlows { audited: more_audited, opened: more_opened + missed };
+        NewFlows { audited, opened, unreported }
     }
 
     /// Returns the flows that audited policies would deny: by policy (a ClusterNetworkPolicy has no namespace), and in
@@ -273,7 +273,7 @@ pub struct NewFlows {
     /// New flows in the table.
     pub opened: Vec<JournalEvent>,
     /// Flows not reported one by one.
-    pub untold: UnreportedFlows,
+    pub unreported: UnreportedFlows,
 }
 
 #[cfg(test)]

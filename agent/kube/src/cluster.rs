@@ -55,6 +55,7 @@ use self::hub::{Hub, KindUpdate, KindVersion, NodeScope};
 use self::kind::{ClusterNetworkPolicy, WatchedKind};
 pub use self::list::{KindListing, Lister, PAGE};
 use self::node_use::NodeUse;
+pub use self::outage::random_part;
 use self::outage::{Following, Outage};
 use self::peers::{AskServer, PeerChannels, PeerKinds, Peers};
 pub use self::slice_health::PeerTimes;

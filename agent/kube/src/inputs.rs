@@ -28,9 +28,9 @@ pub struct Inputs {
     /// Whether an earlier agent's state is in force.
     inherited: bool,
     /// Whether the source has reported no object so far.
-    nothing_given: bool,
+    is_empty_so_far: bool,
     /// Whether the source is in sync, possibly without any object.
-    all_said: bool,
+    is_in_sync: bool,
     /// Whether the known state may be enforced.
     usable: bool,
 }
@@ -61,8 +61,8 @@ impl Inputs {
             pods: CniAddresses::new(node),
             restored: RestoredObjects::default(),
             inherited,
-            nothing_given: true,
-            all_said: false,
+            is_empty_so_far: true,
+            is_in_sync: false,
             usable: false,
         }
     }
@@ -112,11 +112,11 @@ impl Inputs {
         // A file that was never readable keeps the source from being in sync. If an earlier agent's state is enforced,
         // that stays; if nothing is enforced, a partial state is better. A source without any object never means that
         // there are no policies: the volume may not be mounted yet.
-        self.nothing_given &= batch.changes.is_empty();
+        self.is_empty_so_far &= batch.changes.is_empty();
         // A cluster's state is not enforced in parts: the API server delivers the rest soon.
         let early = !self.inherited && self.source.partial;
-        self.usable |= early || (batch.in_sync && !self.nothing_given);
-        self.all_said = batch.in_sync;
+        self.usable |= early || (batch.in_sync && !self.is_empty_so_far);
+        self.is_in_sync = batch.in_sync;
         Input { changes: batch.changes, results: None, at: batch.at }
     }
 
@@ -135,7 +135,7 @@ impl Inputs {
     /// Returns the reason for which nothing is enforced although the source is in sync.
     #[must_use]
     pub fn held(&self) -> Option<String> {
-        (self.all_said && !self.usable).then(|| NOTHING_GIVEN.to_owned())
+        (self.is_in_sync && !self.usable).then(|| NOTHING_GIVEN.to_owned())
     }
 
     /// Returns whether the last good state is in force, at least in part.

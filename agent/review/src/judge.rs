@@ -20,7 +20,7 @@ mod undecoded;
 mod unread;
 
 use std::net::IpAddr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use ipnet::IpNet;
 use netpold_api::source::SourceProblem;
@@ -40,6 +40,7 @@ pub(crate) use self::refused::{RefusedPolicy, RefusedReading, all_read_as, all_r
 use self::services::ServiceBackends;
 pub(crate) use self::services::service_named;
 use netpold_core::first_names::first_names;
+use netpold_core::lock::lock;
 
 /// Objects, and the properties of them that enforcement does not read.
 pub struct Judge {
@@ -325,7 +326,7 @@ impl Judge {
             let reason = Some(hypotheses.excess());
             return (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true);
         }
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = lock(&self.scratch);
         let scratch = scratch.get_or_insert_with(|| cluster(self.objects.clone(), &self.details));
         let mut answers: Vec<(Explanation, bool)> = Vec::new();
         for changes in hypotheses.worlds(&self.cluster) {

@@ -133,7 +133,7 @@ impl Packing {
         if is_alone || shares(pod) && slice.len() <= MAX_PODS && !is_heavy() {
             return None;
         }
-        let (pod, to) = (pod.clone(), self.next());
+        let (pod, to) = (pod.clone(), self.next_number());
         self.remove(key);
         self.put_pod(to, pod);
         Some(Placement::Moved { from, to })
@@ -172,14 +172,15 @@ impl Packing {
         self.slices.iter().map(|(number, pods)| (*number, pods))
     }
 
-    /// Returns the slice for a new pod: the newest with room next to pods like it, else the fullest with room.
+    /// Returns the slice for a new pod: the newest with room next to pods like it, else the fullest with room, else an
+    /// unused one. A pod that shares no slice gets an unused one.
     fn place_for(&self, pod: &Pod) -> SliceNumber {
         if !shares(pod) {
             return self.unused;
         }
         let mut alike = groups(pod).into_iter().filter_map(|group| self.alike.get(&group));
         let with_room = alike.find_map(|slices| slices.room.last());
-        with_room.copied().unwrap_or_else(|| self.free())
+        with_room.copied().unwrap_or_else(|| self.fullest_or_unused())
     }
 
     /// Counts a pod that was added to or removed from a slice.
@@ -199,13 +200,13 @@ impl Packing {
     }
 
     /// Returns the fullest slice with room, else an unused one.
-    fn free(&self) -> SliceNumber {
+    fn fullest_or_unused(&self) -> SliceNumber {
         let fullest = self.room.last().map(|(_, number)| *number);
         fullest.unwrap_or(self.unused)
     }
 
     /// Returns the number after the highest one of a slice.
-    fn next(&self) -> SliceNumber {
+    fn next_number(&self) -> SliceNumber {
         self.slices.last_key_value().map_or(0, |(last, _)| last.saturating_add(1))
     }
 

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use netpold_api::observe::ObserveLine;
 use netpold_client::socket::parse_answer;
+use netpold_core::lock::lock;
 use netpold_testbed::without_twins;
 
 /// Name of the pod that sends single packets.
@@ -37,10 +38,6 @@ struct WatcherOutput {
 pub(super) struct Watcher {
     child: Child,
     said: Arc<Mutex<WatcherOutput>>,
-}
-
-fn lock(said: &Mutex<WatcherOutput>) -> MutexGuard<'_, WatcherOutput> {
-    said.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Watcher {

@@ -19,9 +19,9 @@ use crate::{
 };
 
 /// Minimum number of a new flow's ways that an endpoint must hold to lose one.
-const MOST: usize = PLACES * 3 / 4;
+const CROWDING_WAYS: usize = PLACES * 3 / 4;
 /// Maximum number of a new flow's ways that its own endpoint may hold to be given one.
-const LEAST: usize = 1;
+const FEW_WAYS: usize = 1;
 /// Divisor of [`TIMEOUT_IDLE`] for flows of the same pod: two hours become a quarter of an hour.
 const STALE: u32 = 8;
 
@@ -83,7 +83,7 @@ pub unsafe fn make_room<K: FlowTableKey, M: Timeouts>(
     now: u32,
 ) -> bool {
     // SAFETY: as the caller promises.
-    if unsafe { ways_of::<K, M>(memory, buckets, endpoint, hash) } > LEAST {
+    if unsafe { ways_of::<K, M>(memory, buckets, endpoint, hash) } > FEW_WAYS {
         return false;
     }
     let (mut best, mut best_age, mut best_control) = (0, 0, Control(0));
@@ -105,7 +105,7 @@ pub unsafe fn make_room<K: FlowTableKey, M: Timeouts>(
             return false;
         }
         let age = u64::from(control.age(now)) + 1;
-        if ways >= MOST && control.is_valid() && age > best_age {
+        if ways >= CROWDING_WAYS && control.is_valid() && age > best_age {
             best = memory.opaque(place, hash);
             best_age = memory.opaque(age as usize, hash) as u64;
             best_control = control;

@@ -41,7 +41,7 @@ const _: () = assert!(
 
 /// Sums of bytes in the one's complement, as Internet checksums have them (RFC 1071).
 pub trait Sums {
-    /// Adds `length` bytes of a letter, from an offset on, to a sum. All three are multiples of four; the length is at
+    /// Adds `length` bytes of a frame, from an offset on, to a sum. All three are multiples of four; the length is at
     /// most [`QUOTED`].
     fn add(&self, frame: &RejectionFrame, at: usize, length: u32, sum: u32) -> u32;
 }
@@ -231,7 +231,7 @@ pub trait RejectionFamily: Family {
     fn readdress(frame: &mut RejectionFrame, addresses: [Self::Address; 2], sums: &impl Sums);
 }
 
-/// Offset of the IP header in a letter.
+/// Offset of the IP header in a frame.
 const IP: usize = FRAME_OFFSET + LINK_HEADER;
 
 impl RejectionFamily for V4 {
@@ -381,7 +381,7 @@ fn write_reset<F: RejectionFamily>(
     (LINK_HEADER + F::HEADER + TCP_HEADER) as u32
 }
 
-/// Offset of the quoted packet in a letter.
+/// Offset of the quoted packet in a frame.
 #[must_use]
 pub const fn quote_at<F: RejectionFamily>() -> usize {
     IP + F::HEADER + ICMP_HEADER
@@ -404,7 +404,7 @@ pub fn restore_ends<F: RejectionFamily>(
     }
 }
 
-/// Writes an ICMP error in front of the quoted packet, which is in the letter already; the link header excepted.
+/// Writes an ICMP error in front of the quoted packet, which is in the frame already; the link header excepted.
 /// Returns the length of the frame.
 #[inline(always)]
 fn write_error<F: RejectionFamily>(

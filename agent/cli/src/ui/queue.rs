@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use netpold_core::lock::lock;
 use tokio::sync::OwnedMutexGuard;
 
 /// Longest name of a page, in bytes.
@@ -21,7 +22,7 @@ pub(super) struct ChangeQueue {
 impl ChangeQueue {
     /// Waits for the turn of a page's change; `None` if the page has a newer one by then.
     pub(super) async fn wait_for_turn(&self, page: &str) -> Option<OwnedMutexGuard<()>> {
-        let newest = || self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = || lock(&self.newest);
         let number = newest().add(page.to_owned());
         let turn = Arc::clone(&self.turn).lock_owned().await;
         newest().is_newest(page, number).then_some(turn)

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -34,6 +34,7 @@ use super::snapshot::{ObjectSnapshot, ObjectSource};
 use super::what_if::{self, WhatIf};
 use super::{answers, in_force, map, page};
 use crate::init::{self, Preset};
+use netpold_core::lock::lock;
 
 /// Longest body of a request, in bytes.
 const BODY: usize = 4 << 20;
@@ -115,7 +116,7 @@ impl UiServer {
     }
 
     fn world(&self) -> Arc<ObjectSnapshot> {
-        Arc::clone(&self.world.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&lock(&self.world))
     }
 
     /// Returns the objects of a reading, for indexes of the map of that reading.
@@ -137,7 +138,7 @@ impl UiServer {
             return Ok(present);
         }
         let next = Arc::new(self.source.read(present.revision + 1)?);
-        *self.world.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&next);
+        *lock(&self.world) = Arc::clone(&next);
         Ok(next)
     }
 }

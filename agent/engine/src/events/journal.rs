@@ -43,7 +43,7 @@ pub struct JournalCursor {
     drops: u64,
     flows: u64,
     unsent: u64,
-    untold: u64,
+    unreported: u64,
 }
 
 #[derive(Debug, Default)]
@@ -100,7 +100,7 @@ struct EventRings {
     flows: EventRing,
     /// Totals of [`LostEvents::kernel`] and [`LostEvents::flows`].
     unsent: u64,
-    untold: u64,
+    unreported: u64,
     /// Flows since the start, reported or not.
     totals: UnreportedFlows,
 }
@@ -143,16 +143,16 @@ impl Journal {
     }
 
     /// Records new flows of a sweep, and the numbers of flows not reported individually.
-    pub fn flows(&self, flows: Vec<JournalEvent>, untold: UnreportedFlows) {
-        if flows.is_empty() && untold == UnreportedFlows::default() {
+    pub fn flows(&self, flows: Vec<JournalEvent>, unreported: UnreportedFlows) {
+        if flows.is_empty() && unreported == UnreportedFlows::default() {
             return;
         }
         // All flows get the same time, taken here, so that the record stays in the order of time.
         let now = unix_millis();
         let mut rings = self.rings();
-        rings.untold += untold.audited + untold.opened;
-        rings.totals.audited += untold.audited;
-        rings.totals.opened += untold.opened + flows.len() as u64;
+        rings.unreported += unreported.audited + unreported.opened;
+        rings.totals.audited += unreported.audited;
+        rings.totals.opened += unreported.opened + flows.len() as u64;
         for mut seen in flows {
             seen.packet.unix_millis = now;
             rings.flows.push(seen);
@@ -167,7 +167,7 @@ impl Journal {
         let rings = self.rings();
         let at = |ring: &EventRing| since.map_or_else(|| ring.end(), |since| ring.since(since));
         let (drops, flows) = (at(&rings.drops), at(&rings.flows));
-        JournalCursor { drops, flows, unsent: rings.unsent, untold: rings.untold }
+        JournalCursor { drops, flows, unsent: rings.unsent, unreported: rings.unreported }
     }
 
     /// Returns the next events, at most `most` of each kind, in the order of time, and the losses since the last call.
@@ -186,9 +186,9 @@ impl Journal {
         lost.slow = rings.drops.read(&mut cursor.drops, most, &mut seen);
         if with_flows {
             lost.slow += rings.flows.read(&mut cursor.flows, most, &mut seen);
-            lost.flows = rings.untold - cursor.untold;
+            lost.flows = rings.unreported - cursor.unreported;
         }
-        cursor.untold = rings.untold;
+        cursor.unreported = rings.unreported;
         drop(rings);
         seen.sort_by_key(|seen| seen.packet.unix_millis);
         (seen, lost)

@@ -14,14 +14,12 @@ use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use kube::{Api, Resource};
 use netpold_kube::cluster::connection::Connection;
-use netpold_kube::cluster::is_quiet;
+use netpold_kube::cluster::{is_quiet, random_part};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::debug;
-
-use super::write_retry::random_part;
 
 /// Shortest duration of a watch; a random part of the same duration is added.
 const WATCH: Duration = Duration::from_secs(145);

@@ -9,6 +9,7 @@ use kube::api::Patch;
 use kube::runtime::watcher::Event;
 use netpold_api::crd::{self, NODE_CONDITION};
 use netpold_core::printable::cut;
+use netpold_kube::cluster::random_part;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -19,7 +20,7 @@ use super::enforced_state::ObservedState;
 use super::follow::{Condition, ConditionsStatus, follow};
 use super::published::{MESSAGE_MAX, STARTUP_TAINT, TICK, now};
 use super::write::{ObjectWriter, WriteError};
-use super::write_retry::{WriteRetry, random_part};
+use super::write_retry::WriteRetry;
 
 /// Time that a starting agent may take to enforce the source's state; the predecessor's condition stays until then.
 const BEGINNING: Duration = Duration::from_mins(2);

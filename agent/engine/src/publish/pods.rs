@@ -14,6 +14,7 @@ use kube::runtime::watcher::Event;
 use netpold_api::crd;
 use netpold_core::model::Key;
 use netpold_core::turns::in_turns;
+use netpold_kube::cluster::random_part;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -25,7 +26,7 @@ use super::enforced_state::ObservedState;
 use super::follow::{Condition, ConditionsStatus, follow};
 use super::published::{PASSING, TICK, now};
 use super::write::{ObjectWriter, WriteError};
-use super::write_retry::{WriteRetry, random_part};
+use super::write_retry::WriteRetry;
 
 /// Most concurrent writes.
 const AT_ONCE: usize = 6;

@@ -15,6 +15,7 @@ use netpold_api::crd::{GROUP, NodePolicyStatus, NodeReport, PolicyOnNode, VERSIO
 use netpold_core::model::Key;
 use netpold_core::printable::cut;
 use netpold_core::turns::in_turns;
+use netpold_kube::cluster::random_part;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -24,7 +25,7 @@ use super::budget::ReportBudget;
 use super::enforced_state::ObservedState;
 use super::published::{MESSAGE_MAX, PASSING, now};
 use super::write::{ObjectWriter, WriteError};
-use super::write_retry::{WriteRetry, random_part};
+use super::write_retry::WriteRetry;
 use crate::engine::enforcement::PolicyEnforcement;
 
 /// Least time between two reports.
@@ -33,9 +34,8 @@ const PACE: Duration = Duration::from_secs(5);
 const SPREAD: Duration = Duration::from_secs(1);
 /// Age at which a report is renewed, plus a random part of the second value.
 const RENEWAL: (Duration, Duration) = (Duration::from_secs(40), Duration::from_secs(20));
-/// Factor of the pause after an outage, where the kind is not served or the report is refused; in the end a retry every
-/// 90 s.
-const REFUSED: u32 = 3;
+/// Factor of the pause while the kind is not served or the report is refused: in the end one attempt in 90 s.
+const REFUSAL_FACTOR: u32 = 3;
 /// Most problems in a report.
 const PROBLEMS: usize = 16;
 /// Most bytes of all policies' messages; further messages are cut to [`SHORT`].
@@ -383,7 +383,7 @@ impl Reporter {
                 }
                 self.failing.failed(&error, self.writer.connection()).await;
                 let pause = self.failing.pause();
-                if error.is_of_object() { pause * REFUSED } else { pause }.max(PACE)
+                if error.is_of_object() { pause * REFUSAL_FACTOR } else { pause }.max(PACE)
             }
         }
     }

@@ -1,6 +1,5 @@
 //! Retry time and log state of a kind of writes that fails at present.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use kube::runtime::utils::Backoff;
@@ -66,10 +65,4 @@ impl WriteRetry {
             self.backoff.reset();
         }
     }
-}
-
-/// Returns a random part of a duration, because agents on all nodes see a change together.
-pub(super) fn random_part(of: Duration) -> Duration {
-    let random = RandomState::new().hash_one(()) % 1000;
-    of * u32::try_from(random).unwrap_or(0) / 1000
 }

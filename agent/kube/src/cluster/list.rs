@@ -121,7 +121,7 @@ impl Lister {
         loop {
             match self.pages::<K>(namespace).await {
                 Err(Failure::Gone) if attempts < ATTEMPTS => attempts += 1,
-                Err(failure) => return self.absent::<K>(failure).await,
+                Err(failure) => return self.empty_if_not_served::<K>(failure).await,
                 listed => return listed,
             }
         }
@@ -142,9 +142,12 @@ impl Lister {
         }
     }
 
-    /// Returns an empty list if a failure shows that an optional kind is not served. A kind that the user may not list
-    /// may not exist at all: every user may read the list of served kinds.
-    async fn absent<K: WatchedKind>(&self, failure: Failure) -> Result<KindListing, Failure> {
+    /// Returns an empty list if a failure shows that an optional kind is not served. A user without the right to list a
+    /// kind gets 403 even if the server lacks the kind, but may read the list of served kinds.
+    async fn empty_if_not_served<K: WatchedKind>(
+        &self,
+        failure: Failure,
+    ) -> Result<KindListing, Failure> {
         let not_served = match &failure {
             Failure::NotServed => K::ABSENCE != Absence::Wrong,
             Failure::NoPath(_) | Failure::Forbidden(_) => {

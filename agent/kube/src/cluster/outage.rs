@@ -132,8 +132,9 @@ impl Drop for OutageMember {
     }
 }
 
-/// Returns a random part of a duration.
-pub(super) fn random_part(of: Duration) -> Duration {
+/// Returns a random part of a duration, since agents on all nodes see a change together.
+#[must_use]
+pub fn random_part(of: Duration) -> Duration {
     let random = RandomState::new().hash_one(()) % 1000;
     of * u32::try_from(random).unwrap_or(0) / 1000
 }

@@ -6,10 +6,11 @@
 //! thousand answers instead of a million. The same holds for egress, where named ports are the receiver's.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
+use netpold_core::lock::lock;
 use netpold_core::model::{Direction, Enforcement, Key, NamedPort, Peer, Pod, PortMatch, Rule};
 use netpold_core::probe::IpProtocol;
 
@@ -25,7 +26,7 @@ pub(super) struct PortSets(Mutex<(HashMap<PortRanges, u32>, Vec<PortRanges>)>);
 
 impl PortSets {
     fn number(&self, ports: PortRanges) -> u32 {
-        let mut sets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sets = lock(&self.0);
         let (numbers, all) = &mut *sets;
         *numbers.entry(ports).or_insert_with_key(|ports| {
             all.push(ports.clone());
@@ -35,7 +36,7 @@ impl PortSets {
 
     /// Returns the set with a number of [`OneWay::ports`].
     pub(super) fn get(&self, number: u32) -> PortRanges {
-        let sets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sets = lock(&self.0);
         sets.1.get(number as usize).cloned().unwrap_or_default()
     }
 }

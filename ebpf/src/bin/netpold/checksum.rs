@@ -9,9 +9,9 @@
 //! From kernel 6.2 on `bpf_cast_to_kern_ctx` turns the context into a pointer to the packet itself, for reads in
 //! place. Before that, a copying helper reads the fields.
 
-use core::{arch::asm, ffi::c_void};
+use core::arch::asm;
 
-use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_probe_read_kernel};
+use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
     judge::checksum::{TCP_FIELD, UDP_FIELD, is_harmless},
     packet::{
@@ -165,9 +165,9 @@ fn copy_kind(skb: *mut __sk_buff) -> Option<u32> {
     let from = |offset: u32| skb.cast::<u8>().wrapping_add(offset as usize);
     // SAFETY: a helper that reads any address: those of [`read_kind`].
     let read = unsafe {
-        fetch((&raw mut head).cast(), 8, from(checksum_access(4)))
-            && fetch((&raw mut end).cast(), 4, from(gso_access(0)))
-            && fetch(
+        read_kernel((&raw mut head).cast(), 8, from(checksum_access(4)))
+            && read_kernel((&raw mut end).cast(), 4, from(gso_access(0)))
+            && read_kernel(
                 (&raw mut kind).cast(),
                 4,
                 (head + u64::from(end) + u64::from(gso_access(2))) as *const u8,
@@ -219,23 +219,15 @@ extern "C" fn netpold_keeps_judged_bytes(skb: *mut __sk_buff, link: u32) -> u32 
     let from = |word: usize| skb.cast::<u8>().wrapping_add(checksum_access(word) as usize);
     // SAFETY: a helper that reads any address: that of the packet, which has these fields.
     let read = unsafe {
-        fetch((&raw mut summed).cast(), 1, from(1))
-            && fetch((&raw mut place).cast(), 4, from(3))
-            && fetch((&raw mut ends[0]).cast(), 8, from(4))
-            && fetch((&raw mut ends[1]).cast(), 8, from(5))
+        read_kernel((&raw mut summed).cast(), 1, from(1))
+            && read_kernel((&raw mut place).cast(), 4, from(3))
+            && read_kernel((&raw mut ends[0]).cast(), 8, from(4))
+            && read_kernel((&raw mut ends[1]).cast(), 8, from(5))
     };
     let partial = u32::from(summed) >> checksum_access(2) & 3 == PARTIAL;
     let harmless = read
         && (!partial || is_harmless_at(skb, link, ChecksumPlace::new(place, ends[0], ends[1])));
     u32::from(harmless)
-}
-
-/// # Safety
-/// `to` has room for `bytes` bytes.
-#[inline(always)]
-unsafe fn fetch(to: *mut c_void, bytes: u32, from: *const u8) -> bool {
-    // SAFETY: as the caller promises.
-    unsafe { bpf_probe_read_kernel(to, bytes, from.cast()) == 0 }
 }
 
 /// [`is_harmless`], 1 or 0.

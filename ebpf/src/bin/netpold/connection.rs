@@ -47,7 +47,7 @@ pub(crate) extern "C" fn netpold_course(skb: *mut __sk_buff) -> u32 {
     // which lives as long as the packet.
     unsafe {
         let field = skb.cast::<u8>().wrapping_add(field as usize);
-        if !fetch((&raw mut connection).cast(), size_of::<u64>() as u32, field) {
+        if !read_kernel((&raw mut connection).cast(), size_of::<u64>() as u32, field) {
             return Course::UNKNOWN.0;
         }
         let address = (connection & !INFO) as usize;
@@ -56,17 +56,19 @@ pub(crate) extern "C" fn netpold_course(skb: *mut __sk_buff) -> u32 {
         }
         let place = &raw mut (*scratch).connection;
         let from = address.wrapping_add(tuples as usize) as *const u8;
-        if !fetch(place.cast(), size_of::<[Tuple; 2]>() as u32, from) {
+        if !read_kernel(place.cast(), size_of::<[Tuple; 2]>() as u32, from) {
             return Course::UNKNOWN.0;
         }
         Course::new(&*place, (connection & INFO) as u32).0
     }
 }
 
+/// Reads the kernel's memory; false if it cannot be read.
+///
 /// # Safety
 /// `to` has room for `bytes` bytes.
 #[inline(always)]
-unsafe fn fetch(to: *mut c_void, bytes: u32, from: *const u8) -> bool {
+pub(crate) unsafe fn read_kernel(to: *mut c_void, bytes: u32, from: *const u8) -> bool {
     // SAFETY: as the caller promises.
     unsafe { bpf_probe_read_kernel(to, bytes, from.cast()) == 0 }
 }

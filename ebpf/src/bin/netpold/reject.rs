@@ -419,10 +419,10 @@ impl Sums for KernelSums {
     #[inline(always)]
     fn add(&self, frame: &RejectionFrame, at: usize, length: u32, sum: u32) -> u32 {
         let mut length = u64::from(length);
-        // SAFETY: as in `quote`.
+        // SAFETY: as in [`copy_quote`].
         unsafe { asm!("{0} = {0}", inout(reg) length, options(pure, nomem, nostack)) };
         length &= u64::from(QUOTED);
-        // SAFETY: bytes of the letter: from the last of the offsets on there is room for `QUOTED`.
+        // SAFETY: bytes of the frame: from the last of the offsets on there is room for `QUOTED`.
         unsafe {
             let from = frame.0.as_ptr().add(at).cast_mut();
             bpf_csum_diff(null_mut(), 0, from.cast(), length as u32, sum) as u32
@@ -455,7 +455,7 @@ extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32, onward: u32) -> 
     }
     let gone = (BEGINNING as i32).wrapping_neg();
     let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
-    // SAFETY: the program's context, and a letter of that length.
+    // SAFETY: the program's context, and a frame of that length.
     unsafe {
         if bpf_skb_change_tail(skb, BEGINNING, 0) != 0
             || bpf_skb_change_tail(skb, BEGINNING + length, 0) != 0

@@ -16,30 +16,32 @@ use crate::model::{
 pub(super) struct OwnTraffic<'a> {
     cluster: &'a Cluster,
     pod: &'a Pod,
-    labelled: bool,
+    has_known_labels: bool,
     /// By direction: ClusterNetworkPolicies, and whether a NetworkPolicy isolates the pod.
     tiers: [(Vec<Arc<ClusterPolicy>>, bool); 2],
 }
 
 impl<'a> OwnTraffic<'a> {
-    /// Reads the policies about a pod; `labelled` is whether its labels are known.
+    /// Reads the policies about a pod, given whether its labels are known and whether a NetworkPolicy isolates it for
+    /// egress.
     pub(super) fn for_pod(
         cluster: &'a Cluster,
-        (pod, labelled): (&'a Pod, bool),
-        egress: bool,
+        (pod, has_known_labels): (&'a Pod, bool),
+        isolated_for_egress: bool,
     ) -> Self {
         let tiers = Direction::BOTH.map(|direction| {
-            let tiers = cluster.policies_about((pod, labelled), direction).tiers();
+            let tiers = cluster.policies_about((pod, has_known_labels), direction).tiers();
             let isolated = match direction {
-                Direction::Egress => egress,
+                Direction::Egress => isolated_for_egress,
                 Direction::Ingress if tiers.is_empty() => false,
-                Direction::Ingress => {
-                    !cluster.policies_about((pod, labelled), direction).isolating().is_empty()
-                }
+                Direction::Ingress => !cluster
+                    .policies_about((pod, has_known_labels), direction)
+                    .isolating()
+                    .is_empty(),
             };
             (tiers, isolated)
         });
-        Self { cluster, pod, labelled, tiers }
+        Self { cluster, pod, has_known_labels, tiers }
     }
 
     /// Whether a Deny rule applies in either direction. `port` is the backend's port.
@@ -48,7 +50,8 @@ impl<'a> OwnTraffic<'a> {
             let decides = |tier: Tier| {
                 let policies = tiers.iter().filter(move |policy| policy.tier == tier);
                 let mut rules = policies.flat_map(|policy| {
-                    let selects = self.labelled || policy.subject.pods.requirements.is_empty();
+                    let selects =
+                        self.has_known_labels || policy.subject.pods.requirements.is_empty();
                     let rules = policy.rules(direction).iter();
                     rules.filter(move |rule| selects || rule.action == Action::Deny)
                 });
@@ -75,7 +78,7 @@ impl<'a> OwnTraffic<'a> {
                 let namespace = self.cluster.namespace_labels(&self.pod.key.namespace);
                 let is_in = |selector: &Selector| selector.matches(&namespace);
                 // Unknown labels may have any value.
-                let is = match self.labelled {
+                let is = match self.has_known_labels {
                     true => pods.matches(&self.pod.labels),
                     false => pods.requirements.is_empty() || rule.action == Action::Deny,
                 };
