@@ -39,4 +39,5 @@ pub(crate) use pods::precedence;
 pub use pods::{is_subject, is_unaddressed};
 pub use pods_by_name::PodsByName;
 pub use secondary::ClaimRefusal;
+pub use slice_limits::SliceSums;
 pub use state::Cluster;

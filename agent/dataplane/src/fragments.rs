@@ -6,8 +6,8 @@
 //! pod's.
 //!
 //! Therefore a base chain of nftables in front of reassembly drops fragments without the proof, except from interfaces
-//! that may forward such packets ([`netpold_ebpf::layout::Settings::devices`], without the bridges where every port
-//! leaves the proof). Each family has a table of its own, so one comparison is enough for a packet that is no fragment.
+//! that may forward such packets ([`netpold_ebpf::layout::Settings::devices`], without the bridges that demand the proof, even
+//! while a port of one lacks its program). Each family has a table of its own, so one comparison is enough for a packet that is no fragment.
 //! The tables outlive the process, like the programs.
 
 use std::collections::BTreeSet;
@@ -115,8 +115,19 @@ impl FragmentFilter {
     }
 
     /// Drops fragments without the proof from all interfaces except these, or from none if `interfaces` is `None`. A
-    /// failure is logged; the next call tries again.
+    /// failure is logged; [`Self::reconcile`] tries again.
     pub(super) fn apply(&mut self, interfaces: Option<&BTreeSet<u32>>) {
+        if self.failure.is_none() {
+            self.write(interfaces);
+        }
+    }
+
+    /// Reason for which the rules are not in force.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    fn write(&mut self, interfaces: Option<&BTreeSet<u32>>) {
         let done = match (interfaces, &self.tables) {
             (None, FragmentTables::Absent) => return,
             (None, _) => remove_all().map(|()| FragmentTables::Absent),
@@ -152,7 +163,7 @@ impl FragmentFilter {
     }
 
     /// Compares the tables with those that this process wrote, and writes them again if they differ. Returns whether
-    /// they did.
+    /// it has.
     pub(super) fn reconcile(&mut self, interfaces: &BTreeSet<u32>) -> bool {
         let is_changed = match self.read() {
             Some(Ok(is_same)) => !is_same,
@@ -162,8 +173,8 @@ impl FragmentFilter {
         if is_changed {
             self.tables = FragmentTables::Unknown;
         }
-        self.apply(Some(interfaces));
-        is_changed
+        self.write(Some(interfaces));
+        is_changed && self.failure.is_none()
     }
 
     /// Reads the tables and their counters. Returns whether the tables are those that this process wrote; `None` if it

@@ -29,6 +29,7 @@ use super::names::{self, DOUBTED_PODS, LEARNED, Resolution};
 use super::namespace;
 use super::other_layout;
 use super::packet_counters::{self, PacketCounts};
+use super::quiescence::grace_period;
 use super::role::Program;
 use super::shared_maps::{self, Globals, MapsByName, SharedMaps};
 use super::tables::BpfTables;
@@ -290,6 +291,20 @@ impl Generation {
     /// The map is smaller than one element.
     pub fn set_handover(&self, flags: u32) -> Result<(), TableError> {
         self.tables.set_handover(flags)
+    }
+
+    /// Runs an action in which a packet may pass these programs twice at one hook: meanwhile they also judge packets that
+    /// have the proof already ([`MAY_BE_BEHIND`]).
+    pub(super) fn while_behind<T>(&self, action: impl FnOnce() -> T) -> T {
+        let before = self.tables.current_settings().map(|settings| settings.handover).ok();
+        let set = |flags| before.map(|before| self.set_handover(before | flags));
+        // A failed write loses a few packets.
+        let _ = set(MAY_BE_BEHIND);
+        let result = action();
+        // Packets that passed both programs are gone.
+        grace_period();
+        let _ = set(0);
+        result
     }
 
     /// Whether the programs expect others in front of them ([`MAY_BE_BEHIND`]).

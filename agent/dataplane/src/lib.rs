@@ -330,6 +330,12 @@ impl Dataplane {
         sources.is_some_and(|sources| self.fragments.reconcile(&sources))
     }
 
+    /// Reason for which fragments that bypass the programs are reassembled.
+    #[must_use]
+    pub fn fragments_problem(&self) -> Option<&str> {
+        self.fragments.failure()
+    }
+
     /// Returns the number of fragments that bypassed the programs and were dropped, at the last
     /// [`Dataplane::reconcile_fragments`].
     #[must_use]

@@ -43,7 +43,9 @@ impl ForeignPrograms {
                 continue;
             };
             let program = generation.fd(program).map_err(|error| error.to_string());
-            match program.and_then(|program| self.put_first(attacher, program, hook)) {
+            match program.and_then(|program| {
+                generation.while_behind(|| self.put_first(attacher, program, hook))
+            }) {
                 Ok(true) => moved.push(hook),
                 Ok(false) => {
                     let problem = format!(

@@ -222,7 +222,7 @@ impl ActiveSettings {
     }
 
     /// Interfaces from which fragments without the proof are reassembled; `None`: from all, because not all other
-    /// interfaces have programs that leave the proof.
+    /// interfaces have programs that leave the proof. A bridge that lost the program of a port stays strict for fragments.
     pub(super) fn fragment_sources(&self) -> Option<BTreeSet<u32>> {
         let settings = self.written.filter(|it| it.demands_proof != 0 && it.closes_unknown != 0)?;
         let proving = settings.bridges.map(bridge_ifindex);

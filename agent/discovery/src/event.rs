@@ -15,8 +15,8 @@ pub enum DiscoveryEvent {
     Veth(Veth),
     /// The veth with this interface index is gone.
     VethGone(u32),
-    /// Current addresses of the node: of all interfaces in the agent's network namespace, without loopback and
-    /// link-local addresses and those of [`SERVICE_DEVICE`](crate::SERVICE_DEVICE).
+    /// Current addresses of the node, of any scope: of all interfaces in the agent's network namespace, without `127.0.0.0/8`,
+    /// `::1`, `fe80::/10` and the addresses of devices for Services ([`SERVICE_DEVICE`](crate::SERVICE_DEVICE)).
     OwnAddresses(Vec<IpAddr>),
     /// All current interfaces of the node by index, without the veths of [`DiscoveryEvent::Veth`].
     Devices(BTreeMap<u32, Device>),

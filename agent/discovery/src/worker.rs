@@ -24,6 +24,8 @@ use crate::table::VethLink;
 /// Dummy device of kube-proxy in IPVS mode. It holds the addresses of all Services, which are not the node's own for
 /// policies. kube-proxy hard-codes the name (`DefaultDummyDevice`).
 pub const SERVICE_DEVICE: &str = "kube-ipvs0";
+/// Devices with addresses of Services: kube-proxy's, and kube-router's.
+const SERVICE_DEVICES: [&str; 2] = [SERVICE_DEVICE, "kube-dummy-if"];
 /// Delay after a failed listing.
 const RETRY_SCAN: Duration = Duration::from_millis(500);
 
@@ -184,10 +186,11 @@ impl Worker {
 
     /// Sends the node's own addresses if they have changed. Returns whether they are known.
     fn list_own_addresses(&mut self) -> Result<bool, StopReason> {
-        let services = if_nametoindex(SERVICE_DEVICE).ok();
+        let services = SERVICE_DEVICES.map(|name| if_nametoindex(name).ok());
         let found = self.requests.dump(&own_addresses_request(), |message| {
             let address = own_address(message)?;
-            (services.is_none() || message.word(4) != services).then_some(address)
+            let device = message.word(4);
+            (device.is_none() || !services.contains(&device)).then_some(address)
         });
         match found {
             Ok(mut addresses) => {

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::budget::{self, NAMESPACE_FRONTENDS, POD_HAIRPINS};
 use crate::cluster::dirty::Dirty;
-use crate::cluster::slice_limits::SliceLimits;
+use crate::cluster::slice_limits::{SliceLimits, SliceSums};
 use crate::model::{EndpointSlice, Key, Pod, Protocol, Service, ServicePort};
 
 /// Service frontends and their backends.
@@ -20,6 +20,8 @@ pub(crate) struct Services {
     slices: BTreeMap<Key, Arc<EndpointSlice>>,
     /// Slices by the key of their Service, which may not exist.
     slices_of: BTreeMap<Key, Vec<Arc<EndpointSlice>>>,
+    /// Sums over the slices of each Service.
+    slice_sums: BTreeMap<Key, SliceSums>,
     /// Services by frontend address.
     at: BTreeMap<IpAddr, Vec<Arc<Service>>>,
     /// Slices by backend address, without those beyond the limits.
@@ -276,8 +278,8 @@ impl Services {
         })
     }
 
-    /// Whether the slices of its own namespace list a pod with more than [`POD_HAIRPINS`] ports. Such a pod reaches
-    /// itself through no Service.
+    /// Whether the slices of its own namespace list a pod with more than [`POD_HAIRPINS`] ports. The Services of such a pod
+    /// neither grant nor deny it itself.
     pub(crate) fn is_crowded(&self, pod: &Pod) -> bool {
         let ports = self.slices_with(pod).map(|(slice, _)| slice.ports.len());
         ports.sum::<usize>() > POD_HAIRPINS
@@ -370,6 +372,7 @@ impl Services {
             self.index_slice(old, false);
             if let Some(service) = service_of(old) {
                 remove(&mut self.slices_of, &service, |slice| slice.key == *key);
+                self.count_slice(&service, old, false);
                 dirty.services.insert(service);
             }
         }
@@ -389,8 +392,29 @@ impl Services {
             self.index_slice(&new, true);
         }
         if let Some(service) = service_of(&new) {
+            self.count_slice(&service, &new, true);
             self.slices_of.entry(service.clone()).or_default().push(new);
             dirty.services.insert(service);
+        }
+    }
+
+    /// Sums over the slices of a Service.
+    pub(crate) fn slice_sums(&self, service: &Key) -> SliceSums {
+        self.slice_sums.get(service).copied().unwrap_or_default()
+    }
+
+    fn count_slice(&mut self, service: &Key, slice: &EndpointSlice, is_added: bool) {
+        let (ports, addresses) = (slice.ports.len(), slice.addresses.len());
+        let sums = self.slice_sums.entry(service.clone()).or_default();
+        if is_added {
+            sums.ports += ports;
+            sums.addresses += addresses;
+        } else {
+            sums.ports -= ports;
+            sums.addresses -= addresses;
+        }
+        if *sums == SliceSums::default() {
+            self.slice_sums.remove(service);
         }
     }
 

@@ -9,6 +9,15 @@ use std::sync::Arc;
 use crate::budget::{NAMESPACE_BACKENDS, is_too_large, slice_units};
 use crate::model::{EndpointSlice, Key};
 
+/// Sums over the EndpointSlices of a Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SliceSums {
+    /// Ports.
+    pub ports: usize,
+    /// Addresses.
+    pub addresses: usize,
+}
+
 /// Limits of all namespaces with slices.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SliceLimits {
@@ -55,12 +64,13 @@ impl SliceLimits {
         beyond.map(|(namespace, _)| namespace.as_str())
     }
 
-    /// Whether a namespace has slices beyond a limit, or would have with this change of a slice.
+    /// Whether a slice is too large after this change, or its namespace has, or would have, too many slices. Other slices that
+    /// are too large do not count: this change moves them across no limit.
     pub(super) fn would_exceed(&self, old: Option<&EndpointSlice>, new: &EndpointSlice) -> bool {
         let of = self.of.get(&new.key.namespace);
         let units = of.map_or(0, |of| of.units) + slice_units(new);
         is_too_large(new)
-            || of.is_some_and(NamespaceSlices::has_beyond)
+            || of.is_some_and(|of| of.first_beyond.is_some())
             || units > NAMESPACE_BACKENDS + old.map_or(0, slice_units)
     }
 

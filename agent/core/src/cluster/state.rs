@@ -17,6 +17,7 @@ use crate::cluster::pods_by_name::PodsByName;
 use crate::cluster::policies::Policies;
 use crate::cluster::secondary::ClaimRefusal;
 use crate::cluster::services::Services;
+use crate::cluster::slice_limits::SliceSums;
 use crate::model::{
     ClusterPolicy, Denial, Direction, EndpointSlice, Interface, InterfaceOwner, Key, Labels,
     Namespace, Node, Pod, Policy, Service,
@@ -115,6 +116,12 @@ impl Cluster {
     #[must_use]
     pub fn slices_of(&self, service: &Key) -> &[Arc<EndpointSlice>] {
         self.translation.slices_of(service)
+    }
+
+    /// Sums over the EndpointSlices of a Service.
+    #[must_use]
+    pub fn slice_sums(&self, service: &Key) -> SliceSums {
+        self.translation.slice_sums(service)
     }
 
     /// Interfaces by index.

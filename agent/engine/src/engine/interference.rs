@@ -37,7 +37,12 @@ impl Interference {
         let order = reconciler.dataplane.hooks().order_problems().map(|(hook, text)| {
             format!("{} ({}): {text}", interfaces.label(hook.ifindex), hook.direction)
         });
-        order.chain(self.bypass.problems(interfaces)).collect()
+        let fragments = reconciler.dataplane.fragments_problem().map(|reason| {
+            format!(
+                "fragments that bypass a pod's program may join datagrams of others: no nftables rule for them: {reason}"
+            )
+        });
+        order.chain(self.bypass.problems(interfaces)).chain(fragments).collect()
     }
 
     /// Returns problems of pods' packets at their exits, with the probable cause.

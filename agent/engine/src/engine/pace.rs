@@ -24,10 +24,10 @@ use netpold_core::model::{Change, EndpointSlice, Key, Service};
 const PER_PORT: u64 = 50;
 /// Weight of an address of a Service, besides its cluster addresses: it takes about as long as a unit of a policy.
 const PER_ADDRESS: u64 = 2;
-/// Weight of an address or port of an EndpointSlice, which takes a fifth of that. The ports of all slices of a Service
-/// are read when one of them changes.
+/// Weight of an address or port of an EndpointSlice. The ports of all slices of a Service are read when one of them changes,
+/// so each port counts.
 const PER_BACKEND: u64 = 1;
-/// Number of addresses of a Service's other slices that weigh as much.
+/// Divisor of the weight of the addresses that the Service's slices have at present.
 const OTHER_BACKENDS: u64 = 10;
 /// Processor time of an update that is not charged.
 const ORDINARY_TIME: Duration = Duration::from_millis(10);
@@ -61,35 +61,13 @@ enum PacedKind {
     Slice,
 }
 
-/// Returns the object of a change, and the larger of its weights before and after it; `None`: the change never waits.
-fn weigh(change: &Change, cluster: &Cluster) -> Option<(PacedObject, u64)> {
-    let of_service = |key: &Key, new: Option<&Service>| {
-        let before = cluster.services().get(key).map(|service| &**service);
-        let units = before.into_iter().chain(new).map(|service| weight(service, cluster)).max();
-        ((key.clone(), PacedKind::Service), units.unwrap_or(0))
-    };
-    let of_slice = |key: &Key, new: Option<&EndpointSlice>| {
-        let before = cluster.slices().get(key).map(|slice| &**slice);
-        let units = before.into_iter().chain(new).map(|slice| {
-            let service = Key::new(key.namespace.clone(), slice.service.clone());
-            let ports = cluster.services().get(&service).map_or(0, |service| service.ports.len());
-            let own = slice.addresses.len() + slice.ports.len();
-            let units = PER_PORT * ports as u64 + PER_BACKEND * own as u64;
-            units + weight_of_slices(&service, cluster)
-        });
-        let units = units.max().unwrap_or(0);
-        let units = match before.into_iter().chain(new).any(|slice| cluster.exceeds_backends(slice))
-        {
-            true => units.max(ORDINARY_UNITS + 1),
-            false => units,
-        };
-        ((key.clone(), PacedKind::Slice), units)
-    };
-    Some(match change {
-        Change::Service(service) => of_service(&service.key, Some(service)),
-        Change::ServiceGone(key) => of_service(key, None),
-        Change::EndpointSlice(slice) => of_slice(&slice.key, Some(slice)),
-        Change::EndpointSliceGone(key) => of_slice(key, None),
+/// Returns the object of a change; `None`: the change never waits.
+fn paced_object(change: &Change) -> Option<PacedObject> {
+    let (key, kind) = match change {
+        Change::Service(service) => (&service.key, PacedKind::Service),
+        Change::ServiceGone(key) => (key, PacedKind::Service),
+        Change::EndpointSlice(slice) => (&slice.key, PacedKind::Slice),
+        Change::EndpointSliceGone(key) => (key, PacedKind::Slice),
         Change::Namespace(_)
         | Change::NamespaceGone(_)
         | Change::Node(_)
@@ -103,7 +81,40 @@ fn weigh(change: &Change, cluster: &Cluster) -> Option<(PacedObject, u64)> {
         | Change::Interface(_)
         | Change::InterfaceGone(_)
         | Change::OwnAddresses(_) => return None,
-    })
+    };
+    Some((key.clone(), kind))
+}
+
+/// Returns the object of a change, and the larger of its weights before and after it; `None`: the change never waits.
+fn weigh(change: &Change, cluster: &Cluster) -> Option<(PacedObject, u64)> {
+    let of_service = |key: &Key, new: Option<&Service>| {
+        let before = cluster.services().get(key).map(|service| &**service);
+        let units = before.into_iter().chain(new).map(|service| weight(service, cluster)).max();
+        units.unwrap_or(0)
+    };
+    let of_slice = |key: &Key, new: Option<&EndpointSlice>| {
+        let before = cluster.slices().get(key).map(|slice| &**slice);
+        let units = before.into_iter().chain(new).map(|slice| {
+            let service = Key::new(key.namespace.clone(), slice.service.clone());
+            let ports = cluster.services().get(&service).map_or(0, |service| service.ports.len());
+            let own = slice.addresses.len() + slice.ports.len();
+            let units = PER_PORT * ports as u64 + PER_BACKEND * own as u64;
+            units + weight_of_slices(&service, cluster)
+        });
+        let units = units.max().unwrap_or(0);
+        match before.into_iter().chain(new).any(|slice| cluster.exceeds_backends(slice)) {
+            true => units.max(ORDINARY_UNITS + 1),
+            false => units,
+        }
+    };
+    let object = paced_object(change)?;
+    let units = match (change, &object) {
+        (Change::Service(service), (key, _)) => of_service(key, Some(service)),
+        (Change::EndpointSlice(slice), (key, _)) => of_slice(key, Some(slice)),
+        (_, (key, PacedKind::Service)) => of_service(key, None),
+        (_, (key, PacedKind::Slice)) => of_slice(key, None),
+    };
+    Some((object, units))
 }
 
 /// Weight of a Service. With networks in place of addresses it is large: every address in them is settled again.
@@ -119,10 +130,8 @@ fn weight(service: &Service, cluster: &Cluster) -> u64 {
 
 /// Weight of the present slices of a Service.
 fn weight_of_slices(service: &Key, cluster: &Cluster) -> u64 {
-    let of = |slice: &EndpointSlice| {
-        PER_BACKEND * slice.ports.len() as u64 * OTHER_BACKENDS + slice.addresses.len() as u64
-    };
-    cluster.slices_of(service).iter().map(|slice| of(slice)).sum::<u64>() / OTHER_BACKENDS
+    let sums = cluster.slice_sums(service);
+    PER_BACKEND * sums.ports as u64 + PER_BACKEND * sums.addresses as u64 / OTHER_BACKENDS
 }
 
 /// Returns the key of a Service's placeholder, which no Service can have.
@@ -197,7 +206,7 @@ impl Pace {
     /// Drops waiting changes of the object, because a newer change bypasses the queue. Returns the removal of its
     /// placeholder.
     pub(super) fn drop_overtaken(&mut self, change: &Change, cluster: &Cluster) -> Option<Change> {
-        let (object, _) = weigh(change, cluster)?;
+        let object = paced_object(change)?;
         self.waiting.remove(&object);
         self.taken.remove(&object);
         without_placeholder(change, cluster)

@@ -242,16 +242,11 @@ impl Hub {
         Some(())
     }
 
-    /// Returns the number of objects of all kinds.
-    fn objects(&self) -> usize {
-        self.kinds.iter().map(|known| known.status.objects).sum()
-    }
-
     /// Returns whether policy depends on nodes that are not known yet; requests them.
     fn lacks_nodes(&mut self) -> bool {
         // An agent that starts needs them to begin.
         let spread = match self.in_sync {
-            true => SPREAD.max(Duration::from_millis(self.objects() as u64)),
+            true => SPREAD,
             false => Duration::ZERO,
         };
         let Some(nodes) = &mut self.nodes else { return false };
