@@ -296,8 +296,8 @@ fn rules_that_are_not_understood_fail_closed() {
 
 /// Adds a Service of y with a node port, which translates port 443 to port 80 of these backends.
 fn serve(oracle: &mut Oracle, backends: &[&str]) {
-    oracle.services = vec![objects::service(("y", "s"), &["10.9.0.1"], &[("", 443, Some(30443))])];
-    oracle.slices = vec![objects::slice(("y", "s-1"), "s", backends, &[("", 80)])];
+    oracle.services = vec![objects::service(("x", "s"), &["10.9.0.1"], &[("", 443, Some(30443))])];
+    oracle.slices = vec![objects::slice(("x", "s-1"), "s", backends, &[("", 80)])];
 }
 
 /// Whether x/a may send to the Service, and to the node port of its own node and of the other one.

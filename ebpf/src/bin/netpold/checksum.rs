@@ -21,6 +21,7 @@ use netpold_ebpf::{
 };
 
 use crate::{
+    connection::read_kernel,
     mark,
     packet::{Copied, FollowedBytes, LinearBytes},
 };
