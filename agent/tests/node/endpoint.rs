@@ -178,9 +178,17 @@ fn the_nodes_own_addresses_are_told_but_not_those_of_services() {
     discovery.until_own(&["192.0.2.1"]);
     node.ip("addr add 2001:db8::1/64 dev pod1 nodad");
     discovery.until_own(&["192.0.2.1", "2001:db8::1"]);
-    // kube-proxy's device in IPVS mode, here of a type that this kernel supports.
-    node.ip("link add kube-ipvs0 type bridge");
-    node.ip("addr add 10.96.0.10/32 dev kube-ipvs0");
+    // Every node has loopback and link-local addresses.
+    node.ip("addr add 127.0.0.7/8 dev pod1");
+    node.ip("addr add fe80::7/64 dev pod1 nodad");
+    node.ip("addr add 169.254.7.7/32 dev pod1 scope link");
+    discovery.until_own(&["169.254.7.7", "192.0.2.1", "2001:db8::1"]);
+    // kube-proxy's device in IPVS mode, here of a type that this kernel supports, and kube-router's.
+    for (device, address) in [("kube-ipvs0", "10.96.0.10"), ("kube-dummy-if", "10.96.0.11")] {
+        node.ip(&format!("link add {device} type bridge"));
+        node.ip(&format!("addr add {address}/32 dev {device} scope link"));
+    }
+    node.ip("addr del 169.254.7.7/32 dev pod1");
     node.ip("addr del 192.0.2.1/24 dev pod1");
     discovery.until_own(&["2001:db8::1"]);
 }
