@@ -78,7 +78,7 @@ impl TableImage {
     }
 }
 
-/// Sets of each address, see [`Image::addresses`].
+/// Sets of each address, see [`TableImage::addresses`].
 fn addresses(sets: &Sets) -> BTreeMap<IpNet, BTreeSet<PeerSet>> {
     let partition = &sets.partition;
     let own = partition

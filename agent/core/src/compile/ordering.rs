@@ -115,14 +115,14 @@ impl MovePlan {
         self.moves.iter().any(|step| step.between != step.to)
     }
 
-    /// Writes the flips that precede the flip of rows. [`Plan::after_rows`] removes prefixes. New prefixes that flip
+    /// Writes the flips that precede the flip of rows. [`MovePlan::after_rows`] removes prefixes. New prefixes that flip
     /// later are written with their old class here, so that a flip of the enclosing prefix does not change them.
     pub(crate) fn before_rows(&self, tables: &mut AddressTables, ops: &mut Vec<Op>) {
         let set = self.moves.iter().map(|step| (step.prefix, step.between));
         tables.write(set, std::iter::empty(), ops);
     }
 
-    /// Writes the flips that follow the flip of rows, and removes prefixes; `all`: [`Plan::before_rows`] was skipped,
+    /// Writes the flips that follow the flip of rows, and removes prefixes; `all`: [`MovePlan::before_rows`] was skipped,
     /// so all flips are written.
     pub(crate) fn after_rows(&self, all: bool, tables: &mut AddressTables, ops: &mut Vec<Op>) {
         let flips = |step: &&ClassMove| step.stays && (all || step.between != step.to);

@@ -43,7 +43,7 @@ struct Group {
     places: u32,
 }
 
-/// Index of a new key in [`Divided::keys`].
+/// Index of a new key in [`RegroupedPlaces::keys`].
 type Target = usize;
 
 /// The groups in use.
