@@ -29,7 +29,6 @@ use super::names::{self, DOUBTED_PODS, LEARNED, Resolution};
 use super::namespace;
 use super::other_layout;
 use super::packet_counters::{self, PacketCounts};
-use super::quiescence::grace_period;
 use super::role::Program;
 use super::shared_maps::{self, Globals, MapsByName, SharedMaps};
 use super::tables::BpfTables;
@@ -293,24 +292,14 @@ impl Generation {
         self.tables.set_handover(flags)
     }
 
-    /// Runs an action in which a packet may pass these programs twice at one hook: meanwhile they also judge packets that
-    /// have the proof already ([`MAY_BE_BEHIND`]).
-    pub(super) fn while_behind<T>(&self, action: impl FnOnce() -> T) -> T {
-        let before = self.tables.current_settings().map(|settings| settings.handover).ok();
-        let set = |flags| before.map(|before| self.set_handover(before | flags));
-        // A failed write loses a few packets.
-        let _ = set(MAY_BE_BEHIND);
-        let result = action();
-        // Packets that passed both programs are gone.
-        grace_period();
-        let _ = set(0);
-        result
+    /// Returns [`Settings::handover`]; `None`: the settings cannot be read.
+    pub(super) fn handover(&self) -> Option<u32> {
+        self.tables.current_settings().ok().map(|settings| settings.handover)
     }
 
     /// Whether the programs expect others in front of them ([`MAY_BE_BEHIND`]).
     pub(super) fn may_be_behind(&self) -> bool {
-        let settings = self.tables.current_settings();
-        settings.is_ok_and(|settings| settings.handover & MAY_BE_BEHIND != 0)
+        self.handover().is_some_and(|flags| flags & MAY_BE_BEHIND != 0)
     }
 
     /// Numbers of the endpoints for which the programs of this generation read DNS messages.

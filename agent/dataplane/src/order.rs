@@ -8,8 +8,11 @@
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
+use netpold_ebpf::layout::MAY_BE_BEHIND;
+
 use super::attach::{Attached, Attacher, Hook};
 use super::generation::Generation;
+use super::quiescence::grace_period;
 use super::role::Roles;
 
 /// Number of times that netpold's program is moved in front of others at one hook.
@@ -36,16 +39,22 @@ impl ForeignPrograms {
         let found = attacher.attached().map_err(|error| error.to_string())?;
         self.moves.retain(|hook, _| attached.contains_key(&hook.ifindex));
         self.problems.clear();
-        let mut moved = Vec::new();
+        let (mut moved, mut doubled) = (Vec::new(), None);
         for Attached { hook, ahead, .. } in found.into_iter().filter(|f| !f.ahead.is_empty()) {
             let role = attached.get(&hook.ifindex);
             let Some(program) = role.and_then(|role| role.program(hook.direction)) else {
                 continue;
             };
             let program = generation.fd(program).map_err(|error| error.to_string());
-            match program.and_then(|program| {
-                generation.while_behind(|| self.put_first(attacher, program, hook))
-            }) {
+            let moving = program.and_then(|program| {
+                let is_due = self.is_move_due(hook);
+                if is_due {
+                    doubled.get_or_insert_with(|| ExpectedDoubles::begin(generation));
+                    put_first(attacher, program, hook)?;
+                }
+                Ok(is_due)
+            });
+            match moving {
                 Ok(true) => moved.push(hook),
                 Ok(false) => {
                     let problem = format!(
@@ -66,22 +75,51 @@ impl ForeignPrograms {
         self.problems.iter().map(|(hook, problem)| (*hook, problem.as_str()))
     }
 
-    /// Moves netpold's program to the front; has no effect and returns false after [`MOVES`] moves.
-    fn put_first(
-        &mut self,
-        attacher: &mut Attacher,
-        program: BorrowedFd<'_>,
-        hook: Hook,
-    ) -> Result<bool, String> {
+    /// Counts a move at a hook; false after [`MOVES`] moves.
+    fn is_move_due(&mut self, hook: Hook) -> bool {
         let moves = self.moves.entry(hook).or_default();
-        if *moves == MOVES {
-            return Ok(false);
+        let is_due = *moves < MOVES;
+        *moves += u32::from(is_due);
+        is_due
+    }
+}
+
+/// Moves netpold's program to the front. An interface that is gone needs no move.
+fn put_first(attacher: &mut Attacher, program: BorrowedFd<'_>, hook: Hook) -> Result<(), String> {
+    match attacher.put_first(program, hook) {
+        Err(error) if !error.is_gone() => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// Time in which a packet may pass netpold's program at both positions of a hook. Meanwhile the programs also judge packets
+/// that have the proof already ([`MAY_BE_BEHIND`]).
+struct ExpectedDoubles<'a> {
+    generation: &'a Generation,
+    /// Flags before, unless they cannot be read.
+    before: Option<u32>,
+}
+
+impl<'a> ExpectedDoubles<'a> {
+    fn begin(generation: &'a Generation) -> Self {
+        let expected = Self { generation, before: generation.handover() };
+        expected.set(MAY_BE_BEHIND);
+        expected
+    }
+
+    fn set(&self, flags: u32) {
+        if let Some(before) = self.before {
+            // A failed write loses a few packets, or omits a check until the next attachment.
+            let _ = self.generation.set_handover(before | flags);
         }
-        *moves += 1;
-        match attacher.put_first(program, hook) {
-            Err(error) if !error.is_gone() => Err(error.to_string()),
-            _ => Ok(true),
-        }
+    }
+}
+
+impl Drop for ExpectedDoubles<'_> {
+    fn drop(&mut self) {
+        // Packets that passed both positions are gone.
+        grace_period();
+        self.set(0);
     }
 }
 

@@ -64,8 +64,8 @@ impl SliceLimits {
         beyond.map(|(namespace, _)| namespace.as_str())
     }
 
-    /// Whether a slice is too large after this change, or its namespace has, or would have, too many slices. Other slices that
-    /// are too large do not count: this change moves them across no limit.
+    /// Whether a slice is too large after this change, or its namespace has, or would have, too many slices. Other
+    /// slices that are too large do not count: this change moves them across no limit.
     pub(super) fn would_exceed(&self, old: Option<&EndpointSlice>, new: &EndpointSlice) -> bool {
         let of = self.of.get(&new.key.namespace);
         let units = of.map_or(0, |of| of.units) + slice_units(new);

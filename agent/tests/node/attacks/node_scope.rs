@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use netpold_testbed::cluster::TestCluster;
 use netpold_testbed::services::{NODE_PORT, TestService, provide};
 use netpold_testbed::{Cni, Proxy, require_root};
@@ -10,21 +11,17 @@ use serde_json::json;
 
 use crate::attacks::volley::{Sender, Tally, Volley};
 
-/// Lets `hostile` send to all addresses but those of pods.
+/// Lets `hostile` send to all addresses but those of `victim`.
 fn allow_outside(cluster: &mut TestCluster) {
-    let outside = |all: &str, pods: String| json!({ "ipBlock": { "cidr": all, "except": [pods] } });
-    let pods: Vec<String> = cluster.pod("victim").addresses().iter().map(network).collect();
-    let to = [outside("0.0.0.0/0", pods[0].clone()), outside("::/0", pods[1].clone())];
+    let victim = cluster.pod("victim").addresses().to_vec();
+    let outside = |all: &str, victim: IpAddr| json!({ "ipBlock": { "cidr": all, "except": [IpNet::from(victim)] } });
+    let to = [outside("0.0.0.0/0", victim[0]), outside("::/0", victim[1])];
     let spec = json!({
         "podSelector": { "matchLabels": { "app": "hostile" } },
         "policyTypes": ["Egress"],
         "egress": [{ "to": to }],
     });
     cluster.policy("hostile", spec);
-}
-
-fn network(address: &IpAddr) -> String {
-    format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
 }
 
 fn node_ports(proxy: Proxy, to: &[&str]) {

@@ -290,8 +290,8 @@ fn combination(direction: Direction, policies: &[Arc<Policy>]) -> Combination {
     Combination { direction, policies }
 }
 
-/// The service targets of the pod's namespace with a pod itself as backend: those through which it may reach itself, regardless of
-/// NetworkPolicies, and those through which tiers deny it.
+/// The service targets of the pod's namespace with a pod itself as backend: those through which it may reach itself,
+/// regardless of NetworkPolicies, and those through which tiers deny it.
 fn served(
     cluster: &Cluster,
     (pod, labelled): (&Pod, bool),

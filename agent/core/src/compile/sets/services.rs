@@ -305,8 +305,10 @@ impl SettlingContext<'_> {
     /// Sets the empty service targets of networks, see [`Self::leads_back`].
     fn set_targets_within(&mut self, work: &PendingServices, active: bool) {
         let mut changed = BTreeSet::new();
-        let of_each_node = if active { of_each_node() } else { BTreeSet::new() };
-        self.services.networks.set(None, of_each_node, &mut changed);
+        if active != self.services.networks.of.contains_key(&None) {
+            let new = if active { of_each_node() } else { BTreeSet::new() };
+            self.services.networks.set(None, new, &mut changed);
+        }
         for key in &work.networks {
             let new = match active || self.services.backed.contains(key) {
                 true => self.cluster.translation.networks_of(key),
